@@ -14,7 +14,7 @@ import pytest
 import transfer_queue
 from transfer_queue import _generated_kv, interface
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.operations.sample_operations import Operations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +90,7 @@ def test_a_limit_can_be_set(name: str) -> None:
 
 
 def test_nothing_else_is_generated() -> None:
-    generated = [name for name, value in vars(Surface).items() if inspect.isfunction(value) and name[0] != "_"]
+    generated = [name for name, value in vars(GeneratedMethods).items() if inspect.isfunction(value) and name[0] != "_"]
     assert sorted(generated) == sorted([*OPERATIONS, *(f"async_{name}" for name in OPERATIONS)])
 
 

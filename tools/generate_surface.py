@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.checkpoint.checkpoint_data import Cut
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
@@ -45,7 +45,7 @@ from transfer_queue.metadata import BatchMeta, KVBatchMeta
 T = TypeVar("T")
 
 
-class Surface(ABC):
+class GeneratedMethods(ABC):
     """Each operation as a blocking method, and as an awaitable one with the prefix `async_`."""
 
     @property

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.effects import Effect, Send, Work
+from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.envelopes import AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
@@ -48,13 +48,13 @@ class Core:
     def send(self, request: AnyRequest, client: str = "client") -> tuple[float, list[Effect]]:
         """Processor seconds of the longest event that came of it, and the effects of all."""
         sequence = self._sequences[client] = self._sequences.get(client, 0) + 1
-        envelope = Envelope(sequence, sequence - 1, request)
+        envelope = RequestEnvelope(sequence, sequence - 1, request)
         began = time.thread_time()
         effects = self.controller.handle(client, 1, envelope, self.now)
         took = time.thread_time() - began
         self.controller.take_records()
         for effect in effects:
-            if isinstance(effect, Work):
+            if isinstance(effect, ComputeDeal):
                 began = time.thread_time()
                 outcome = effect.run()
                 self.work = time.thread_time() - began

@@ -28,10 +28,10 @@ from transfer_queue.core.events.effects import Send
 from transfer_queue.core.state import serialization
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
-from transfer_queue.journal.segment import Clock
+from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.envelopes import AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import ListKeys, Lookup, RetrieveMeta
 from transfer_queue.messages.unit_reports import RegisterUnit
@@ -45,7 +45,7 @@ BLOCK = 1000
 
 def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
     """The reply to a request, in whatever number of steps."""
-    effects = controller.handle("client", 1, Envelope(sequence, sequence - 1, request), 0.0)
+    effects = controller.handle("client", 1, RequestEnvelope(sequence, sequence - 1, request), 0.0)
     while controller.making:
         effects += controller.tick(0.0)
     (effect,) = effects
@@ -89,7 +89,7 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
     controller = filled(rows, fields)
     gc.collect()
     found = {"state_bytes": float(memory_of()["anonymous"] - before)}
-    clock = Clock.now()
+    clock = ClockIdentity.now()
     journal = Journal(path, recover(path, clock), clock, durable=False)
     start = time.perf_counter()
     child = os.fork()
@@ -97,19 +97,19 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
         os._exit(0)
     found["fork_ms"] = (time.perf_counter() - start) * 1e3
     os.waitpid(child, 0)
-    tree, found["save_ms"] = timed(serialization.saved, controller.state)
+    tree, found["save_ms"] = timed(serialization.save_state, controller.state)
     del tree
     snapshot, _ = timed(snapshot_of, controller.state, clock)
     _, found["write_ms"] = timed(state_file.write, snapshot_path(path, 1), snapshot)
     for number in range(puts):
         put = Publish("p", 1, keys=[f"small-{number}"], tags=[{"n": number, "s": "fresh", "p": 0.5}], pre_allocate=0)
-        controller.handle("client", 1, Envelope(10**7 + number, 10**7 + number - 1, put), 0.0)
+        controller.handle("client", 1, RequestEnvelope(10**7 + number, 10**7 + number - 1, put), 0.0)
         journal.append(controller.take_records())
         journal.commit()
     journal.close()
     found["segment_bytes"] = float(segment_path(path, 1).stat().st_size)
     found["snapshot_bytes"] = float(snapshot_path(path, 1).stat().st_size)
-    state_file.write(path.parent / "state", serialization.saved(controller.state))
+    state_file.write(path.parent / "state", serialization.save_state(controller.state))
     return found
 
 
@@ -117,7 +117,7 @@ def restored(path: str) -> dict[str, float]:
     """Each step from the file to the first answers, in the order of a start. Runs in a worker of its own."""
     took: dict[str, float] = {}
     tree, took["read the file"] = timed(state_file.read, Path(path))
-    state, took["make the state of it"] = timed(serialization.restored, tree)
+    state, took["make the state of it"] = timed(serialization.load_state, tree)
     controller = Controller(SequentialSampler())
     controller.state = state
     fields = list(state.partitions["p"].fields)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simulated import Start, numbers, rows_of, table
-from transfer_queue.client.data.data_path import Transfers
+from transfer_queue.client.data.data_path import DataPath
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyRequest
@@ -23,14 +23,14 @@ LARGE = 1 << 17  # numbers of a row that has an extent of its own, which is free
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[AnyRequest]:
     """Claims and lookups, as they are made."""
     seen: list[AnyRequest] = []
-    ask = Transfers._ask
+    ask = DataPath._ask
 
-    def spy(self: Transfers, request: AnyRequest, *arguments: Any, **more: Any) -> Any:
+    def spy(self: DataPath, request: AnyRequest, *arguments: Any, **more: Any) -> Any:
         if isinstance(request, (Claim, Lookup)):
             seen.append(request)
         return ask(self, request, *arguments, **more)
 
-    monkeypatch.setattr(Transfers, "_ask", spy)
+    monkeypatch.setattr(DataPath, "_ask", spy)
     return seen
 
 

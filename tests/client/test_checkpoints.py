@@ -33,7 +33,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.journal import state_file
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
+from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.testing import Client, Cluster
@@ -323,7 +323,7 @@ class TestTheCut:
         """Nobody saves under another's name, nor ends another's save."""
         cut = a.begin_checkpoint()
         with pytest.raises(InvalidArgumentError, match="another client's"):
-            b._run(b.operations._ask(BeginCheckpoint(cut.name), CutReply, None))
+            b._run(b.operations._ask(BeginCheckpoint(cut.name), BeginCheckpointReply, None))
         assert not b.end_checkpoint(cut)
         assert a.end_checkpoint(cut)
 
@@ -1029,7 +1029,7 @@ def test_the_state_that_is_loaded_was_built_before_the_controller_takes_it_over(
     save(a, tmp_path / "ck")
     put("c")
     built = []
-    monkeypatch.setattr(restore, "restored", lambda *arguments: built.append(arguments))
+    monkeypatch.setattr(restore, "load_state", lambda *arguments: built.append(arguments))
     load(a, tmp_path / "ck")
     monkeypatch.undo()
     assert built == []

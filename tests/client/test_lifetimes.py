@@ -12,10 +12,10 @@ from simulated import numbers, table
 from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import CapacityError, NotInitializedError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL
-from transfer_queue.storage.unit.unit_effects import Answer
+from transfer_queue.storage.unit.unit_effects import SendReply
 from transfer_queue.testing import Client, Cluster
 
 MIB = 1 << 20
@@ -92,7 +92,7 @@ class TestDeath:
         a.die()
         cluster.advance(2 * PROBE_INTERVAL)
         b.clear_partition("p")
-        [effect] = cluster.controller.handle("a", 10**6, Envelope(10**6, 0, request), cluster.clock.now)
+        [effect] = cluster.controller.handle("a", 10**6, RequestEnvelope(10**6, 0, request), cluster.clock.now)
         assert "proven dead" in repr(effect)
         assert b.get_partition_list() == []
 
@@ -276,9 +276,9 @@ class TestOneClientManyThreads:
     def _serve(cluster: Cluster, call: Any, sequence: int) -> Any:
         if call.target[0] == "unit":
             [answer] = cluster.unit.handle("a", 10**6, sequence, call.request, 0.0)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, SendReply)
             return answer.reply
-        first, *others = cluster.controller.handle("a", 10**6, Envelope(sequence, 0, call.request), 0.0)
+        first, *others = cluster.controller.handle("a", 10**6, RequestEnvelope(sequence, 0, call.request), 0.0)
         cluster._core(others)
         assert isinstance(first, Send)
         return first.reply

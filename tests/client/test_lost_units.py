@@ -17,17 +17,17 @@ from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.testing.cluster import UNIT_PEER
-from transfer_queue.testing.simulated_locks import Slots
+from transfer_queue.testing.simulated_locks import SimulatedSlots
 
 
 def restart(cluster: Cluster) -> None:
     """The first unit is killed, and goes on with its arena."""
     old = cluster.units[0]
-    cluster.units[0] = StorageUnit(old.number, ArenaRoom(Arena.reopen(old.room.arena.folder)), old._files)
+    cluster.units[0] = StorageUnit(old.number, ArenaPool(Arena.reopen(old.room.arena.folder)), old._files)
     old.room.arena.close()
     end_connections(cluster, old.number)
     cluster._register(cluster.units[0])
@@ -50,7 +50,9 @@ def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) ->
     if deleted:
         shutil.rmtree(old.room.arena.folder)
     folder = old.room.arena.folder.with_name(f"unit-0.{number}")
-    unit = StorageUnit(number, ArenaRoom(Arena.create(folder, old.room.arena.capacity)), Slots(number, cluster.held))
+    unit = StorageUnit(
+        number, ArenaPool(Arena.create(folder, old.room.arena.capacity)), SimulatedSlots(number, cluster.held)
+    )
     cluster.units[0] = unit
     cluster.units.append(unit)
     cluster._unit_sequences.append(0)

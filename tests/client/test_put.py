@@ -20,10 +20,10 @@ from transfer_queue.errors import (
     UncarriableValueError,
     WaitTimeoutError,
 )
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.storage.unit.unit_effects import Answer
+from transfer_queue.storage.unit.unit_effects import SendReply
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
@@ -440,7 +440,7 @@ class TestNothingIsLeft:
         operation = a.operations.put(numbers(4), partition_id="p")
         call = next(operation)
         assert isinstance(call.request, Publish)
-        assert len(cluster.controller.handle("a", 10**6, Envelope(10**6, 0, call.request), 0.0)) == 1
+        assert len(cluster.controller.handle("a", 10**6, RequestEnvelope(10**6, 0, call.request), 0.0)) == 1
         with pytest.raises(kind):
             operation.throw(kind("the reply was lost"))
         a.put(numbers(8, 100), partition_id="q")
@@ -483,7 +483,7 @@ def _until(cluster: Cluster, operation: Any, kind: type) -> None:
     while not isinstance(call.request, kind):
         number += 1
         [effect] = cluster.unit.handle("a", 10**6, number, call.request, 0.0)
-        assert isinstance(effect, Answer)
+        assert isinstance(effect, SendReply)
         call = operation.send(effect.reply)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transfer_queue.client.checkpoint import block_file, checkpoint_data
 from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned, write_blocks
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.store_io import StoredBlocks, StoredSpace
+from transfer_queue.client.data.store_io import StoreAllocator, StoredBlocks
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.net.session import Session, Target
@@ -96,7 +96,7 @@ def load(path: Path, store: Store) -> checkpoint_data.Columns:
         source = checkpoint_data.sources([file], None)
         piece, within, sizes = checkpoint_data.pieces(source, external=True)
         reserved = [Reserved(0, n, n * GRANULE, 1, size, size) for n, size in enumerate(sizes, 1)]
-        spaces = [[StoredSpace(store, UNIT, place, place.nbytes, 1.0)] for place in reserved]
+        spaces = [[StoreAllocator(store, UNIT, place, place.nbytes, 1.0)] for place in reserved]
         checkpoint_data.copy_in(source, piece, within, spaces)  # type: ignore[arg-type]
         (placed,) = checkpoint_data.placed(source, piece, within, reserved)
         return placed

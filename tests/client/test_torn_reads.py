@@ -13,7 +13,7 @@ import torch
 
 from simulated import Start, numbers, table
 from transfer_queue.client.data import data_path
-from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
@@ -39,9 +39,9 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
     The look before a copy sees nothing: what is tried is that something changes after it.
     """
     seen: list[LookupReply] = []
-    look = ClientState.unchanged
+    look = ClientContext.unchanged
 
-    def unchanged(state: ClientState, reply: LookupReply) -> bool:
+    def unchanged(state: ClientContext, reply: LookupReply) -> bool:
         return look(state, reply) if seen and seen[-1] is reply else True
 
     def spy(reply: LookupReply, *arguments: Any, **more: Any) -> Any:
@@ -49,7 +49,7 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
         return real_gather(reply, *arguments, **more)
 
     monkeypatch.setattr(data_path, "gather", spy)
-    monkeypatch.setattr(ClientState, "unchanged", unchanged)
+    monkeypatch.setattr(ClientContext, "unchanged", unchanged)
     return seen
 
 

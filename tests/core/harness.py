@@ -16,17 +16,17 @@ import msgspec
 import numpy as np
 import sameness
 
-from transfer_queue.core.claims.lease_deadlines import Deadlines
+from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
+    ComputeDeal,
     Effect,
     FreeExtents,
     RefuseLeases,
     Release,
     Send,
-    TellUnit,
-    Work,
+    SendToUnit,
 )
 from transfer_queue.core.events.records import AnyRecord, Unparked
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copied
@@ -38,11 +38,11 @@ from transfer_queue.journal import state_file
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.messages.unit_reports import Drained, Move, RegisterUnit
+from transfer_queue.messages.unit_reports import DrainFinished, Move, RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.remote_partition import Question, RemotePartition, RemoteReady, RowsChanged, ViewReply
 from transfer_queue.sampler.sampler_calls import RESULTS, answer, describe
@@ -138,8 +138,8 @@ class Harness:
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
         self.told: set[tuple[int, int]] = set()
-        self.works: list[Work] = []  # given away and not done, oldest first
-        self.orders: list[tuple[int, Move | Drained]] = []  # to units, oldest first
+        self.works: list[ComputeDeal] = []  # given away and not done, oldest first
+        self.orders: list[tuple[int, Move | DrainFinished]] = []  # to units, oldest first
         self.refused: list[tuple[int, str]] = []
         self.records: list[Any] = []
         self.clients: dict[str, Client] = {}
@@ -161,16 +161,16 @@ class Harness:
             if isinstance(effect, Send):
                 answered = (effect.peer, effect.sequence)
                 assert answered not in self.replies, f"two replies to {answered}"
-                encode(Answer(effect.sequence, effect.reply))
+                encode(ReplyEnvelope(effect.sequence, effect.reply))
                 self.replies[answered] = effect.reply
             elif isinstance(effect, RefuseLeases):
                 self.refused.append((effect.unit, effect.words))
-            elif isinstance(effect, Work):
+            elif isinstance(effect, ComputeDeal):
                 self.works.append(effect)
             elif isinstance(effect, AskSampler):
                 self.asks.append(effect)
-            elif isinstance(effect, TellUnit):
-                encode(Envelope(0, 0, effect.request))
+            elif isinstance(effect, SendToUnit):
+                encode(RequestEnvelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))
             elif not isinstance(effect, Release):
                 assert isinstance(effect, FreeExtents)
@@ -181,7 +181,7 @@ class Harness:
                     if place not in self.freed:
                         self.freed.append(place)
         self.records += self.controller.take_records()
-        invariants.check(self.state)
+        invariants.check_invariants(self.state)
         if self.asks and not self.asks_wait:
             self.answer()
 
@@ -234,10 +234,10 @@ class Harness:
             sequence = client.sequence
         if isinstance(request, RegisterUnit):
             self.told.clear()
-        sent = encode(Envelope(sequence, client.acknowledged, request, client.finished))
+        sent = encode(RequestEnvelope(sequence, client.acknowledged, request, client.finished))
         self.replies.pop((client.peer, sequence), None)
         try:
-            envelope = msgspec.msgpack.decode(sent, type=Envelope)
+            envelope = msgspec.msgpack.decode(sent, type=RequestEnvelope)
         except msgspec.ValidationError as error:  # `node.hosting.service_base` does not pass it to the controller
             self.replies[client.peer, sequence] = Failure("ProtocolError", str(error))
             return sequence
@@ -267,7 +267,9 @@ class Harness:
         """The reply to a request that changes nothing, without the check of the whole state that follows events."""
         client = self.client("onlooker")
         client.sequence += 1
-        (effect,) = self.controller.handle("onlooker", client.peer, Envelope(client.sequence, 0, request), self.now)
+        (effect,) = self.controller.handle(
+            "onlooker", client.peer, RequestEnvelope(client.sequence, 0, request), self.now
+        )
         assert isinstance(effect, Send)
         assert not self.controller.records
         return effect.reply
@@ -295,10 +297,10 @@ class Harness:
         self.asks.clear()
         self.controller = Controller(self.sampler, capacity=state.capacity)
         self.controller.state = state
-        self.controller.deadlines = Deadlines(state)
+        self.controller.deadlines = LeaseDeadlines(state)
         for name in self.clients:
             self.connect(name)
-        invariants.check(state)
+        invariants.check_invariants(state)
 
     # ------------------------------------------------------------ usual requests
 
@@ -427,20 +429,20 @@ class Harness:
         halves = State(self.state.capacity)
         for record in records[: len(records) // 2]:
             apply_record(halves, record)
-        invariants.check(halves)
+        invariants.check_invariants(halves)
         for partition in halves.partitions.values():  # ready sets that are built here must follow the rest
             partition.ready_set("t", ("x",)).whole_groups(2, partition.groups)
         for record in records[len(records) // 2 :]:
             apply_record(halves, record)
-        invariants.check(halves)
+        invariants.check_invariants(halves)
         assert halves.snapshot() == live, "replay of a prefix and then of the rest gives another state"
 
     def check_saving(self, sound: bool = True) -> None:
         """Everything in the state comes back out of a file, but for what is left out on purpose (see `sameness`)."""
         again = through_file(self.state)
-        invariants.check(again)
+        invariants.check_invariants(again)
         if sound:
-            validation.check(again)
+            validation.check_references(again)
         found = sameness.differences(self.state, again)
         assert not found, f"saved and restored, the state is another: {found}"
         assert {**again.snapshot(), "waiting": []} == {**self.state.snapshot(), "waiting": []}
@@ -451,8 +453,8 @@ def through_file(state: State) -> State:
     number, name = tempfile.mkstemp()
     os.close(number)
     try:
-        state_file.write(Path(name), serialization.saved(state), sync=False)
-        return serialization.restored(state_file.read(Path(name)), state.capacity, state.watched)
+        state_file.write(Path(name), serialization.save_state(state), sync=False)
+        return serialization.load_state(state_file.read(Path(name)), state.capacity, state.watched)
     finally:
         os.unlink(name)
 

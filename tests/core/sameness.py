@@ -12,28 +12,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.intern_table import Interned
-from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.intern_table import InternTable
+from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.reply_cache import Kept
+from transfer_queue.core.state.reply_cache import ReplyCache
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
-from transfer_queue.core.tables.change_feed import Changes
+from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
-from transfer_queue.core.tables.extent_records import Extent
-from transfer_queue.core.tables.field_types import Field
-from transfer_queue.core.tables.group_quotas import Wants
-from transfer_queue.core.tables.group_table import Group, Groups
-from transfer_queue.core.tables.lease_table import Counts, Lease, Leases
-from transfer_queue.core.tables.lost_values import Losses
-from transfer_queue.core.tables.retention_log import Births, Drops
-from transfer_queue.core.tables.row_refcounts import Holds
-from transfer_queue.core.tables.row_table import Chunk, Rows
-from transfer_queue.core.tables.skipped_rows import PassedRows
+from transfer_queue.core.tables.extent_records import ExtentRecord
+from transfer_queue.core.tables.field_types import FieldStats
+from transfer_queue.core.tables.group_quotas import GroupQuotas
+from transfer_queue.core.tables.group_table import Group, GroupTable
+from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease
+from transfer_queue.core.tables.lost_values import LostValues
+from transfer_queue.core.tables.retention_log import DropLog, RowAges
+from transfer_queue.core.tables.row_refcounts import RowRefcounts
+from transfer_queue.core.tables.row_table import Chunk, RowTable
+from transfer_queue.core.tables.skipped_rows import SkippedRows
 
 PARTS = (
-    State, Kept, Partition, Rows, Chunk, Changes, Groups, Group, Births, Holds, Drops, Wants, Field, DealtBatches,
-    DealtBatch, PassedRows, BlockTable, BlockChunk, Interned, Extent, Intervals, Losses, Leases, Lease, Counts,
+    State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
+    GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
+    IntervalSet, LostValues, LeaseTable, RowLease, Counts,
 )  # fmt: skip
 # Class -> attributes that are not saved, or not compared as they are.
 LEFT_OUT: dict[type, set[str]] = {
@@ -45,7 +46,7 @@ LEFT_OUT: dict[type, set[str]] = {
         "stored",
         "spans",
     },  # units are told of all freed when they register; derived
-    Extent: {"low", "top", "limit", "gaps"},  # derived; of what is cleared nothing is known any more
+    ExtentRecord: {"low", "top", "limit", "gaps"},  # derived; of what is cleared nothing is known any more
     Partition: {
         "awaited",  # a method of the above
         "ready",  # derived, as
@@ -56,7 +57,7 @@ LEFT_OUT: dict[type, set[str]] = {
         "_listed",
         "_named",
     },
-    Rows: {"watched", "_firsts", "_keys"},  # asked for by samplers; a cache
+    RowTable: {"watched", "_firsts", "_keys"},  # asked for by samplers; a cache
     # derived from tags; compared as `tags`; see `_shown`; derived
     Chunk: {"numbers", "wrong", "_tags", "_packed", "keys", "wide"},
 }
@@ -76,9 +77,9 @@ def _shown(part: Any) -> dict[str, Any]:
     if isinstance(part, Chunk):
         keys = part.keys or [None] * part.capacity
         shown |= {"tags": part.tags, "keys": keys}
-    elif isinstance(part, Interned):  # nobody goes by the order of this dict
+    elif isinstance(part, InternTable):  # nobody goes by the order of this dict
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
-    elif isinstance(part, Leases):  # nor of this one; of its entries they do
+    elif isinstance(part, LeaseTable):  # nor of this one; of its entries they do
         shown["_of_batch"] = dict(sorted(part._of_batch.items()))
     return shown
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from simulated import ragged, rows_of, same, table
-from transfer_queue.client._generated_methods import Surface
-from transfer_queue.dataloader.pinned_memory import pinned
+from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.dataloader.worker_processes import Fetched
@@ -46,7 +46,7 @@ def columns() -> dict[str, Any]:
 
 def test_columns(copies: set[int]) -> None:
     data = table(**columns())
-    copy = pinned(data)
+    copy = pin(data)
     assert list(copy.keys()) == list(data.keys())
     assert copy.batch_size == data.batch_size
     for name in "xjts":
@@ -62,7 +62,7 @@ def test_whatever_an_item_is(copies: set[int]) -> None:
     pair = namedtuple("pair", "a b")
     meta = BatchMeta([1], ["p"])
     item = pair([torch.ones(1), "text"], {"k": (torch.ones(2), None, meta)})
-    copy = pinned(item)
+    copy = pin(item)
     assert type(copy) is pair
     assert copy.a[1] == "text"
     assert copy.b["k"][1:] == (None, meta)
@@ -106,7 +106,7 @@ def test_without_an_accelerator(workers: int) -> None:
     ]
 
 
-class Nothing(Surface):
+class Nothing(GeneratedMethods):
     """A system in which nothing comes."""
 
     @property

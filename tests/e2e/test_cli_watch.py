@@ -114,7 +114,7 @@ def fake_system(name: str, key: bytes) -> Any:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the controller says to one look after the other."""
     found: list[Any] = []
-    monkeypatch.setattr(watch, "Onlooker", lambda system: FakeClient(found))
+    monkeypatch.setattr(watch, "ControlClient", lambda system: FakeClient(found))
     return found
 
 

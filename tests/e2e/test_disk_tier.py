@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.progress import UnitProgress
@@ -85,7 +85,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def units() -> list[UnitProgress]:
     assert CURRENT.system is not None
-    with Onlooker(CURRENT.system) as onlooker:
+    with ControlClient(CURRENT.system) as onlooker:
         return onlooker.status().units
 
 

@@ -10,14 +10,14 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import new_socket
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
-from transfer_queue.net.server.server_loop import Server
+from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler
@@ -49,14 +49,14 @@ class Connection:
 
     def send(self, request: AnyRequest) -> None:
         self.sequence += 1
-        self.sock.sendall(pack_frame(encode(Envelope(self.sequence, self.sequence - 1, request))))
+        self.sock.sendall(pack_frame(encode(RequestEnvelope(self.sequence, self.sequence - 1, request))))
 
     def receive(self) -> AnyReply:
         while True:
             frames = self.reader.feed(self.sock.recv(1 << 16))
             if frames:
                 ((body, _),) = frames
-                answer = msgspec.msgpack.decode(body, type=Answer)
+                answer = msgspec.msgpack.decode(body, type=ReplyEnvelope)
                 assert answer.sequence == self.sequence
                 return answer.body
 
@@ -75,7 +75,7 @@ def put(extent: int) -> Publish:
 
 def serve(address: str) -> None:
     service = ControllerService(Controller(SequentialSampler()), StateFiles(Path("/nonexistent")))
-    server = Server(service, KEY, max_payload=0)
+    server = ServerLoop(service, KEY, max_payload=0)
     service.attach(server.call_soon)
     server.listen(address)
     server.run()

@@ -34,9 +34,16 @@ from transfer_queue.errors import (
     StartError,
 )
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, SlotReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import (
+    ExtentLeaseReply,
+    LeaseExtent,
+    OpenSlot,
+    SlotReply,
+    UnitStatus,
+    UnitStatusReply,
+)
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.calls import CONTROLLER, Call
@@ -46,7 +53,7 @@ from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node.system import launcher
-from transfer_queue.node.system.launcher import RunningSystem, find, start_local, take_over
+from transfer_queue.node.system.launcher import RunningSystem, find, replace_supervisor, start_local
 from transfer_queue.node.system.locks import StartLock
 from transfer_queue.node.system.paths import SystemFolder
 
@@ -422,7 +429,7 @@ def test_bodies_that_cannot_be_read(system: RunningSystem, server: str) -> None:
     connection = shaken(system, path)
     for body in ([7, 0, ["NoSuchRequest", 1]], [8, 0, None], [9, 0, ["Claim", 5]]):
         answer = msgspec.msgpack.decode(
-            connection.exchange(pack_frame(encode(body)), time.monotonic() + SECONDS), type=Answer
+            connection.exchange(pack_frame(encode(body)), time.monotonic() + SECONDS), type=ReplyEnvelope
         )
         assert answer.sequence == body[0]
         assert isinstance(answer.body, Failure)
@@ -531,14 +538,14 @@ def test_an_heir_takes_the_place_of_a_killed_starter(place: Place) -> None:
     assert ask(found, CreatePartition("p")) == Done(True)
     starter.process.kill()
     starter.process.communicate()
-    heir = take_over("s")
+    heir = replace_supervisor("s")
     assert heir is not None
     assert heir.owned
     log = heir.logs / "supervisor.log"
     until(lambda: f"process {os.getpid()} takes the place of the starter" in log.read_text(), place.story())
     assert ask(heir, CreatePartition("p")) == Done(False)
     heir.stop()
-    assert take_over("s") is None
+    assert replace_supervisor("s") is None
 
 
 def test_without_an_heir_in_time_a_system_ends(place: Place) -> None:
@@ -892,4 +899,4 @@ def test_a_writer_in_this_process(system: RunningSystem) -> None:
     assert Path(slot.lock_path).parent.parent == system.folder / "slots-0"
     with pytest.raises(ProtocolError, match="slot"):
         # without the lock, and with the slot withdrawn when its connection ended
-        assert isinstance(ask(system, Lease(slot.slot, 1, 1), ("unit", 0), client_id="w"), LeaseReply)
+        assert isinstance(ask(system, LeaseExtent(slot.slot, 1, 1), ("unit", 0), client_id="w"), ExtentLeaseReply)

@@ -19,7 +19,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
@@ -29,11 +29,11 @@ from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool
-from transfer_queue.net.drivers.parallel_calls import make
+from transfer_queue.net.drivers.parallel_calls import run_parallel
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.launcher import RunningSystem, start_local
-from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder, host_and_port
 
 LOOPBACK = "127.0.0.1"
@@ -64,12 +64,12 @@ class Nodes:
 
     def tell_gone(self, node: int) -> None:
         """Says that a node is gone."""
-        with Onlooker(self.systems[0]) as asking:
+        with ControlClient(self.systems[0]) as asking:
             asking.ask(NodeGone(f"node-{node}", "just now"), Done)
 
     def units(self) -> dict[str, int]:
         """Node -> one of its units."""
-        with Onlooker(self.systems[0]) as asking:
+        with ControlClient(self.systems[0]) as asking:
             return {unit.node: unit.unit for unit in asking.ask(Topology(), TopologyReply).units}
 
     def stop(self) -> None:
@@ -84,11 +84,11 @@ def start(units: list[int], tls: dict[str, str] | None = None, **storage: object
     settings = Settings.from_config(conf)
     config = {"settings": settings.to_json()}
     name = f"nodes-{uuid.uuid4().hex[:8]}"
-    nodes = Nodes([start_local(name, config, seat=Seat("node-0", LOOPBACK, units[0]))])
+    nodes = Nodes([start_local(name, config, seat=NodeRole("node-0", LOOPBACK, units[0]))])
     try:
         home = nodes.systems[0]
         for number, count in enumerate(units[1:], 1):
-            seat = Seat(f"node-{number}", LOOPBACK, count, home.description.remote)
+            seat = NodeRole(f"node-{number}", LOOPBACK, count, home.description.remote)
             nodes.systems.append(start_local(f"{name}-{number}", config, seat=seat, key=home.key))
     except BaseException:
         nodes.stop()
@@ -161,9 +161,9 @@ def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pyt
 
     def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
         rounds.append([call.target for call in calls])
-        make(session, pool, calls)
+        run_parallel(session, pool, calls)
 
-    monkeypatch.setattr("transfer_queue.net.drivers.parallel_calls.make", noted)
+    monkeypatch.setattr("transfer_queue.net.drivers.parallel_calls.run_parallel", noted)
     units = {("unit", unit) for unit in three.units().values()}
     with three.client(0) as first, three.client(1) as second, three.client(2) as third:
         data = TensorDict({"x": torch.arange(3 << 18).view(6, -1)}, [6])

@@ -23,7 +23,7 @@ import transfer_queue as tq
 import warm
 from leftovers import arenas
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.storage import Lease, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import LeaseExtent, UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 
@@ -174,7 +174,7 @@ def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, mon
 
     def counted(request: Any, payload: int = 0) -> tuple[int, bytes]:
         nonlocal leased
-        leased += isinstance(request, Lease)
+        leased += isinstance(request, LeaseExtent)
         return begin(request, payload)
 
     monkeypatch.setattr(session, "begin", counted)

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.node.system.paths import runtime_dir
 
 ray = pytest.importorskip("ray")
@@ -357,7 +357,7 @@ def test_cold_blocks_move_to_disk_and_are_read_from_there(tmp_path: Path) -> Non
         tq.kv_put(f"c{number}", "cold", {"x": cold(number)})
     ray.get(written, timeout=SECONDS)
     assert CURRENT.system is not None
-    with Onlooker(CURRENT.system) as onlooker:
+    with ControlClient(CURRENT.system) as onlooker:
         status = onlooker.status()
     assert [unit.tier for unit in status.units] == ["memory", "disk"]
     (partition,) = status.partitions

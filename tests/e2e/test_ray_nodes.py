@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.node.system.paths import SystemFolder, runtime_dir
@@ -114,10 +114,10 @@ def start(node_resource: str | None = None, restart_seconds: float = 5, **storag
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[Onlooker]:
+def asking() -> Iterator[ControlClient]:
     """Something to ask the controller with."""
     assert CURRENT.system is not None
-    with Onlooker(CURRENT.system) as found:
+    with ControlClient(CURRENT.system) as found:
         yield found
 
 

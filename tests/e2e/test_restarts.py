@@ -24,7 +24,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
 from transfer_queue.journal.journal import recover
-from transfer_queue.journal.segment import Clock
+from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.node.system import launcher
 
 SECONDS = 60
@@ -160,7 +160,7 @@ def test_a_controller_that_is_killed_while_it_loads_a_checkpoint_loads_it_once(
         assert not any(isinstance(outcome, BaseException) for outcome in found), found
         assert sorted(tq.kv_list("p")["p"]) == sorted(names)
     kept = list(journal.glob("load-*"))
-    recovered = recover(journal, Clock.now())
+    recovered = recover(journal, ClockIdentity.now())
     assert recovered.state.epoch == 1, "it was loaded once"
     assert [path.name for path in kept] == list(recovered.loaded)
 
@@ -214,7 +214,7 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
         finally:
             tq.close()
             system.stop()
-    assert recover(tmp_path / "kept", Clock.now()).state.next_index == 12
+    assert recover(tmp_path / "kept", ClockIdentity.now()).state.next_index == 12
 
 
 def test_a_put_of_very_many_fields_is_there_whole_after_a_kill() -> None:

@@ -29,9 +29,9 @@ from transfer_queue.core.state.state import State
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
-from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.messages.storage import Lease, OpenSlot, Return, UnitStatus
+from transfer_queue.messages.storage import LeaseExtent, OpenSlot, ReturnExtent, UnitStatus
 from transfer_queue.messages.system import Status
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.framing import FrameReader, pack_frame
@@ -54,7 +54,7 @@ from transfer_queue.sampler import (
 )
 from transfer_queue.sampler.factory import sampler_object
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.wire.objects.object_values import decode_tag_value, encode_object
 
@@ -202,14 +202,14 @@ def controller(data: bytes) -> None:
     before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
     try:
         with watched(service):
-            list(service.received(1, encode(Envelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
-            _feed(service, lambda: invariants.check(core.state), data[1:])
+            list(service.received(1, encode(RequestEnvelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
+            _feed(service, lambda: invariants.check_invariants(core.state), data[1:])
             service.opened(9, Hello("client", "honest"))
-            (reply,) = service.received(9, encode(Envelope(1, 0, Status())), None, 1e6)
+            (reply,) = service.received(9, encode(RequestEnvelope(1, 0, Status())), None, 1e6)
             core.take_records()
     finally:
         put_decisions.MAX_RESERVED = before
-    assert not isinstance(msgspec.msgpack.decode(reply.body, type=Answer).body, Failure)
+    assert not isinstance(msgspec.msgpack.decode(reply.body, type=ReplyEnvelope).body, Failure)
     replayed = State(core.state.capacity)
     replayed.watched = core.state.watched
     for record in records:
@@ -226,7 +226,7 @@ def taken(core: Controller) -> list[Any]:
 def unit(data: bytes) -> None:
     """Requests to a storage unit, and words of a controller: frames whose first byte is the number of the peer."""
     with tempfile.TemporaryDirectory(prefix="tq-fuzz-") as folder:
-        storage = StorageUnit(0, ArenaRoom(Arena.create(Path(folder) / "arena", 1 << 20)), StandInSlots())
+        storage = StorageUnit(0, ArenaPool(Arena.create(Path(folder) / "arena", 1 << 20)), StandInSlots())
         session = Session("unit", KEY, lambda target: "nowhere", role="unit")
         service = UnitService(
             storage, session, lambda live: RegisterUnit("u", "a"), lambda: None, lambda: None, lambda order: None
@@ -237,9 +237,11 @@ def unit(data: bytes) -> None:
         with watched(service):
             _feed(service, lambda: None, data)
             (reply,) = (
-                out for out in service.received(9, encode(Envelope(1, 0, UnitStatus())), None, 1e6) if out.peer == 9
+                out
+                for out in service.received(9, encode(RequestEnvelope(1, 0, UnitStatus())), None, 1e6)
+                if out.peer == 9
             )
-        status = msgspec.msgpack.decode(reply.body, type=Answer).body
+        status = msgspec.msgpack.decode(reply.body, type=ReplyEnvelope).body
         assert status.held == status.leased + status.free
         assert 0 <= status.leased <= status.capacity
 
@@ -267,7 +269,7 @@ def tags(data: bytes) -> None:
 
 def columns(data: bytes) -> None:
     """A lookup's reply, gathered out of a small arena in every layout, and joined with itself."""
-    from transfer_queue.client.operations.merge_lookups import joined
+    from transfer_queue.client.operations.merge_lookups import merge_lookups
     from transfer_queue.wire.blocks.gather import gather
 
     try:
@@ -286,7 +288,7 @@ def columns(data: bytes) -> None:
             gather(reply, of_unit, layout, allow_pickle=False)
     if 0 <= reply.count < 1000:
         with refused():
-            joined([reply, reply], [np.arange(reply.count), np.arange(reply.count)])
+            merge_lookups([reply, reply], [np.arange(reply.count), np.arange(reply.count)])
 
 
 # ---------------------------------------------------------------- files and starts
@@ -318,7 +320,7 @@ def start_message(data: bytes) -> None:
         ours.sendall(data[:60_000])
         ours.close()
         with contextlib.suppress(EOFError), refused():
-            launcher_protocol.receive(theirs, launcher_protocol.Start, 5.0)
+            launcher_protocol.receive(theirs, launcher_protocol.StartRequest, 5.0)
 
 
 def settings(data: bytes) -> None:
@@ -351,7 +353,7 @@ def _stream(hostile: Hostile, kinds: tuple[type, ...], most: int) -> bytes:
         number = sequence if hostile.chance(95) else hostile.int()
         acknowledged = hostile.int() if hostile.chance(5) else 0
         finished = hostile.value(list[tuple[int, int]]) if hostile.chance(5) else []
-        envelope = Envelope(number, acknowledged, hostile.struct(hostile.one(kinds)), finished)
+        envelope = RequestEnvelope(number, acknowledged, hostile.struct(hostile.one(kinds)), finished)
         stream += pack_frame(bytes([hostile.one((1, 1, 1, 2, 0))]) + hostile.body(envelope))
     return stream
 
@@ -361,7 +363,7 @@ def _of_controller(hostile: Hostile) -> bytes:
 
 
 def _of_unit(hostile: Hostile) -> bytes:
-    return _stream(hostile, (OpenSlot, Lease, Lease, Return, UnitStatus, *REQUESTS), 25)
+    return _stream(hostile, (OpenSlot, LeaseExtent, LeaseExtent, ReturnExtent, UnitStatus, *REQUESTS), 25)
 
 
 def _of_frames(hostile: Hostile) -> bytes:
@@ -382,7 +384,7 @@ def _of_client_handshake(hostile: Hostile) -> bytes:
 
 
 def _of_answers(hostile: Hostile) -> bytes:
-    return hostile.body(Answer(hostile.int(), hostile.struct(hostile.one(REPLIES))))
+    return hostile.body(ReplyEnvelope(hostile.int(), hostile.struct(hostile.one(REPLIES))))
 
 
 def _of_objects(hostile: Hostile) -> bytes:
@@ -459,7 +461,7 @@ def _of_arena_header(hostile: Hostile) -> bytes:
 
 
 def _of_start_message(hostile: Hostile) -> bytes:
-    body = hostile.body(hostile.struct(launcher_protocol.Start))
+    body = hostile.body(hostile.struct(launcher_protocol.StartRequest))
     length = len(body) if hostile.chance(80) else hostile.one((0, 1, 1 << 62, (1 << 64) - 1))
     return length.to_bytes(8, "little") + body
 

@@ -20,21 +20,21 @@ from hostile import INTS, NAMES
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
+    ComputeDeal,
     Effect,
     FreeExtents,
     ReadState,
     RefuseLeases,
     RemoveState,
     Send,
-    TellUnit,
-    Work,
+    SendToUnit,
     WriteState,
 )
 from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants, validation
 from transfer_queue.core.state.apply import apply_record
-from transfer_queue.core.state.serialization import saved, trusted
+from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
@@ -50,28 +50,28 @@ from transfer_queue.messages.claims import (
     Renew,
     ResetConsumption,
 )
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions, Place
-from transfer_queue.messages.envelopes import Answer, AnyRequest, Envelope
+from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import (
     ClearPartition,
     CreatePartition,
     ListPartitions,
     Seal,
+    SetGroupDemand,
     SetPolicyVersion,
-    Want,
-    Wanted,
+    TakeGroupDemand,
 )
 from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
-from transfer_queue.messages.queries import Explain, ListKeys, Lookup, Show, TakeSnapshot, Watch
+from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ShowRows, TakeSnapshot, Watch
 from transfer_queue.messages.system import Drain, NodeGone, Status
 from transfer_queue.messages.unit_reports import (
+    BlocksMovedReport,
+    ExtentsFreedReport,
     ExtentsGone,
-    Freed,
+    ExtentsRecalledReport,
     Move,
-    Moved,
-    Recalled,
     RegisterUnit,
-    SpaceShort,
+    SpaceShortReport,
     WriterGone,
 )
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
@@ -90,7 +90,7 @@ SAMPLERS: tuple[Callable[[], Any], ...] = (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-_envelope = msgspec.msgpack.Decoder(Envelope).decode
+_envelope = msgspec.msgpack.Decoder(RequestEnvelope).decode
 
 
 def column(rows: typing.Iterable[int]) -> bytes:
@@ -106,7 +106,7 @@ def mutated(rng: random.Random, request: AnyRequest, numbers: list[int]) -> AnyR
 
     numbers: that mean something in the run: of extents, rows, units, offsets.
     """
-    tree = msgspec.msgpack.decode(_encode(Envelope(1, 0, request)))
+    tree = msgspec.msgpack.decode(_encode(RequestEnvelope(1, 0, request)))
     leaves = list(_leaves(tree[2], (2,)))
     path = leaves[rng.randrange(len(leaves))] if leaves else (2,)
     inside = tree
@@ -186,7 +186,7 @@ class Life:
         self.recorded: dict[type, list[tuple[str, AnyRequest]]] = {}
         self.records: list[Any] = []
         self.orders: list[tuple[int, Any]] = []
-        self.works: list[Work] = []
+        self.works: list[ComputeDeal] = []
         self.told: list[tuple[int, int]] = []
         self.next_extent = 1
         self.open: dict[tuple[str, int], tuple[int, int]] = {}  # of (client, unit): extent, blocks in it
@@ -220,7 +220,7 @@ class Life:
             self.peers[client] = len(self.peers) + 1
             self.controller.opened(client, self.peers[client])
         sequence = self.sequences[client] = self.sequences.get(client, 0) + 1
-        envelope = _envelope(_encode(Envelope(sequence, max(0, sequence - 40), request)))
+        envelope = _envelope(_encode(RequestEnvelope(sequence, max(0, sequence - 40), request)))
         self.take(self.controller.handle(client, self.peers[client], envelope, self.now))
         while self.controller.wide_puts.jobs:
             self.take(self.controller.tick(self.now))
@@ -233,26 +233,26 @@ class Life:
         while waits:
             effect = waits.pop(0)
             if isinstance(effect, Send):
-                _encode(Answer(effect.sequence, effect.reply))
+                _encode(ReplyEnvelope(effect.sequence, effect.reply))
                 self.replies[names[effect.peer], effect.sequence] = effect.reply
             elif isinstance(effect, WriteState):
-                trusted(_copied(effect.tree())["state"])
+                load_untrusted(_copied(effect.tree())["state"])
                 waits += self.controller.state_written(effect.name, None, self.now)
             elif isinstance(effect, ReadState):
                 tree = ProtocolError("there is no such file")
                 waits += self.controller.state_read(effect.client, effect.sequence, tree, self.now)
-            elif isinstance(effect, TellUnit):
+            elif isinstance(effect, SendToUnit):
                 self.orders.append((effect.unit, effect.request))
             elif isinstance(effect, FreeExtents):
                 self.told += [(effect.unit, extent) for extent in effect.extents]
-            elif isinstance(effect, Work):
+            elif isinstance(effect, ComputeDeal):
                 self.works.append(effect)
             else:
                 assert isinstance(effect, (RefuseLeases, RemoveState))
         self.records += self.controller.take_records()
         if self.share:  # other tests check runs without changed requests
-            invariants.check(self.state)
-            validation.check(self.state)
+            invariants.check_invariants(self.state)
+            validation.check_references(self.state)
             validation.check_apart(self.state)
 
     def tick(self, seconds: float) -> None:
@@ -301,14 +301,14 @@ class Life:
         live = partition.rows.indexes_of(partition.rows.live_positions()).tolist()
         return sorted(self.rng.sample(live, min(len(live), self.rng.randrange(1, most + 1))))
 
-    def place(self, client: str, unit: int) -> tuple[Place, bool]:
+    def place(self, client: str, unit: int) -> tuple[BlockLocation, bool]:
         """Where a block is written, and whether it is the extent's last."""
         extent, used = self.open.get((client, unit), (0, 4))
         if used >= 4:
             extent, used = self.next_extent, 0
             self.next_extent += 1
         self.open[client, unit] = extent, used + 1
-        return Place(unit, extent, (extent << 20) + used * BYTES, 1, LENGTH), used == 3
+        return BlockLocation(unit, extent, (extent << 20) + used * BYTES, 1, LENGTH), used == 3
 
     def block(self, client: str, rows: int) -> tuple[NewBlock, list[tuple[int, int]]]:
         units = [unit for unit in self.state.units if unit < UNITS and unit not in self.state.draining] or [0]
@@ -394,9 +394,9 @@ class Life:
     def progress(self) -> None:
         partition, task, rows = self.partition(), self.rng.choice(TASKS), column(self.rows())
         requests = (
-            Reserve(partition, 2, self.rng.choice((None, ["k1", "k9"])), 0), Want(partition, task, 2),
-            Wanted(partition, task, 1), SetPolicyVersion(partition, self.rng.randrange(4)),
-            Finish(partition, task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), Show(partition, ["x"]),
+            Reserve(partition, 2, self.rng.choice((None, ["k1", "k9"])), 0), SetGroupDemand(partition, task, 2),
+            TakeGroupDemand(partition, task, 1), SetPolicyVersion(partition, self.rng.randrange(4)), Finish(partition,
+            task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), ShowRows(partition, ["x"]),
             Lookup(partition, rows, None, ["x"]), ListKeys(), ListPartitions(), Explain(partition, 0, None, task),
             Status(), TakeSnapshot(partition), Cancel(max(1, self.sequences.get("r0", 1) - 1)),
         )  # fmt: skip
@@ -427,7 +427,7 @@ class Life:
     def recall(self) -> None:
         for client, unit in list(self.open)[-1:]:
             extent, used = self.open.pop((client, unit))
-            self.ask(Recalled(unit, column([extent]), column([used * BYTES])), f"unit-{unit}")
+            self.ask(ExtentsRecalledReport(unit, column([extent]), column([used * BYTES])), f"unit-{unit}")
 
     def unit_trouble(self) -> None:
         unit = self.rng.randrange(UNITS)
@@ -444,14 +444,14 @@ class Life:
         told, self.told = self.told, []
         for unit in sorted({unit for unit, _ in told}):
             numbers = [extent for of, extent in told if of == unit]
-            self.ask(Freed(unit, column(numbers)), f"unit-{unit}")
-        self.ask(SpaceShort(0, self.rng.choice(([], ["w0"])), len(told)), "unit-0")
+            self.ask(ExtentsFreedReport(unit, column(numbers)), f"unit-{unit}")
+        self.ask(SpaceShortReport(0, self.rng.choice(([], ["w0"])), len(told)), "unit-0")
         orders, self.orders = self.orders, []
         for unit, order in orders:
             if isinstance(order, Move):
                 self.ask(self.carried_out(unit, order), f"unit-{unit}")
 
-    def carried_out(self, unit: int, order: Move) -> Moved:
+    def carried_out(self, unit: int, order: Move) -> BlocksMovedReport:
         extent, end = self.next_extent, 0
         self.next_extent += 1
         count = len(order.blocks.unit) // 4
@@ -469,7 +469,7 @@ class Life:
             schema = [spec for spec in order.blocks.schemas[schema_at[at]] if spec.name in fields]
             dims = column([4] * len(schema))
             made.append(NewBlock(unit, extent, offset, 1, BYTES, slots, schema, dims, LENGTH))
-        return Moved(order.number, unit, extent, LENGTH, 1, column(offsets), made)
+        return BlocksMovedReport(order.number, unit, extent, LENGTH, 1, column(offsets), made)
 
 
 STEPS = (
@@ -495,8 +495,8 @@ def run(seed: object, steps: int, share: float = 0.5) -> Life:
         life = Life(random.Random(f"{seed}"), share)
         for _ in range(steps):
             life.step()
-        loaded = trusted(_copied(saved(life.state)))
-        invariants.check(loaded)
+        loaded = load_untrusted(_copied(save_state(life.state)))
+        invariants.check_invariants(loaded)
     finally:
         put_decisions.MAX_RESERVED, migration_planner.SPARE = before, spare
     replayed = State(life.state.capacity)

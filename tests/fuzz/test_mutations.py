@@ -9,7 +9,7 @@ import msgspec
 import mutations
 import pytest
 
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock, Place
+from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.puts import Publish
 
 LIVES = 12
@@ -39,7 +39,7 @@ def test_every_field_of_every_request_is_changed_in_some_life() -> None:
         [FieldSpec("x", "tensor", "float32", 1, False)],
         bytes(8),
         4096,
-        [Place(1, 5, 64, 1)],
+        [BlockLocation(1, 5, 64, 1)],
         parts=[b"part"],
     )
     request = Publish("p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, converted=["x"])

@@ -6,8 +6,11 @@ A module or a name that moves is changed here, and nowhere else in this folder.
 from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
 from transfer_queue.core import controller as departures
-from transfer_queue.core.events.records import Moved, Parked, Record, StateLoaded, Unparked
-from transfer_queue.core.state.serialization import restored, saved
+from transfer_queue.core.events.records import BlocksMoved as Moved
+from transfer_queue.core.events.records import Record, StateLoaded, Unparked
+from transfer_queue.core.events.records import RequestParked as Parked
+from transfer_queue.core.state.serialization import load_state as restored
+from transfer_queue.core.state.serialization import save_state as saved
 from transfer_queue.core.tables import change_feed
 from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file

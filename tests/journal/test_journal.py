@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.records import AnyRecord, Parked
+from transfer_queue.core.events.records import AnyRecord, RequestParked
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import JournalError
@@ -23,21 +23,21 @@ from transfer_queue.journal.journal import (
     snapshot_of,
     snapshot_path,
 )
-from transfer_queue.journal.segment import Clock
+from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import PartitionOptions
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler import SequentialSampler
 
-CLOCK = Clock(b"b" * 16, 1000.0)
+CLOCK = ClockIdentity(b"b" * 16, 1000.0)
 
 
 class Writer:
     """A controller with its journal; `put` is one commit."""
 
-    def __init__(self, folder: Path, durable: bool = False, clock: Clock = CLOCK) -> None:
+    def __init__(self, folder: Path, durable: bool = False, clock: ClockIdentity = CLOCK) -> None:
         self.found = recover(folder, clock)
         self.journal = Journal(folder, self.found, clock, durable)
         self.controller = Controller(SequentialSampler(), restored=self.found.state)
@@ -47,7 +47,7 @@ class Writer:
     def ask(self, body: object, now: float = 0.0) -> None:
         self.sequence += 1
         self.controller.opened("c", 1)
-        self.controller.handle("c", 1, Envelope(self.sequence, 0, body), now)  # type: ignore[arg-type]
+        self.controller.handle("c", 1, RequestEnvelope(self.sequence, 0, body), now)  # type: ignore[arg-type]
         self.journal.append(self.controller.take_records())
         self.journal.commit()
 
@@ -126,7 +126,7 @@ def test_who_waits_is_not_written_down(tmp_path: Path) -> None:
     assert writer.journal.size == size
     writer.journal.close()
     assert not recover(tmp_path, CLOCK).state.waiting.by_waiter
-    parked: list[AnyRecord] = [Parked("c", 1, 0.0, 1.0, Claim("p", "t", [], 1))]
+    parked: list[AnyRecord] = [RequestParked("c", 1, 0.0, 1.0, Claim("p", "t", [], 1))]
     writer.journal.append(parked)
     assert writer.journal.size == size
 
@@ -258,7 +258,7 @@ def test_records_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     state_file.write(snapshot_path(tmp_path, 2), {**snapshot_of(State(), CLOCK)})
     with pytest.raises(JournalError, match="does not fit"):
         recover(tmp_path, CLOCK)
-    assert serialization.saved(writer.controller.state)["next_index"] == 4
+    assert serialization.save_state(writer.controller.state)["next_index"] == 4
 
 
 # ---------------------------------------------------------------- time
@@ -267,14 +267,14 @@ def test_records_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_after_another_boot_rows_are_as_old_as_by_the_wall(tmp_path: Path, snapshot: bool) -> None:
     """A machine that was down for an hour: its new clock begins at 0, its rows have aged an hour."""
-    writer = Writer(tmp_path, clock=Clock(b"1" * 16, 1000.0))
+    writer = Writer(tmp_path, clock=ClockIdentity(b"1" * 16, 1000.0))
     writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=7200.0)), now=500.0)
     writer.put("a", now=500.0)
     if snapshot:
         writer.journal.forget_before(writer.snapshot())
     writer.journal.close()
     booted = 1000.0 + 500.0 + 3600.0
-    found = recover(tmp_path, Clock(b"2" * 16, booted))
+    found = recover(tmp_path, ClockIdentity(b"2" * 16, booted))
     assert found.state.partitions["p"].births.first(0) == -3600.0
     controller = Controller(SequentialSampler(), restored=found.state)
     controller.tick(3599.0)
@@ -288,4 +288,4 @@ def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:
     writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=10.0)), now=500.0)
     writer.put("a", now=500.0)
     writer.journal.close()
-    assert recover(tmp_path, Clock(CLOCK.boot, 3.0)).state.partitions["p"].births.first(0) == 500.0
+    assert recover(tmp_path, ClockIdentity(CLOCK.boot, 3.0)).state.partitions["p"].births.first(0) == 500.0

@@ -20,16 +20,16 @@ from transfer_queue.errors import JournalError
 from transfer_queue.journal import loaded_states, state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
 from transfer_queue.journal.loaded_states import LoadedStates
-from transfer_queue.journal.segment import Clock
+from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import LoadState
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler
 
-CLOCK = Clock(b"b" * 16, 1000.0)
+CLOCK = ClockIdentity(b"b" * 16, 1000.0)
 NAME = "ab" * 16
 LOAD = 100  # the sequence number of the request that loads
 
@@ -49,7 +49,7 @@ class Server:
         self.controller.opened("c", 1)
 
     def ask(self, sequence: int, request: Any) -> list[Effect]:
-        effects = self.controller.handle("c", 1, Envelope(sequence, 0, request), 1.0)
+        effects = self.controller.handle("c", 1, RequestEnvelope(sequence, 0, request), 1.0)
         assert self.journaling.commit()
         return effects
 
@@ -91,13 +91,13 @@ def saved_tree(rows: int) -> dict[str, Any]:
     controller.opened("w", 1)
     keys = [f"saved-{n}" for n in range(rows)]
     request = Publish("p", rows, keys=keys, tags=[{"of": key} for key in keys], pre_allocate=0)
-    controller.handle("w", 1, Envelope(1, 0, request), 0.0)
+    controller.handle("w", 1, RequestEnvelope(1, 0, request), 0.0)
     return {
         "format": 1,
         "time": 0.0,
         "sampler": None,
         "origin": "elsewhere-0",
-        "state": serialization.saved(controller.state),
+        "state": serialization.save_state(controller.state),
     }
 
 

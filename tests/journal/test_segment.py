@@ -10,21 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.events.records import Aged, AnyRecord, Replied, RowsCleared, SealCounted
+from transfer_queue.core.events.records import AgesRecorded, AnyRecord, ReplySent, RowsCleared, SealCounted
 from transfer_queue.errors import JournalError
-from transfer_queue.journal.segment import HEAD_BYTES, MARKER, Clock, Frames, Head, Reading, SegmentWriter
+from transfer_queue.journal.segment import (
+    HEAD_BYTES,
+    MARKER,
+    ClockIdentity,
+    Frames,
+    Reading,
+    SegmentHeader,
+    SegmentWriter,
+)
 from transfer_queue.messages.base import Done
 
-CLOCK = Clock(b"b" * 16, 1000.0)
-HEAD = Head.new(1, CLOCK)
+CLOCK = ClockIdentity(b"b" * 16, 1000.0)
+HEAD = SegmentHeader.new(1, CLOCK)
 COMMITS: list[list[AnyRecord]] = [
     [SealCounted("p")],
-    [RowsCleared("p", b"\0" * 40), Replied("c", 1, 0, Done(True))],
-    [Aged("p", 1.5), Replied("c", 2, 1, Done("x" * 300), [(5, 7)])],
+    [RowsCleared("p", b"\0" * 40), ReplySent("c", 1, 0, Done(True))],
+    [AgesRecorded("p", 1.5), ReplySent("c", 2, 1, Done("x" * 300), [(5, 7)])],
 ]
 
 
-def written(commits: list[list[AnyRecord]], head: Head = HEAD) -> bytes:
+def written(commits: list[list[AnyRecord]], head: SegmentHeader = HEAD) -> bytes:
     frames = Frames(head)
     return head.packed() + b"".join(frames.pack(records) for records in commits)
 
@@ -42,7 +50,7 @@ def ends(commits: list[list[AnyRecord]]) -> list[int]:
 def test_what_was_written_is_read() -> None:
     data = written(COMMITS)
     assert read(data, last=False) == (COMMITS, len(data))
-    assert Head.read(data) == HEAD
+    assert SegmentHeader.read(data) == HEAD
 
 
 def test_a_tail_torn_at_any_byte_is_cut() -> None:
@@ -84,8 +92,8 @@ def test_a_missing_and_a_repeated_frame_are_errors() -> None:
 
 def test_a_frame_inside_a_value_is_no_frame() -> None:
     """Who could put one there would have to know the salt."""
-    inner = written(COMMITS, Head.new(1, CLOCK))[HEAD_BYTES:]
-    commits: list[list[AnyRecord]] = [COMMITS[0], [Replied("c", 3, 0, Done(inner + MARKER * 20))]]
+    inner = written(COMMITS, SegmentHeader.new(1, CLOCK))[HEAD_BYTES:]
+    commits: list[list[AnyRecord]] = [COMMITS[0], [ReplySent("c", 3, 0, Done(inner + MARKER * 20))]]
     data, whole = written(commits), ends(commits)
     assert read(data) == (commits, len(data))
     for size in range(whole[1], len(data), 7):
@@ -120,7 +128,7 @@ def test_a_writer_goes_on_where_the_disk_was_full(tmp_path: Path, durable: bool)
     """Of a commit that failed in the middle nothing is lost, and nothing is there twice."""
     path = tmp_path / "segment"
     writer = SegmentWriter(path, HEAD, durable)
-    big: list[AnyRecord] = [Replied("c", 9, 0, Done("y" * 100_000))]
+    big: list[AnyRecord] = [ReplySent("c", 9, 0, Done("y" * 100_000))]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -174,6 +182,6 @@ def test_a_file_begins_with_its_first_record(tmp_path: Path) -> None:
 
 
 def test_clocks_of_another_boot_are_told_apart() -> None:
-    now = Clock.now()
+    now = ClockIdentity.now()
     assert now.shift_from(now) == 0
-    assert Clock(b"x" * 16, 500.0).shift_from(Clock(b"y" * 16, 800.0)) == 300.0
+    assert ClockIdentity(b"x" * 16, 500.0).shift_from(ClockIdentity(b"y" * 16, 800.0)) == 300.0

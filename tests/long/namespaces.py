@@ -36,13 +36,13 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.system import NodeGone
 from transfer_queue.node.system.launcher import RunningSystem, find, start_local
-from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 
 CLONE_NEWNET = 0x40000000
@@ -158,7 +158,7 @@ _system: RunningSystem | None = None
 _client: TransferQueueClient | None = None
 
 
-def host(name: str, config: dict[str, Any], seat: Seat, key: bytes | None) -> tuple[str, bytes]:
+def host(name: str, config: dict[str, Any], seat: NodeRole, key: bytes | None) -> tuple[str, bytes]:
     """Starts a node's servers; where the controller listens, and the key."""
     global _system
     _system = start_local(name, config, seat=seat, key=key, timeout=SECONDS)
@@ -301,9 +301,9 @@ def system(nodes: list[Namespace], **storage: Any) -> Iterator[tuple[list[Proces
         hosts[0].call(tell_gone, f"node-{at}")
 
     try:
-        remote, key = hosts[0].call(host, names[0], config, Seat("node-0", nodes[0].address, 1), None)
+        remote, key = hosts[0].call(host, names[0], config, NodeRole("node-0", nodes[0].address, 1), None)
         for at in range(1, len(nodes)):
-            hosts[at].call(host, names[at], config, Seat(f"node-{at}", nodes[at].address, 1, remote), key)
+            hosts[at].call(host, names[at], config, NodeRole(f"node-{at}", nodes[at].address, 1, remote), key)
         for at, user in enumerate(users):
             user.call(attach, names[at])
         yield users, kill
@@ -318,7 +318,7 @@ def system(nodes: list[Namespace], **storage: Any) -> Iterator[tuple[list[Proces
 
 def tell_gone(node: str) -> None:
     assert _system is not None
-    with Onlooker(_system) as asking:
+    with ControlClient(_system) as asking:
         asking.ask(NodeGone(node, "just now"), Done)
 
 

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.puts import Publish
 from transfer_queue.metrics.timing import (
     LOOP_BOUNDS,
     MOST_NAMES,
@@ -57,14 +59,14 @@ def test_no_values_have_no_quantile() -> None:
 
 def test_requests_by_type_and_the_longest_of_them() -> None:
     load = Load()
-    load.served(int, 1.0, 1.25)
-    load.served(int, 1.0, 1.75)  # of the same turn of its connection: it began when the one before had ended
-    load.served(str, 2.0, 2.0009)
+    load.served(Claim, 1.0, 1.25)
+    load.served(Claim, 1.0, 1.75)  # of the same turn of its connection: it began when the one before had ended
+    load.served(Publish, 2.0, 2.0009)
     assert [(t.name, sum(t.counts), t.seconds) for t in load.timings()] == [
-        ("int", 2, 0.75), ("str", 1, pytest.approx(0.0009)),
+        ("Claim", 2, 0.75), ("Publish", 1, pytest.approx(0.0009)),
     ]  # fmt: skip
-    assert load.longest.by_event(2.0) == {"request": (0.5, "int")}, "what is below a millisecond is not noted"
-    assert load.longest.of_all(2.0) == ("int", 0.5)
+    assert load.longest.by_event(2.0) == {"request": (0.5, "Claim")}, "what is below a millisecond is not noted"
+    assert load.longest.of_all(2.0) == ("Claim", 0.5)
     load.failed("CapacityError")
     load.failed("CapacityError")
     assert load.failures == {"CapacityError": 2}

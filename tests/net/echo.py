@@ -14,13 +14,13 @@ import msgspec
 
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions, Seal
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.session import Session
 
 KEY = bytes(range(32))
@@ -36,7 +36,7 @@ class EchoService:
     """
 
     def __init__(self) -> None:
-        self.envelopes: list[tuple[str, Envelope]] = []
+        self.envelopes: list[tuple[str, RequestEnvelope]] = []
         self.record = True
         self.peers: dict[int, Hello] = {}
         self.gone: list[int] = []
@@ -45,7 +45,7 @@ class EchoService:
         self.drops = 0
         self.drop: Callable[[int], None] = lambda peer: None
         self.payloads: list[bytes] = []
-        self._decode = msgspec.msgpack.Decoder(Envelope).decode
+        self._decode = msgspec.msgpack.Decoder(RequestEnvelope).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
     def opened(self, peer: int, hello: Hello) -> None:
@@ -63,9 +63,9 @@ class EchoService:
         return () if reply is None else [self.answer(peer, envelope.sequence, reply)]
 
     def answer(self, peer: int, sequence: int, reply: AnyReply) -> Outgoing:
-        return Outgoing(peer, self._encode(Answer(sequence, reply)))
+        return Outgoing(peer, self._encode(ReplyEnvelope(sequence, reply)))
 
-    def reply(self, client: str, peer: int, envelope: Envelope, now: float) -> AnyReply | None:
+    def reply(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> AnyReply | None:
         request = envelope.body
         if isinstance(request, Publish):
             return PublishReply(rows=request.rows or b"")
@@ -115,7 +115,7 @@ class Running:
         self.start()
 
     def start(self) -> None:
-        self.server = Server(self.service, KEY, **self._options)
+        self.server = ServerLoop(self.service, KEY, **self._options)
         self.address = self.server.listen(self.address, self._tls)
         if isinstance(self.service, EchoService):
             self.service.peers.clear()  # of a server before

@@ -23,10 +23,10 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call, Outcome, answers, together
+from transfer_queue.net.calls import Call, Outcome, parallel, replies_of
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.server.server_loop import Outgoing
@@ -55,7 +55,7 @@ class Meeting(EchoService):
         self._barrier = barrier
         self._payload = payload
 
-    def reply(self, client: str, peer: int, envelope: Envelope, now: float) -> AnyReply | None:
+    def reply(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> AnyReply | None:
         if isinstance(envelope.body, CreatePartition) and envelope.body.partition == "meet":
             self._barrier.wait(SECONDS)
         return super().reply(client, peer, envelope, now)
@@ -97,7 +97,7 @@ def two(tmp_path: Path) -> Iterator[Servers]:
 
 
 def at_once(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[Outcome | None]]:
-    assert (yield together(calls)) == Done()
+    assert (yield parallel(calls)) == Done()
     return [call.outcome for call in calls]
 
 
@@ -208,7 +208,7 @@ def test_a_payload_of_another_length_is_an_error_of_the_server(tmp_path: Path) -
 
 def test_answers_are_the_replies_or_the_first_error(two: Servers) -> None:
     good = [Call(("unit", number), CreatePartition(f"{number}")) for number in range(2)]
-    assert run_blocking(two.session, answers(good)) == [Done("0"), Done("1")]
-    assert run_blocking(two.session, answers(good[1:])) == [Done("1")]
+    assert run_blocking(two.session, replies_of(good)) == [Done("0"), Done("1")]
+    assert run_blocking(two.session, replies_of(good[1:])) == [Done("1")]
     with pytest.raises(FieldTypeError):
-        run_blocking(two.session, answers([*good, Call(("unit", 0), CheckProduction("FieldTypeError", []))]))
+        run_blocking(two.session, replies_of([*good, Call(("unit", 0), CheckProduction("FieldTypeError", []))]))

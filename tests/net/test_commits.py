@@ -14,7 +14,7 @@ from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.server.sockets import bound_socket
 
 
@@ -108,7 +108,7 @@ def test_an_inherited_socket_keeps_its_path_and_whoever_waits(tmp_path: Path) ->
     with bound_socket(path) as listener:
         for _ in range(2):
             service = EchoService()
-            server = Server(service, KEY)
+            server = ServerLoop(service, KEY)
             server.inherit(listener.dup())
             running = Running.__new__(Running)
             running.service, running.server, running.address = service, server, path

@@ -16,23 +16,23 @@ from echo import KEY, EchoService, Running, one, until
 
 from transfer_queue.errors import AttachError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import new_socket
-from transfer_queue.net.fd_limits import SPOKEN_LINES, SPOKEN_SECONDS, SpokenSeldom
+from transfer_queue.net.fd_limits import SPOKEN_LINES, SPOKEN_SECONDS, RateLimitedLog
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server.server_connection import OUTPUT_MARK
-from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, Outgoing, Server
+from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, Outgoing, ServerLoop
 from transfer_queue.net.session import Session
 
 ENCODE = msgspec.msgpack.Encoder().encode
 
 
 def frame(sequence: int, words: str = "p") -> bytes:
-    return pack_frame(ENCODE(Envelope(sequence, 0, CreatePartition(words))))
+    return pack_frame(ENCODE(RequestEnvelope(sequence, 0, CreatePartition(words))))
 
 
 class Client:
@@ -63,12 +63,12 @@ class Client:
                 self.unsent = self.unsent[count:]
         return sent
 
-    def pull(self) -> list[Answer]:
+    def pull(self) -> list[ReplyEnvelope]:
         """The answers that are there now."""
         answers = []
         with contextlib.suppress(BlockingIOError):
             while data := self.sock.recv(1 << 20):
-                answers += [msgspec.msgpack.decode(body, type=Answer) for body, _ in self.reader.feed(data)]
+                answers += [msgspec.msgpack.decode(body, type=ReplyEnvelope) for body, _ in self.reader.feed(data)]
         return answers
 
     @property
@@ -99,7 +99,7 @@ class Driven:
 
     def __init__(self, folder: Path, service: Any = None, **options: Any) -> None:
         self.service = Ticking() if service is None else service
-        self.server = Server(self.service, KEY, **options)
+        self.server = ServerLoop(self.service, KEY, **options)
         self.address = self.server.listen(str(folder / "s.sock"))
         self.clients: list[Client] = []
 
@@ -259,7 +259,7 @@ def test_memory_is_counted_back_when_a_message_is_whole_or_its_sender_gone(drive
     second.sock.close()
     system.turn(2)
     assert system.server._unfinished == 0
-    assert first.pull() == [Answer(1, Done("x" * 100_000))]
+    assert first.pull() == [ReplyEnvelope(1, Done("x" * 100_000))]
 
 
 # ---------------------------------------------------------------- connections without the key
@@ -298,7 +298,7 @@ def test_a_log_does_not_grow_with_what_strangers_do() -> None:
         def warning(self, text: str, *args: object) -> None:
             lines.append(text % args)
 
-    warn = SpokenSeldom(Log(), lambda: now)  # type: ignore[arg-type]
+    warn = RateLimitedLog(Log(), lambda: now)  # type: ignore[arg-type]
     for number in range(1000):
         warn("stranger %d", number)
     assert len(lines) == SPOKEN_LINES
@@ -351,7 +351,7 @@ def test_a_server_without_descriptors_says_so(tmp_path: Path, driver: str) -> No
     pid = os.fork()
     if not pid:
         try:
-            server = Server(EchoService(), KEY)
+            server = ServerLoop(EchoService(), KEY)
             server.listen(address)
             leave_only(3)
             os.write(say, b"+")

@@ -15,13 +15,13 @@ from echo import CONTROLLER, Running, one, parked_claim, until
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, Attempts, Session
+from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, RetryPolicy, Session
 
 ERROR = ConnectionResetError("gone")
 
@@ -32,15 +32,15 @@ def new_session(now: list[float], **options: Any) -> Session:
     return session
 
 
-def request_in(frame: bytes) -> Envelope:
+def request_in(frame: bytes) -> RequestEnvelope:
     ((body, _),) = FrameReader().feed(frame)
-    return msgspec.msgpack.decode(bytes(body), type=Envelope)
+    return msgspec.msgpack.decode(bytes(body), type=RequestEnvelope)
 
 
 def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
     now = [0.0]
     session = new_session(now, alive=lambda _: True, grace=60.0)
-    attempts = Attempts(session, Call(CONTROLLER, ListPartitions()))
+    attempts = RetryPolicy(session, Call(CONTROLLER, ListPartitions()))
     delays: list[float] = []
 
     def again() -> None:
@@ -56,7 +56,7 @@ def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
 
 
 def test_a_call_fails_at_once_when_the_system_has_ended() -> None:
-    attempts = Attempts(new_session([0.0], alive=lambda _: False), Call(CONTROLLER, ListPartitions()))
+    attempts = RetryPolicy(new_session([0.0], alive=lambda _: False), Call(CONTROLLER, ListPartitions()))
     with pytest.raises(ConnectionLostError, match="tried 1 times"):
         attempts.failed(ERROR)
 
@@ -65,7 +65,7 @@ def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
     now = [100.0]
     session = new_session(now)
     call = Call(CONTROLLER, parked_claim(10.0), 10.0)
-    attempts = Attempts(session, call)
+    attempts = RetryPolicy(session, call)
     session.finish(session.begin(ListPartitions())[0])
     sequence, frame = session.begin(call.request)
     for time_now, left in ((103.0, 7.0), (109.5, 0.5), (200.0, LEAST_WAIT)):
@@ -79,7 +79,7 @@ def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
 @pytest.mark.parametrize("request_", [ListPartitions(), CreatePartition("p"), parked_claim(None)])
 def test_what_does_not_wait_is_sent_as_it_was(request_: Any) -> None:
     session = new_session([0.0])
-    attempts = Attempts(session, Call(CONTROLLER, request_))
+    attempts = RetryPolicy(session, Call(CONTROLLER, request_))
     sequence, frame = session.begin(request_)
     assert attempts.again(sequence, frame) is frame
 

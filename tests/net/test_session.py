@@ -17,22 +17,22 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.queries import Explain
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, Attempts, Session, outcome
+from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, RetryPolicy, Session, outcome
 
 
 def new_session(**options: object) -> Session:
     return Session("c", b"key", lambda target: "/somewhere/controller.sock", **options)
 
 
-def envelope(frame: bytes) -> Envelope:
+def envelope(frame: bytes) -> RequestEnvelope:
     ((body, payload),) = FrameReader().feed(frame)
     assert payload is None
-    return msgspec.msgpack.decode(body, type=Envelope)
+    return msgspec.msgpack.decode(body, type=RequestEnvelope)
 
 
 def acknowledged(session: Session) -> int:
@@ -45,7 +45,7 @@ def test_sequences_ascend_and_carry_the_request() -> None:
     session = new_session()
     frames = [session.begin(ListPartitions()) for _ in range(3)]
     assert [sequence for sequence, _ in frames] == [1, 2, 3]
-    assert [envelope(frame) for _, frame in frames] == [Envelope(i, 0, ListPartitions()) for i in (1, 2, 3)]
+    assert [envelope(frame) for _, frame in frames] == [RequestEnvelope(i, 0, ListPartitions()) for i in (1, 2, 3)]
 
 
 @given(order=st.permutations(range(1, 13)), stop=st.integers(0, 12))
@@ -175,12 +175,12 @@ def test_bodies_are_answers_or_protocol_errors(noise: bytes) -> None:
         answer = new_session().answer(noise)
     except ProtocolError:
         return
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ReplyEnvelope)
 
 
 def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
     session = new_session(log_of=lambda target: f"/logs/{target[0]}.log")
-    attempts = Attempts(session, Call(("controller", 0), ListPartitions(), None))
+    attempts = RetryPolicy(session, Call(("controller", 0), ListPartitions(), None))
     error = ConnectionResetError("gone")
     assert [attempts.failed(error) for _ in RETRY_DELAYS] == list(RETRY_DELAYS)
     with pytest.raises(ConnectionLostError) as raised:
@@ -190,14 +190,14 @@ def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
 
 
 def test_past_the_deadline_there_is_no_further_try() -> None:
-    attempts = Attempts(new_session(grace=-5.0), Call(("unit", 2), ListPartitions(), 5.0))
+    attempts = RetryPolicy(new_session(grace=-5.0), Call(("unit", 2), ListPartitions(), 5.0))
     with pytest.raises(WaitTimeoutError, match=r"Timeout: the storage unit 2 at .* gave no reply to ListPartitions"):
         attempts.failed(TimeoutError())
 
 
 def test_a_closed_session_makes_no_calls() -> None:
     session = new_session()
-    attempts = Attempts(session, Call(("unit", 2), ListPartitions(), 5.0))
+    attempts = RetryPolicy(session, Call(("unit", 2), ListPartitions(), 5.0))
     session.close()
     session.close()
     with pytest.raises(NotInitializedError, match="closed"):

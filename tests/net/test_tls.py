@@ -23,7 +23,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.net.drivers import asyncio_driver
@@ -157,13 +157,13 @@ def test_bytes_may_come_one_by_one(running: Running) -> None:
     wire = Wire(running.address)
     with wire.sock:
         wire.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.tls.say(pack_frame(ENCODE(Envelope(1, 0, CreatePartition("p")))))
+        wire.tls.say(pack_frame(ENCODE(RequestEnvelope(1, 0, CreatePartition("p")))))
         for byte in wire.tls.outgoing():
             wire.sock.sendall(bytes([byte]))
         reader = FrameReader()
         while not (frames := reader.feed(wire.hear())):
             pass
-    assert msgspec.msgpack.decode(frames[0][0], type=Answer) == Answer(1, Done("p"))
+    assert msgspec.msgpack.decode(frames[0][0], type=ReplyEnvelope) == ReplyEnvelope(1, Done("p"))
 
 
 def test_version_1_2_is_enough(running: Running, ask: Ask) -> None:

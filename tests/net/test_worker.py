@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from transfer_queue.node.hosting.service_base import SWITCH_SECONDS, Worker
+from transfer_queue.node.hosting.service_base import SWITCH_SECONDS, BackgroundThread
 
 SECONDS = 30
 
@@ -23,7 +23,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_outcomes_come_in_order() -> None:
-    worker, outcomes, gate = Worker(), queue.SimpleQueue[tuple[Any, str]](), threading.Event()
+    worker, outcomes, gate = BackgroundThread(), queue.SimpleQueue[tuple[Any, str]](), threading.Event()
 
     def done(outcome: Any) -> None:
         outcomes.put((outcome, threading.current_thread().name))
@@ -41,7 +41,7 @@ def test_outcomes_come_in_order() -> None:
 
 def test_the_loop_gets_the_interpreter_back_soon() -> None:
     sys.setswitchinterval(0.005)
-    worker, outcomes = Worker(), queue.SimpleQueue[Any]()
+    worker, outcomes = BackgroundThread(), queue.SimpleQueue[Any]()
     assert sys.getswitchinterval() == 0.005, "not before there is work"
     worker.begin(lambda: None, outcomes.put)
     outcomes.get(timeout=SECONDS)

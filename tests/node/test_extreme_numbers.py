@@ -23,12 +23,12 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done, Failure, Request
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock
-from transfer_queue.messages.envelopes import Answer, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.puts import CloseExtents, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup
-from transfer_queue.messages.storage import Lease, OpenSlot, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import LeaseExtent, OpenSlot, UnitStatus, UnitStatusReply
 from transfer_queue.messages.system import Status, SystemStatus
-from transfer_queue.messages.unit_reports import Free, Move, Moved, RegisterUnit
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move, RegisterUnit, ReleaseExtents
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.session import Session
 from transfer_queue.node.controller.controller_service import ControllerService
@@ -36,7 +36,7 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
@@ -60,7 +60,7 @@ class System:
         self.controller = ControllerService(self.core, StateFiles(folder / "states"))
         self.controller.attach(lambda function: None)
         slots = StandInSlots()
-        self.storage = StorageUnit(0, ArenaRoom(Arena.create(folder / "arena", 1 << 20)), slots)
+        self.storage = StorageUnit(0, ArenaPool(Arena.create(folder / "arena", 1 << 20)), slots)
         self.session = Session("unit", bytes(32), lambda target: "nowhere", role="unit")
         self.unit = UnitService(
             self.storage, self.session, lambda live: RegisterUnit("u", "a", extents=live), lambda: None, lambda: None,
@@ -77,7 +77,7 @@ class System:
         self._from_unit(self.unit.connected(CONTROLLER))
         slot = self.ask(self.unit, OpenSlot("writer")).slot
         slots.held.add(slots.path(slot))
-        self.lease = self.ask(self.unit, Lease(slot, 1 << 16, 1 << 16))
+        self.lease = self.ask(self.unit, LeaseExtent(slot, 1 << 16, 1 << 16))
         put = Publish("p", 2, block=self.block())
         assert isinstance(self.ask(self.controller, put), PublishReply)
         self.examples = {kind: array(example) for kind, example in ((NewBlock, put.block), (Publish, put))}
@@ -93,7 +93,7 @@ class System:
         self.sequence += 1
         before = len(self.answers[peer])
         self.messages = 0
-        self.send(service, peer, encode(Envelope(self.sequence, 0, request)))
+        self.send(service, peer, encode(RequestEnvelope(self.sequence, 0, request)))
         return self.answers[peer][before] if len(self.answers[peer]) > before else None
 
     def send(self, service: Any, peer: int, body: bytes) -> None:
@@ -121,7 +121,7 @@ class System:
         while left:
             way, (peer, body, _) = left.popleft()
             if peer != way:
-                self.answers[peer].append(msgspec.msgpack.decode(body, type=Answer).body)
+                self.answers[peer].append(msgspec.msgpack.decode(body, type=ReplyEnvelope).body)
                 continue
             self.messages += 1
             assert self.messages < MOST_MESSAGES, "controller and unit do not come to an end"
@@ -135,7 +135,7 @@ class System:
         """Check that both servers still serve, and that their states are sound."""
         assert isinstance(self.ask(self.controller, Status(), OTHER), SystemStatus)
         assert isinstance(self.ask(self.unit, UnitStatus(), OTHER), UnitStatusReply)
-        invariants.check(self.core.state)
+        invariants.check_invariants(self.core.state)
         self.storage.check()
 
 
@@ -253,9 +253,9 @@ def test_a_value_can_be_read_after_all_extreme_requests(system: System) -> None:
 
 def test_a_move_that_cannot_be_carried_out_is_answered_as_failed(system: System) -> None:
     wrong = Blocks(bytes(4), bytes(8), bytes(8), bytes(8), bytes(4), bytes(4), bytes(3), [], [])
-    out = list(system.unit.received(CONTROLLER, encode(Envelope(0, 0, Move(7, wrong, {}))), None, 0.0))
-    (answer,) = [msgspec.msgpack.decode(each.body, type=Envelope).body for each in out]
-    assert isinstance(answer, Moved)
+    out = list(system.unit.received(CONTROLLER, encode(RequestEnvelope(0, 0, Move(7, wrong, {}))), None, 0.0))
+    (answer,) = [msgspec.msgpack.decode(each.body, type=RequestEnvelope).body for each in out]
+    assert isinstance(answer, BlocksMovedReport)
     assert (answer.move, answer.extent) == (7, 0)
     assert answer.failed
 
@@ -269,9 +269,9 @@ def test_an_order_to_free_goes_on_after_one_that_fails(system: System, monkeypat
         release(unit, extents)
 
     monkeypatch.setattr(type(system.storage), "_release_all", failing)
-    order = encode(Envelope(0, 0, Free([system.lease.extent, 999])))
+    order = encode(RequestEnvelope(0, 0, ReleaseExtents([system.lease.extent, 999])))
     out = list(system.unit.received(CONTROLLER, order, None, 0.0))
-    (answer,) = [msgspec.msgpack.decode(each.body, type=Envelope).body for each in out]
+    (answer,) = [msgspec.msgpack.decode(each.body, type=RequestEnvelope).body for each in out]
     assert np.frombuffer(answer.extents, "<i8").tolist() == [999]
     assert f"extent {system.lease.extent}" in answer.failed
     assert system.storage.table.get(system.lease.extent) is not None
@@ -279,7 +279,7 @@ def test_an_order_to_free_goes_on_after_one_that_fails(system: System, monkeypat
 
 def test_every_number_of_a_request_has_a_range() -> None:
     free = []
-    for kind in (Envelope, *REQUESTS):
+    for kind in (RequestEnvelope, *REQUESTS):
         for name, hint in numbers(kind):
             if hint in (int, float):
                 free.append(f"{kind.__name__}.{name}")

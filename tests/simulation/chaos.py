@@ -27,7 +27,7 @@ from tests.simulation.final_check import Settling
 from tests.simulation.ledger import Ledger, LedgerError
 from tests.simulation.run_features import Features, drawn
 from tests.simulation.workload import Workload
-from transfer_queue.core.events.records import Moved, RankLeft
+from transfer_queue.core.events.records import BlocksMoved, RankLeft
 from transfer_queue.messages.descriptors import DISK
 
 SECONDS = 3.0  # of virtual time in which faults happen
@@ -90,9 +90,9 @@ class Run:
     def happened(self) -> Counter[str]:
         """Faults by their kinds, and what came of them."""
         cluster = self.cluster
-        moved = sum(isinstance(record, Moved) for record in cluster.records)
+        moved = sum(isinstance(record, BlocksMoved) for record in cluster.records)
         on_disk = {place.number for place in cluster.places if place.arena.tier == DISK} | cluster.lost
-        offloads = sum(isinstance(record, Moved) and record.unit in on_disk for record in cluster.records)
+        offloads = sum(isinstance(record, BlocksMoved) and record.unit in on_disk for record in cluster.records)
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
             loads=self.ledger.epoch, saves=len(self.workload.saved), snapshots=cluster.snapshots, moves=moved,

@@ -22,14 +22,20 @@ from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.snapshot_writer import SnapshotWriter
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
-from transfer_queue.core.events.records import AnyRecord, Parked, StateLoaded, UnitLost, Unparked
+from transfer_queue.core.events.records import AnyRecord, RequestParked, StateLoaded, UnitLost, Unparked
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.loaded_states import LoadedStates
-from transfer_queue.journal.segment import Clock
+from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.envelopes import Answer, AnyRequest, Envelope
-from transfer_queue.messages.unit_reports import Drained, Free, Move, Refuse, RegisterUnit  # fmt: skip
+from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.unit_reports import (  # fmt: skip
+    DrainFinished,
+    Move,
+    RefuseWriters,
+    RegisterUnit,
+    ReleaseExtents,
+)
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
@@ -41,15 +47,15 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of
 from transfer_queue.testing.simulated_client import Client
-from transfer_queue.testing.simulated_locks import Slots
+from transfer_queue.testing.simulated_locks import SimulatedSlots
 
-CLOCK = Clock(b"simulated system", 0.0)
+CLOCK = ClockIdentity(b"simulated system", 0.0)
 RECONNECT_SECONDS = 0.1  # after which a unit whose controller is gone seeks it again
 STOPPED_SECONDS = 0.1  # after which it is looked again whether the controller works
 
 _encode = msgspec.msgpack.Encoder().encode
-_envelope = msgspec.msgpack.Decoder(Envelope)
-_answer = msgspec.msgpack.Decoder(Answer)
+_envelope = msgspec.msgpack.Decoder(RequestEnvelope)
+_answer = msgspec.msgpack.Decoder(ReplyEnvelope)
 _ANSWER = b"\x92"  # the first byte of an Answer; an Envelope is a longer array
 
 
@@ -280,13 +286,13 @@ class FaultyCluster(Cluster):
         """A unit with a new arena has been given its number."""
         place.number = number
         self._by_number[number] = place
-        self.units[place.index] = StorageUnit(number, room_of(place.arena), Slots(number, self.held))
+        self.units[place.index] = StorageUnit(number, room_of(place.arena), SimulatedSlots(number, self.held))
         self.go_on(place.target, "crashed")
 
     def _restart_controller(self) -> None:
         assert self._journal is not None
         self._journal.close()
-        self.records = [record for record in self.records if not isinstance(record, (Parked, Unparked))]
+        self.records = [record for record in self.records if not isinstance(record, (RequestParked, Unparked))]
         before = self.controller
         recovered = recover(self._journal_folder, CLOCK, before.state.capacity, ranked_tags(self._sampler))
         self.controller = Controller(
@@ -379,7 +385,7 @@ class FaultyCluster(Cluster):
         else:
             super()._back(began, action)
 
-    def _to_controller(self, name: str, connection: int, envelope: Envelope) -> None:
+    def _to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         if not isinstance(envelope.body, RegisterUnit):
             super()._to_controller(name, connection, envelope)
             return
@@ -468,10 +474,10 @@ class FaultyCluster(Cluster):
     def _left(self, name: str, link: int) -> None:
         self._core(self.controller.closed(name, link, self.clock.now))
 
-    def _to_unit(self, number: int, request: Free | Refuse | Move | Drained) -> None:
+    def _to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
         place = self._by_number.get(number)
         if place is not None and place.number == number and place.link is not None:
-            self.network.send(place.link, "down", pack_frame(_encode(Envelope(0, 0, request))))
+            self.network.send(place.link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))
 
     def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
         if not self.places:  # while the cluster is made
@@ -483,4 +489,4 @@ class FaultyCluster(Cluster):
         """A unit tells the controller."""
         place.sequence += 1
         if place.link is not None:
-            self.network.send(place.link, "up", pack_frame(_encode(Envelope(place.sequence, 0, body))))
+            self.network.send(place.link, "up", pack_frame(_encode(RequestEnvelope(place.sequence, 0, body))))

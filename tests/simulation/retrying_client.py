@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.errors import TransferQueueError
@@ -24,7 +24,7 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.system import Status
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import Attempts, Target
+from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.testing.simulated_client import Client, Task
 from transfer_queue.wire.blocks.encode import EncodedBlock
@@ -54,7 +54,9 @@ class TornOperations(Operations):
     go_on: called when they are over.
     """
 
-    def __init__(self, state: ClientState, interrupt: Callable[[], float | None], go_on: Callable[[], object]) -> None:
+    def __init__(
+        self, state: ClientContext, interrupt: Callable[[], float | None], go_on: Callable[[], object]
+    ) -> None:
         super().__init__(state)
         self._interrupt = interrupt
         self._go_on = go_on
@@ -88,7 +90,7 @@ class RetryingClient(Client):
         self.frozen = self.dead = False
         self.torn: float | None = None  # for how long its next write stops in the middle
         self.late: float | None = None  # how long after its next lookup it copies what that names
-        self._attempts: dict[int, Attempts] = {}
+        self._attempts: dict[int, RetryPolicy] = {}
         self._sent: dict[int, int] = {}  # sequence -> the connection on which it went last
         self._given_up: set[int] = set()  # cancels whose answers interest nobody
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -181,7 +183,7 @@ class RetryingClient(Client):
         if call.target == HERE:
             self._plan(call.timeout or 0.0, lambda: task.resume(Done()))
             return
-        attempts = Attempts(self.state.session, call)
+        attempts = RetryPolicy(self.state.session, call)
         sequence, frame = self.state.session.begin(call.request)
         task.call, task.sequence = call, sequence
         self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from transfer_queue.storage.arena.writer_locks import Known, Offer
+from transfer_queue.storage.arena.writer_locks import KnownSlot, Offer
 from transfer_queue.testing.simulated_locks import Board
 
 
@@ -12,7 +12,7 @@ class StandInSlots:
     def __init__(self) -> None:
         self.held: set[str] = set()
         self.withdrawn: set[str] = set()
-        self.files: dict[int, Known] = {}
+        self.files: dict[int, KnownSlot] = {}
         self.board = Board()
 
     def path(self, slot: int) -> str:
@@ -20,7 +20,7 @@ class StandInSlots:
 
     def make(self, slot: int, writer: str) -> str:
         assert slot not in self.files
-        self.files[slot] = Known(writer, gone=False)
+        self.files[slot] = KnownSlot(writer, gone=False)
         return self.path(slot)
 
     def is_dead(self, slot: int) -> bool:
@@ -30,13 +30,13 @@ class StandInSlots:
         if not self.is_dead(slot):
             return False
         self.withdrawn.add(self.path(slot))
-        self.files[slot] = Known(self.files[slot].writer, gone=True)
+        self.files[slot] = KnownSlot(self.files[slot].writer, gone=True)
         return True
 
     def forget(self, slot: int) -> None:
         assert self.files.pop(slot).gone
 
-    def known(self) -> dict[int, Known]:
+    def known(self) -> dict[int, KnownSlot]:
         return dict(self.files)
 
     def offers(self, slot: int) -> set[Offer]:

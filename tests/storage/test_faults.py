@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.messages.base import Failure
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, SlotReply
 from transfer_queue.messages.unit_reports import WriterGone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Answer, Report
+from transfer_queue.storage.unit.unit_effects import Report, SendReply
 
 # Locks its slot; then, for each "offset length value", fills that part of the arena. "fork" makes a child
 # that ends at once.
@@ -47,28 +47,28 @@ class System:
     """A unit, and one writer process whose messages this process sends in its place."""
 
     def __init__(self, folder: Path, child: Callable) -> None:
-        self.unit = StorageUnit(0, ArenaRoom(Arena.create(folder / "arena", 8 * GRANULE)), SlotFolder(folder / "slots"))
+        self.unit = StorageUnit(0, ArenaPool(Arena.create(folder / "arena", 8 * GRANULE)), SlotFolder(folder / "slots"))
         slot = self.ask(OpenSlot("w"))
         assert isinstance(slot, SlotReply)
         self.slot = slot.slot
-        early = self.ask(Lease(self.slot, 1, 1))
+        early = self.ask(LeaseExtent(self.slot, 1, 1))
         assert isinstance(early, Failure)
         assert "does not hold the lock" in early.message
         self.writer = child(WRITER, str(folder / "arena"), slot.lock_path)
         assert self.writer.hear() == "held"
 
-    def ask(self, body: OpenSlot | Lease, writer: str = "w", peer: int = 1, sequence: int = 0) -> object:
+    def ask(self, body: OpenSlot | LeaseExtent, writer: str = "w", peer: int = 1, sequence: int = 0) -> object:
         [effect] = self.unit.handle(writer, peer, sequence, body, 0.0)
         self.unit.check()
-        assert isinstance(effect, Answer)
+        assert isinstance(effect, SendReply)
         return effect.reply
 
-    def lease(self, sequence: int) -> LeaseReply:
-        reply = self.ask(Lease(self.slot, GRANULE, GRANULE), sequence=sequence)
-        assert isinstance(reply, LeaseReply)
+    def lease(self, sequence: int) -> ExtentLeaseReply:
+        reply = self.ask(LeaseExtent(self.slot, GRANULE, GRANULE), sequence=sequence)
+        assert isinstance(reply, ExtentLeaseReply)
         return reply
 
-    def write(self, lease: LeaseReply, value: int) -> None:
+    def write(self, lease: ExtentLeaseReply, value: int) -> None:
         self.writer.say(f"{lease.offset} {lease.length} {value}")
         assert self.writer.hear() == "done"
 
@@ -128,7 +128,7 @@ def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:
 
 
 def test_a_writer_killed_before_it_locked_leaves_no_slot(tmp_path: Path) -> None:
-    unit = StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "arena", GRANULE)), SlotFolder(tmp_path / "slots"))
+    unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "arena", GRANULE)), SlotFolder(tmp_path / "slots"))
     unit.handle("w", 1, 1, OpenSlot("w"), 0.0)
     assert len(list((tmp_path / "slots").iterdir())) == 1
     assert unit.disconnected(1, 0.0) == []

@@ -11,12 +11,19 @@ from slot_standin import StandInSlots
 
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.base import Failure
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, SlotReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import (
+    ExtentLeaseReply,
+    LeaseExtent,
+    OpenSlot,
+    SlotReply,
+    UnitStatus,
+    UnitStatusReply,
+)
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Answer
+from transfer_queue.storage.unit.unit_effects import SendReply
 
 MIB = 1 << 20
 
@@ -46,22 +53,22 @@ def used(folder: Path) -> int:
 def test_filled_to_the_end_and_used_again(small_tmpfs: Path, slots: StandInSlots, child: Callable) -> None:
     arena = Arena.create(small_tmpfs / "a")
     assert arena.capacity == 16 * MIB
-    unit = StorageUnit(0, ArenaRoom(arena), slots)
+    unit = StorageUnit(0, ArenaPool(arena), slots)
     writer = child(WRITER, str(small_tmpfs / "a"))
     numbers = iter(range(1, 10_000))
 
     def ask(body: object) -> object:
         [effect] = unit.handle("w", 1, next(numbers), body, 0.0)  # type: ignore[arg-type]
         unit.check()
-        assert isinstance(effect, Answer)
+        assert isinstance(effect, SendReply)
         return effect.reply
 
     slot = ask(OpenSlot("w"))
     assert isinstance(slot, SlotReply)
     slots.held.add(slot.lock_path)
 
-    leases: list[LeaseReply] = []
-    while isinstance(reply := ask(Lease(slot.slot, 1, 3 * MIB)), LeaseReply):
+    leases: list[ExtentLeaseReply] = []
+    while isinstance(reply := ask(LeaseExtent(slot.slot, 1, 3 * MIB)), ExtentLeaseReply):
         leases.append(reply)
     assert isinstance(reply, Failure)
     assert reply.kind == "CapacityError"
@@ -78,8 +85,8 @@ def test_filled_to_the_end_and_used_again(small_tmpfs: Path, slots: StandInSlots
     assert allocated(arena) == status.held
 
     assert unit.free([lease.extent for lease in leases]) == []
-    again = ask(Lease(slot.slot, 10 * MIB, 10 * MIB))
-    assert isinstance(again, LeaseReply)
+    again = ask(LeaseExtent(slot.slot, 10 * MIB, 10 * MIB))
+    assert isinstance(again, ExtentLeaseReply)
     writer.say(f"{again.offset} {again.length} 9")
     assert writer.hear() == "9 9"
     assert allocated(arena) == status.held == unit.table.held

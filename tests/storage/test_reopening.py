@@ -18,15 +18,15 @@ from transfer_queue.errors import AttachError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
 from transfer_queue.messages.unit_reports import WriterGone as Gone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_file import ExtentFile
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import Limits, StorageUnit
-from transfer_queue.storage.unit.unit_effects import Answer, Effect, Report
+from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply
 
 CAPACITY = 16 * GRANULE
 
@@ -72,7 +72,7 @@ def killed_after(stores: int | None) -> Iterator[list[int]]:
 
 def reopened(unit: StorageUnit, slots: Any) -> StorageUnit:
     again = StorageUnit(
-        unit.number, ArenaRoom(Arena.reopen(unit.room.arena.folder)), slots, Limits(extents=6, parked=3)
+        unit.number, ArenaPool(Arena.reopen(unit.room.arena.folder)), slots, Limits(extents=6, parked=3)
     )
     again.check()
     return again
@@ -83,12 +83,12 @@ class System:
 
     def __init__(self, folder: Path) -> None:
         self.slots = StandInSlots()
-        self.unit = StorageUnit(0, ArenaRoom(Arena.create(folder, CAPACITY)), self.slots, Limits(extents=6, parked=3))
+        self.unit = StorageUnit(0, ArenaPool(Arena.create(folder, CAPACITY)), self.slots, Limits(extents=6, parked=3))
         self.folder = folder
         self.starts = 1
         self.sequence = 0
         self.slot: dict[str, int] = {}
-        self.leases: dict[int, tuple[str, LeaseReply]] = {}
+        self.leases: dict[int, tuple[str, ExtentLeaseReply]] = {}
         self.freed: set[int] = set()
         self.most = 0  # the highest number of an extent that anybody was told
 
@@ -111,7 +111,7 @@ class System:
             effects = self.unit.handle(writer, self.peer(writer), self.sequence, body, 0.0)
         self.unit.check()
         [effect] = effects
-        assert isinstance(effect, Answer)
+        assert isinstance(effect, SendReply)
         return effect.reply
 
     def open(self, writer: str, stores: int | None = None) -> None:
@@ -121,9 +121,9 @@ class System:
         self.slot[writer] = reply.slot
         self.slots.held.add(reply.lock_path)
 
-    def lease(self, writer: str, granules: int, stores: int | None = None) -> LeaseReply | None:
-        reply = self.ask(writer, Lease(self.slot[writer], granules * GRANULE, granules * GRANULE), stores)
-        if not isinstance(reply, LeaseReply):
+    def lease(self, writer: str, granules: int, stores: int | None = None) -> ExtentLeaseReply | None:
+        reply = self.ask(writer, LeaseExtent(self.slot[writer], granules * GRANULE, granules * GRANULE), stores)
+        if not isinstance(reply, ExtentLeaseReply):
             return None
         assert reply.extent > self.most, "a number is used again"
         self.most = reply.extent
@@ -136,7 +136,7 @@ class System:
 
     def give_back(self, number: int, stores: int | None = None) -> None:
         writer, lease = self.leases.pop(number)
-        assert self.ask(writer, Return(self.slot[writer], [number]), stores) == Done()
+        assert self.ask(writer, ReturnExtent(self.slot[writer], [number]), stores) == Done()
         self.was_freed(lease)
 
     def free(self, number: int, stores: int | None = None) -> None:
@@ -149,7 +149,7 @@ class System:
             self.unit.free([number])
         self.was_freed(lease)
 
-    def was_freed(self, lease: LeaseReply) -> None:
+    def was_freed(self, lease: ExtentLeaseReply) -> None:
         granule = lease.offset // GRANULE
         there = self.unit.room.arena.generations[granule : granule + lease.length // GRANULE]
         assert (there > lease.generation).all(), "who reads there does not see that it was freed"
@@ -204,10 +204,10 @@ def test_a_lease_asked_again_after_a_restart_gets_what_it_was_granted(tmp_path: 
     lease = system.lease("w", 2)
     assert lease is not None
     system.restart()
-    [effect] = system.unit.handle("w", 9, system.sequence, Lease(system.slot["w"], 2 * GRANULE, 2 * GRANULE), 0.0)
-    assert effect == Answer(9, system.sequence, lease)
+    [effect] = system.unit.handle("w", 9, system.sequence, LeaseExtent(system.slot["w"], 2 * GRANULE, 2 * GRANULE), 0.0)
+    assert effect == SendReply(9, system.sequence, lease)
     [effect] = system.unit.handle("w", 9, 100, Cancel(system.sequence), 0.0)
-    assert effect == Answer(9, 100, Done(True))
+    assert effect == SendReply(9, 100, Done(True))
     assert system.unit.table.leased == 0
 
 

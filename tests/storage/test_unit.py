@@ -16,14 +16,22 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.partitions import ListPartitions
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import (
+    ExtentLeaseReply,
+    LeaseExtent,
+    OpenSlot,
+    ReturnExtent,
+    SlotReply,
+    UnitStatus,
+    UnitStatusReply,
+)
 from transfer_queue.messages.unit_reports import WriterGone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaRoom
+from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaPool
 from transfer_queue.storage.unit.extent_recall import INTERVAL
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL, Limits, StorageUnit
-from transfer_queue.storage.unit.unit_effects import Answer, Effect, Report
+from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply
 
 CAPACITY = 16 * GRANULE
 
@@ -54,24 +62,24 @@ class Writer:
     def ask(self, body: AnyRequest, now: float = 0.0) -> AnyReply:
         """The reply to this request; there must be no other effect."""
         [effect] = self.send(body, now)
-        assert isinstance(effect, Answer)
+        assert isinstance(effect, SendReply)
         assert (effect.peer, effect.sequence) == (self.peer, self.sequence)
         return effect.reply
 
-    def lease(self, granules: int, want: int = 0, wait: float | None = None, now: float = 0.0) -> LeaseReply:
-        reply = self.ask(Lease(self.slot, granules * GRANULE, max(want, granules) * GRANULE, wait), now)
-        assert isinstance(reply, LeaseReply), reply
+    def lease(self, granules: int, want: int = 0, wait: float | None = None, now: float = 0.0) -> ExtentLeaseReply:
+        reply = self.ask(LeaseExtent(self.slot, granules * GRANULE, max(want, granules) * GRANULE, wait), now)
+        assert isinstance(reply, ExtentLeaseReply), reply
         return reply
 
     def park(self, granules: int, wait: float, now: float = 0.0) -> int:
-        assert self.send(Lease(self.slot, granules * GRANULE, granules * GRANULE, wait), now) == []
+        assert self.send(LeaseExtent(self.slot, granules * GRANULE, granules * GRANULE, wait), now) == []
         return self.sequence
 
 
 @pytest.fixture
 def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
     return StorageUnit(
-        3, ArenaRoom(Arena.create(tmp_path / "arena", CAPACITY)), slots, Limits(slots=4, extents=8, parked=3)
+        3, ArenaPool(Arena.create(tmp_path / "arena", CAPACITY)), slots, Limits(slots=4, extents=8, parked=3)
     )
 
 
@@ -86,7 +94,7 @@ def other(unit: StorageUnit, slots: StandInSlots) -> Writer:
 
 
 def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
-    if isinstance(reply, Answer):
+    if isinstance(reply, SendReply):
         reply = reply.reply
     assert isinstance(reply, Failure), reply
     assert reply.kind == kind
@@ -95,8 +103,8 @@ def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
 
 
 def test_a_lease_is_the_wanted_size_where_there_is_room(unit: StorageUnit, writer: Writer) -> None:
-    assert writer.lease(1, want=4) == LeaseReply(1, 0, 4 * GRANULE, 1)
-    assert writer.lease(1) == LeaseReply(2, 4 * GRANULE, GRANULE, 1)
+    assert writer.lease(1, want=4) == ExtentLeaseReply(1, 0, 4 * GRANULE, 1)
+    assert writer.lease(1) == ExtentLeaseReply(2, 4 * GRANULE, GRANULE, 1)
     assert writer.ask(UnitStatus()) == UnitStatusReply(
         CAPACITY, CAPACITY, 5 * GRANULE, 11 * GRANULE, largest_free=11 * GRANULE
     )
@@ -110,7 +118,7 @@ def test_a_lease_is_what_is_needed_where_there_is_no_more(unit: StorageUnit, wri
 
 def test_no_room_is_an_error_with_numbers(unit: StorageUnit, writer: Writer) -> None:
     writer.lease(15)
-    reply = writer.ask(Lease(writer.slot, 2 * GRANULE, 2 * GRANULE))
+    reply = writer.ask(LeaseExtent(writer.slot, 2 * GRANULE, 2 * GRANULE))
     failure(reply, "CapacityError", "capacity", f"{2 * GRANULE} bytes wanted", f"capacity {CAPACITY}")
     failure(reply, "CapacityError", f"held {CAPACITY}", f"leased {15 * GRANULE}", f"free {GRANULE}", "clear samples")
 
@@ -179,7 +187,7 @@ def test_a_newcomer_does_not_overtake_one_that_fits(unit: StorageUnit, writer: W
     waiting = other.park(10, 10)
     [met] = unit.free([lease.extent])
     assert (met.peer, met.sequence) == (2, waiting)
-    failure(writer.ask(Lease(writer.slot, 10 * GRANULE, 10 * GRANULE)), "CapacityError")
+    failure(writer.ask(LeaseExtent(writer.slot, 10 * GRANULE, 10 * GRANULE)), "CapacityError")
 
 
 def test_a_wait_ends_with_an_error(unit: StorageUnit, writer: Writer) -> None:
@@ -205,7 +213,7 @@ def test_a_wait_without_end_never_ends(unit: StorageUnit, writer: Writer) -> Non
 @pytest.mark.parametrize("wait", [None, 0.0, -3.0, -math.inf])
 def test_no_wait_is_no_wait(unit: StorageUnit, writer: Writer, wait: float | None) -> None:
     writer.lease(16)
-    failure(writer.ask(Lease(writer.slot, 1, 1, wait)), "CapacityError")
+    failure(writer.ask(LeaseExtent(writer.slot, 1, 1, wait)), "CapacityError")
 
 
 def test_room_that_others_leave_is_found_at_the_deadline(
@@ -215,7 +223,7 @@ def test_room_that_others_leave_is_found_at_the_deadline(
     writer.park(1, 5)
     monkeypatch.undo()
     [effect] = unit.tick(5)
-    assert isinstance(effect.reply, LeaseReply)
+    assert isinstance(effect.reply, ExtentLeaseReply)
 
 
 def test_parked_leases_end_with_their_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
@@ -230,7 +238,7 @@ def test_a_parked_lease_goes_over_to_a_new_connection(unit: StorageUnit, writer:
     lease = other.lease(16)
     sequence = writer.park(1, 10)
     writer.peer = 7
-    assert writer.send(Lease(writer.slot, GRANULE, GRANULE, 10), 3.0, sequence) == []
+    assert writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE, 10), 3.0, sequence) == []
     assert unit.disconnected(1, 4) == []
     assert unit.next_deadline() == INTERVAL
     [effect] = unit.free([lease.extent])
@@ -240,7 +248,7 @@ def test_a_parked_lease_goes_over_to_a_new_connection(unit: StorageUnit, writer:
 def test_a_lease_asked_for_again_is_answered_as_before(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(1)
     sequence, writer.peer = writer.sequence, 7
-    assert writer.send(Lease(writer.slot, GRANULE, GRANULE), 1.0, sequence) == [Answer(7, sequence, lease)]
+    assert writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE), 1.0, sequence) == [SendReply(7, sequence, lease)]
     assert unit.table.leased == GRANULE
 
 
@@ -249,7 +257,7 @@ def test_a_parked_lease_can_be_cancelled(unit: StorageUnit, writer: Writer) -> N
     sequence = writer.park(1, 10)
     told, done = writer.send(Cancel(sequence))
     failure(told, "WaitTimeoutError", "cancelled")
-    assert (told.sequence, done) == (sequence, Answer(1, writer.sequence, Done(True)))
+    assert (told.sequence, done) == (sequence, SendReply(1, writer.sequence, Done(True)))
     assert unit.free([lease.extent]) == []
 
 
@@ -265,12 +273,12 @@ def test_a_lease_whose_reply_nobody_will_look_at_is_taken_back(unit: StorageUnit
 def test_only_ones_own_requests_can_be_cancelled(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     writer.lease(1)
     assert other.ask(Cancel(writer.sequence)) == Done(False)
-    assert unit.handle("nobody", 9, 1, Cancel(writer.sequence), 0.0) == [Answer(9, 1, Done(False))]
+    assert unit.handle("nobody", 9, 1, Cancel(writer.sequence), 0.0) == [SendReply(9, 1, Done(False))]
     assert unit.table.leased == GRANULE
 
 
 def test_grants_are_not_remembered_for_ever(tmp_path: Path, slots: StandInSlots) -> None:
-    unit = StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "a", 4 * GRANULE)), slots)
+    unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 4 * GRANULE)), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     first = writer.lease(1)
     for _ in range(64):
@@ -282,8 +290,8 @@ def test_grants_are_not_remembered_for_ever(tmp_path: Path, slots: StandInSlots)
 def test_extents_can_be_returned(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     leases = [writer.lease(8), writer.lease(8)]
     sequence = other.park(16, 5)
-    done, met = writer.send(Return(writer.slot, [lease.extent for lease in leases]))
-    assert done == Answer(1, writer.sequence, Done())
+    done, met = writer.send(ReturnExtent(writer.slot, [lease.extent for lease in leases]))
+    assert done == SendReply(1, writer.sequence, Done())
     assert (met.peer, met.sequence) == (2, sequence)
     assert met.reply.generation > leases[0].generation
 
@@ -291,15 +299,15 @@ def test_extents_can_be_returned(unit: StorageUnit, writer: Writer, other: Write
 def test_a_return_that_was_repeated_does_nothing(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(1)
     for _ in range(2):
-        assert writer.ask(Return(writer.slot, [lease.extent])) == Done()
+        assert writer.ask(ReturnExtent(writer.slot, [lease.extent])) == Done()
     assert unit.table.leased == 0
 
 
 def test_only_the_slots_own_extents_are_returned(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     mine, foreign = writer.lease(1), other.lease(1)
-    failure(writer.ask(Return(writer.slot, [mine.extent, foreign.extent])), "ProtocolError", "leased to slot 2")
-    failure(writer.ask(Return(writer.slot, [mine.extent, 99])), "ProtocolError", "ever leased")
-    failure(writer.ask(Return(writer.slot, [mine.extent, mine.extent])), "InvalidArgumentError", "twice")
+    failure(writer.ask(ReturnExtent(writer.slot, [mine.extent, foreign.extent])), "ProtocolError", "leased to slot 2")
+    failure(writer.ask(ReturnExtent(writer.slot, [mine.extent, 99])), "ProtocolError", "ever leased")
+    failure(writer.ask(ReturnExtent(writer.slot, [mine.extent, mine.extent])), "InvalidArgumentError", "twice")
     assert unit.table.leased == 2 * GRANULE
 
 
@@ -317,14 +325,14 @@ def test_only_the_slots_own_extents_are_returned(unit: StorageUnit, writer: Writ
 def test_absurd_leases_are_refused_at_once(
     unit: StorageUnit, writer: Writer, nbytes: int, want: int, wait: float | None, kind: str
 ) -> None:
-    failure(writer.ask(Lease(writer.slot, nbytes, want, wait)), kind)
+    failure(writer.ask(LeaseExtent(writer.slot, nbytes, want, wait)), kind)
     assert unit.table.held == 0
 
 
 def test_unknown_and_foreign_slots_are_refused(unit: StorageUnit, writer: Writer, other: Writer) -> None:
-    for body in (Lease(99, 1, 1), Return(99, [1])):
+    for body in (LeaseExtent(99, 1, 1), ReturnExtent(99, [1])):
         failure(writer.ask(body), "ProtocolError", "not known")
-    for body in (Lease(other.slot, 1, 1), Return(other.slot, [])):
+    for body in (LeaseExtent(other.slot, 1, 1), ReturnExtent(other.slot, [])):
         failure(writer.ask(body), "ProtocolError", "not 'w'")
     failure(writer.ask(OpenSlot("o")), "ProtocolError", "its own")
     failure(writer.ask(ListPartitions()), "ProtocolError", "ListPartitions", "controller")
@@ -345,12 +353,12 @@ def test_a_failure_of_the_system_is_an_answer(
 
 def test_everything_has_a_limit(unit: StorageUnit, slots: StandInSlots, writer: Writer, other: Writer) -> None:
     leases = [writer.lease(1) for _ in range(8)]
-    failure(writer.ask(Lease(writer.slot, 1, 1)), "CapacityError", "8 in storage unit 3")
+    failure(writer.ask(LeaseExtent(writer.slot, 1, 1)), "CapacityError", "8 in storage unit 3")
     unit.free([lease.extent for lease in leases])
     writer.lease(16)
     for _ in range(3):
         other.park(1, 10)
-    failure(other.ask(Lease(other.slot, 1, 1, 10)), "CapacityError", "which is the limit")
+    failure(other.ask(LeaseExtent(other.slot, 1, 1, 10)), "CapacityError", "which is the limit")
     Writer(unit, slots, "a", 3)
     Writer(unit, slots, "b", 4)
     [effect] = unit.handle("c", 5, 1, OpenSlot("c"), 0.0)
@@ -366,11 +374,11 @@ def test_a_writer_has_one_slot(unit: StorageUnit, writer: Writer) -> None:
 
 def test_no_lease_without_the_lock(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
     careless = Writer(unit, slots, "c", 5)
-    failure(careless.ask(Lease(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
+    failure(careless.ask(LeaseExtent(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
     careless.locked()
     careless.lease(1)
     slots.held.discard(careless.path)
-    failure(careless.ask(Lease(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
+    failure(careless.ask(LeaseExtent(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
 
 
 def test_a_slot_never_locked_is_withdrawn_in_silence(unit: StorageUnit, slots: StandInSlots) -> None:
@@ -379,7 +387,7 @@ def test_a_slot_never_locked_is_withdrawn_in_silence(unit: StorageUnit, slots: S
     assert early.path in slots.withdrawn
     unit.check()
     assert unit.next_deadline() is None
-    failure(early.ask(Lease(early.slot, 1, 1)), "ProtocolError", "not known")
+    failure(early.ask(LeaseExtent(early.slot, 1, 1)), "ProtocolError", "not known")
     assert Writer(unit, slots, "e", 6).slot != early.slot
 
 
@@ -409,7 +417,7 @@ def test_a_dead_writer_is_reported_and_keeps_its_extents(
     unit.free([second.extent])
     assert unit.unsettled() == []
     unit.check()
-    failure(writer.ask(Return(writer.slot, [first.extent])), "ProtocolError", "not known")
+    failure(writer.ask(ReturnExtent(writer.slot, [first.extent])), "ProtocolError", "not known")
 
 
 def test_a_dead_writer_without_extents_is_reported_too(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
@@ -457,7 +465,7 @@ def test_the_last_connection_counts(unit: StorageUnit, slots: StandInSlots, writ
 
 
 def test_strangers_come_and_go(unit: StorageUnit) -> None:
-    assert isinstance(unit.handle("reader", 8, 1, UnitStatus(), 0.0)[0], Answer)
+    assert isinstance(unit.handle("reader", 8, 1, UnitStatus(), 0.0)[0], SendReply)
     assert unit.disconnected(8, 1) == []
     assert unit.disconnected(12345, 1) == []
     unit.check()
@@ -467,7 +475,7 @@ def test_strangers_come_and_go(unit: StorageUnit) -> None:
 
 
 def test_idle_moments_prepare_space(tmp_path: Path, slots: StandInSlots) -> None:
-    unit = StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
+    unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
     while unit.idle():
         unit.check()
     assert unit.room.arena.held == unit.room.arena.warm == unit.room.arena.capacity
@@ -496,12 +504,12 @@ class Unit(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="tq-test-")
         self.slots = StandInSlots()
         self.unit = StorageUnit(
-            0, ArenaRoom(Arena.create(Path(self.folder.name) / "a", CAPACITY)), self.slots, Limits(extents=6, parked=3)
+            0, ArenaPool(Arena.create(Path(self.folder.name) / "a", CAPACITY)), self.slots, Limits(extents=6, parked=3)
         )
         self.now = 0.0
         self.number = 0
         self.writers: list[Writer] = []
-        self.leases: dict[int, tuple[str, LeaseReply]] = {}
+        self.leases: dict[int, tuple[str, ExtentLeaseReply]] = {}
         self.open: dict[tuple[int, int], tuple[Writer, int]] = {}
         self.dead: set[str] = set()
         self.reported: set[str] = set()
@@ -524,7 +532,7 @@ class Unit(RuleBasedStateMachine):
                 assert isinstance(effect.reply, Done)
                 continue
             writer, nbytes = waiting
-            if isinstance(effect.reply, LeaseReply):
+            if isinstance(effect.reply, ExtentLeaseReply):
                 reply = effect.reply
                 assert reply.length >= nbytes
                 for _, lease in self.leases.values():
@@ -545,7 +553,9 @@ class Unit(RuleBasedStateMachine):
     def lease(self, data: st.DataObject, granules: int, more: int, wait: float | None) -> None:
         writer = data.draw(st.sampled_from(self.writers))
         self.open[writer.peer, writer.sequence + 1] = (writer, granules * GRANULE)
-        self.take(writer.send(Lease(writer.slot, granules * GRANULE, (granules + more) * GRANULE, wait), self.now))
+        self.take(
+            writer.send(LeaseExtent(writer.slot, granules * GRANULE, (granules + more) * GRANULE, wait), self.now)
+        )
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -564,9 +574,9 @@ class Unit(RuleBasedStateMachine):
         mine = self.leases[number][0] == writer.name
         if mine:
             del self.leases[number]
-            self.take(writer.send(Return(writer.slot, [number]), self.now))
+            self.take(writer.send(ReturnExtent(writer.slot, [number]), self.now))
         else:
-            failure(writer.ask(Return(writer.slot, [number]), self.now), "ProtocolError")
+            failure(writer.ask(ReturnExtent(writer.slot, [number]), self.now), "ProtocolError")
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data(), dies=st.booleans())

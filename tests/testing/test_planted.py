@@ -7,9 +7,9 @@ import pytest
 from tests.simulation import chaos
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
-from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.core.events.effects import Effect, FreeExtents
-from transfer_queue.messages.unit_reports import Free
+from transfer_queue.messages.unit_reports import ReleaseExtents
 from transfer_queue.testing import simulated_locks
 
 SEEDS = 200
@@ -31,7 +31,7 @@ def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.Mon
     def early(self: FaultyCluster, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, FreeExtents):
-                self._to_unit(effect.unit, Free(effect.extents))
+                self._to_unit(effect.unit, ReleaseExtents(effect.extents))
         carried_out(self, effects)
 
     monkeypatch.setattr(FaultyCluster, "_core", early)
@@ -39,11 +39,11 @@ def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.Mon
 
 
 def test_readers_that_do_not_look_at_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientState, "unchanged", lambda self, reply: True)
+    monkeypatch.setattr(ClientContext, "unchanged", lambda self, reply: True)
     assert "foreign bytes" in str(found({"late": 1}))
 
 
 def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a timeout: a writer whose connections broke is taken for dead, though it holds its lock."""
-    monkeypatch.setattr(simulated_locks.Slots, "withdraw", lambda self, slot: True)
+    monkeypatch.setattr(simulated_locks.SimulatedSlots, "withdraw", lambda self, slot: True)
     assert "foreign bytes" in str(found({"tear": 1}))

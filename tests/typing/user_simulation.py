@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from typing_extensions import assert_type
 
 import transfer_queue as tq
-from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.dataloader.streaming_dataset import chunk_batch_fn, default_fetch_batch_fn
 from transfer_queue.sampler import BaseSampler, RankAwareSampler
 from transfer_queue.testing import Client, Cluster, Task
@@ -29,7 +29,7 @@ class Longest(BaseSampler):
 
 
 def fetch(
-    tq_client: Surface,
+    tq_client: GeneratedMethods,
     data_fields: Sequence[str],
     batch_size: int,
     partition_id: str,

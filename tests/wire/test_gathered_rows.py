@@ -24,7 +24,7 @@ from differential import differential, row_lengths, small
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
-from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed
+from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, elsewhere
@@ -299,7 +299,7 @@ def test_rows_of_blocks_that_are_received_on_a_device(case: Case, layout: str, g
     pieces = [] if found is None else found.pieces(case.arenas.memory)
     if found is None or len(pieces) != 1:  # a landing is of one unit
         return
-    packed = Packed(pieces[0])
+    packed = DeviceBlock(pieces[0])
     memory = torch.full((packed.nbytes,), 0xEE, dtype=torch.uint8)
     places = packed.places(pieces[0].at)
     for start, length, at in zip(*(column.tolist() for column in (pieces[0].starts, pieces[0].lengths, places))):

@@ -30,7 +30,7 @@ def _name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def found(name: str | None) -> RunningSystem:
+def find_system(name: str | None) -> RunningSystem:
     """The running system of this name; with RAY_ADDRESS, of that cluster first. AttachError where there is none."""
     from transfer_queue.node.system.launcher import find
     from transfer_queue.ray_runtime import launcher as on_ray

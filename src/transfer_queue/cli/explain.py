@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from transfer_queue.cli.common import Commands, add_name, found
+from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.cli.status_table import shown
 from transfer_queue.messages.progress import PartitionProgress
 
@@ -37,11 +37,11 @@ def _names(text: str) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Says it in a sentence, and which of the given names nobody has used yet."""
-    from transfer_queue.client.control_client import Onlooker
+    from transfer_queue.client.control_client import ControlClient
 
     if options.index is None and options.key is None and (options.task is None or options.fields is None):
         options.usage_error("which sample? give --index or --key, or both --task and --fields")
-    with Onlooker(found(options.name)) as onlooker:
+    with ControlClient(find_system(options.name)) as onlooker:
         words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
         known = {partition.name: partition for partition in onlooker.status().partitions}
     if options.partition not in known:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from transfer_queue.cli.common import Commands, add_name, found
+from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def start(options: argparse.Namespace) -> int:
 
 def stop(options: argparse.Namespace) -> int:
     """Stop a system, even if another process started it."""
-    system = found(options.name)
+    system = find_system(options.name)
     system.stop()
     print(f"stopped: {system.describe()}")
     return 0
@@ -154,11 +154,11 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
     """Raise StartError if the running system has other settings than the conf."""
     import msgspec
 
-    from transfer_queue.client.control_client import Onlooker
+    from transfer_queue.client.control_client import ControlClient
     from transfer_queue.config.loading import as_json, differences, merge
     from transfer_queue.messages.system import Topology, TopologyReply
 
-    with Onlooker(system) as onlooker:
+    with ControlClient(system) as onlooker:
         config = msgspec.json.decode(onlooker.ask(Topology(), TopologyReply).config)
     differing = differences(conf, as_json(merge(config.get("conf"))))
     if differing:

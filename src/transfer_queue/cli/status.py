@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from transfer_queue.cli.common import Commands, add_name, found
+from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.cli.status_table import as_line, table
 
 EVERY = 2.0  # seconds between two looks of --watch
@@ -40,10 +40,10 @@ def run(options: argparse.Namespace) -> int:
         from transfer_queue.cli.watch import watch
 
         return watch(options.name, options.watch, options.json)
-    from transfer_queue.client.control_client import Onlooker
+    from transfer_queue.client.control_client import ControlClient
 
-    system = found(options.name)
-    with Onlooker(system) as onlooker:
+    system = find_system(options.name)
+    with ControlClient(system) as onlooker:
         status = onlooker.status()
     if options.json:
         print(as_line(system, status))

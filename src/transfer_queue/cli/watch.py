@@ -11,9 +11,9 @@ from contextlib import closing
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from transfer_queue.cli.common import found
+from transfer_queue.cli.common import find_system
 from transfer_queue.cli.status_table import Rates, as_line, rates, table
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import (
     AttachError,
     AuthenticationError,
@@ -45,7 +45,7 @@ class Display(Protocol):
 def watch(name: str | None, seconds: float, as_json: bool) -> int:
     """Looks every so many seconds. 0 after Ctrl-C; 1 when the system has ended and is not started again at once."""
     try:
-        system = found(name)
+        system = find_system(name)
         if sys.stdout.isatty() and not as_json:
             with Screen(seconds) as screen:
                 last = follow_all(name, system, seconds, screen)
@@ -72,7 +72,7 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
     """Shows a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
     its = system.description
-    with Onlooker(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
+    with ControlClient(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
         while True:
             try:
                 status = onlooker.status(timeout=ANSWER_SECONDS)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.client.checkpoint.checkpoint_data import Cut
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
@@ -21,7 +21,7 @@ from transfer_queue.metadata import BatchMeta, KVBatchMeta
 T = TypeVar("T")
 
 
-class Surface(ABC):
+class GeneratedMethods(ABC):
     """Each operation as a blocking method, and as an awaitable one with the prefix `async_`."""
 
     @property
@@ -412,7 +412,7 @@ class Surface(ABC):
             The changes; falsy if there were none.
 
         Raises:
-            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
+            InvalidArgumentError: `validated_filter` is not a dict of tag entries, or `since` is not a version.
 
         Example:
             >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
@@ -451,7 +451,7 @@ class Surface(ABC):
             The changes; falsy if there were none.
 
         Raises:
-            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
+            InvalidArgumentError: `validated_filter` is not a dict of tag entries, or `since` is not a version.
 
         Example:
             >>> put = await client.async_kv_put("a", "train_0", tag={"status": "done"})
@@ -2391,7 +2391,7 @@ class Surface(ABC):
         previous: str | os.PathLike[str] | None = None,
         *,
         timeout: float | None = None,
-    ) -> Cut:
+    ) -> CheckpointSave:
         """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
 
         The system continues meanwhile, but does not reuse the space of the saved samples. Most programs call
@@ -2424,7 +2424,7 @@ class Surface(ABC):
         previous: str | os.PathLike[str] | None = None,
         *,
         timeout: float | None = None,
-    ) -> Cut:
+    ) -> CheckpointSave:
         """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
 
         The system continues meanwhile, but does not reuse the space of the saved samples. Most programs call
@@ -2451,7 +2451,7 @@ class Surface(ABC):
         """
         return await self._run_threaded(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
 
-    def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
+    def end_checkpoint(self, cut: CheckpointSave, *, timeout: float | None = None) -> bool:
         """End a pending save and release its samples.
 
         Args:
@@ -2472,7 +2472,7 @@ class Surface(ABC):
         """
         return self._run(self._operations.end_checkpoint(cut, timeout=timeout))
 
-    async def async_end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> bool:
+    async def async_end_checkpoint(self, cut: CheckpointSave, *, timeout: float | None = None) -> bool:
         """End a pending save and release its samples.
 
         Args:
@@ -2494,7 +2494,7 @@ class Surface(ABC):
         return await self._run_threaded(self._operations.end_checkpoint(cut, timeout=timeout))
 
     def save_controller_checkpoint(
-        self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
+        self, path: str | os.PathLike[str], *, cut: CheckpointSave | None = None, timeout: float | None = None
     ) -> None:
         """Write the controller's state, which is everything except the bytes of the samples, into a file.
 
@@ -2513,7 +2513,7 @@ class Surface(ABC):
         return self._run(self._operations.save_controller_checkpoint(path, cut=cut, timeout=timeout))
 
     async def async_save_controller_checkpoint(
-        self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
+        self, path: str | os.PathLike[str], *, cut: CheckpointSave | None = None, timeout: float | None = None
     ) -> None:
         """Write the controller's state, which is everything except the bytes of the samples, into a file.
 
@@ -2535,7 +2535,7 @@ class Surface(ABC):
         self,
         checkpoint_dir: str | os.PathLike[str],
         *,
-        cut: Cut | None = None,
+        cut: CheckpointSave | None = None,
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -2564,7 +2564,7 @@ class Surface(ABC):
         self,
         checkpoint_dir: str | os.PathLike[str],
         *,
-        cut: Cut | None = None,
+        cut: CheckpointSave | None = None,
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from transfer_queue.client.data.client_context import ClientState, SystemAddress
+from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.operations.sample_operations import Operations
@@ -49,7 +49,7 @@ class TransferQueueClient(Subscriptions):
         self._system = system
         self._lock = threading.Lock()
         self._closed = False
-        self._state: ClientState | None = None
+        self._state: ClientContext | None = None
         self._bound: Operations | None = None
         self._renewer: Renewer | None = None
         _clients.add(self)
@@ -64,7 +64,7 @@ class TransferQueueClient(Subscriptions):
             if self._closed:
                 raise NotInitializedError("this client was closed; call transfer_queue.init() for a new one")
             if self._bound is None:
-                self._state = ClientState(self._system)
+                self._state = ClientContext(self._system)
                 self._bound = Operations(self._state)
                 self._renewer = Renewer(self._state.renewals, self._state.session.clock, self._renew)
             return self._bound
@@ -104,7 +104,7 @@ class TransferQueueClient(Subscriptions):
         return self._state.client_id
 
     @property
-    def storage_manager(self) -> ClientState:
+    def storage_manager(self) -> ClientContext:
         """The object that holds what this client knows of the storage units.
 
         Example:

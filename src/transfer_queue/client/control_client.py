@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Onlooker:
+class ControlClient:
     """One session with a system's controller. Its methods raise what those of `TransferQueueClient` do."""
 
     def __init__(self, system: RunningSystem) -> None:
@@ -61,7 +61,7 @@ class Onlooker:
             raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
         return reply
 
-    def __enter__(self) -> Onlooker:
+    def __enter__(self) -> ControlClient:
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Union
 
-from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
 
@@ -21,7 +21,7 @@ def _report_losses(change: PartitionChange, on_lost: OnLost) -> None:
             on_lost(loss)
 
 
-class Subscriptions(Surface):
+class Subscriptions(GeneratedMethods):
     """The methods of a client that return iterators."""
 
     def subscribe(
@@ -61,7 +61,7 @@ class Subscriptions(Surface):
             'a'
         """
         arguments.partition(partition_id)
-        arguments.where(where, allow_pickle=True)
+        arguments.validated_filter(where, allow_pickle=True)
         return self._events(partition_id, where, since, on_lost)
 
     def _events(
@@ -105,7 +105,7 @@ class Subscriptions(Surface):
             a
         """
         arguments.partition(partition_id)
-        arguments.where(where, allow_pickle=True)
+        arguments.validated_filter(where, allow_pickle=True)
         return self._async_events(partition_id, where, since, on_lost)
 
     async def _async_events(

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from transfer_queue.core.control.change_set import Change
+from transfer_queue.core.control.change_set import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.pending_checkpoints import Cut
 from transfer_queue.core.events import records as r
@@ -29,13 +29,13 @@ from transfer_queue.core.puts import clear_decisions
 from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.serialization import saved_sound, trusted
+from transfer_queue.core.state.serialization import load_untrusted, saved_sound
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiter
+from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
+from transfer_queue.messages.envelopes import RequestEnvelope
 
 FORMAT = 1
 
@@ -79,7 +79,7 @@ def built(tree: Any, file: str = "", watched: Iterable[str] = ()) -> SavedState:
     """
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError("it does not contain the state of a controller")
-    return SavedState({**tree, "state": None}, trusted(tree["state"], None, watched), file)
+    return SavedState({**tree, "state": None}, load_untrusted(tree["state"], None, watched), file)
 
 
 def checked_name(name: str) -> str:
@@ -119,7 +119,7 @@ def handle_begin(core: ControllerContext, caller: Caller, request: BeginCheckpoi
         return []
 
 
-def _sampler_saved(core: ControllerContext, asker: Waiter, name: str, outcome: Any) -> list[Effect]:
+def _sampler_saved(core: ControllerContext, asker: RequestKey, name: str, outcome: Any) -> list[Effect]:
     """The process of a user's sampler has returned the sampler's state, or has failed."""
     peer = core.checkpoints.peers.get(asker)
     if peer is None or name in core.checkpoints.cuts:
@@ -130,10 +130,10 @@ def _sampler_saved(core: ControllerContext, asker: Waiter, name: str, outcome: A
     return [core.failure(peer, asker[1], error_of(outcome))]
 
 
-def _cut(core: ControllerContext, asker: Waiter, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
+def _cut(core: ControllerContext, asker: RequestKey, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
     extents = frozenset(place for place, extent in core.state.blocks.extents.items() if extent.blocks)
     origin = _origin(core)
-    core.checkpoints.cuts[name] = Cut(asker[0], extents, asker, CutReply(origin, core.state.origins))
+    core.checkpoints.cuts[name] = Cut(asker[0], extents, asker, BeginCheckpointReply(origin, core.state.origins))
     time = core.now
 
     def tree() -> dict[str, Any]:
@@ -172,7 +172,7 @@ def written(core: ControllerContext, name: str, trouble: str | None) -> list[Eff
         return [RemoveState(name)]  # its client has gone
     waiter, cut.asker = cut.asker, None
     peer = ours.peers.pop(waiter, None)
-    answer: CutReply | Failure = cut.reply
+    answer: BeginCheckpointReply | Failure = cut.reply
     effects: list[Effect] = []
     if trouble is not None:
         del ours.cuts[name]
@@ -212,13 +212,17 @@ def read(core: ControllerContext, client: str, sequence: int, found: SavedState 
         assert not isinstance(found, Exception)
         kept, sampler = found.tree["sampler"], core.samplers.default
         if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
-            return _replace_state(core, Caller(client, peer, Envelope(sequence, 0, LoadState(""))), record, found)
+            return _replace_state(
+                core, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+            )
         if core.asks.runner is not None:
             return _load_with_process(core, client, peer, sequence, record, found, kept["state"])
         before = sampler.save_checkpoint()
         sampler.load_checkpoint(kept["state"])
         try:
-            return _replace_state(core, Caller(client, peer, Envelope(sequence, 0, LoadState(""))), record, found)
+            return _replace_state(
+                core, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+            )
         except BaseException:
             sampler.load_checkpoint(before)
             raise
@@ -243,7 +247,7 @@ def _replaced(core: ControllerContext, before: list[Partition]) -> Done:
     core.asks.void()
     core.warned.clear()
     for name in {*(partition.name for partition in before), *core.state.partitions}:
-        core.changed.setdefault(name, Change()).everything = True
+        core.changed.setdefault(name, ChangeSet()).everything = True
     for partition in list(core.state.partitions.values()):
         for record in clear_decisions.never_taken(partition):
             core.apply(record)
@@ -286,7 +290,9 @@ def _load_with_process(
             if isinstance(outcome, BaseException):
                 raise error_of(outcome)
             if peer is not None:
-                return _replace_state(core, Caller(client, peer, Envelope(sequence, 0, LoadState(""))), record, found)
+                return _replace_state(
+                    core, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+                )
             error = None
         except TransferQueueError as raised:
             error = raised

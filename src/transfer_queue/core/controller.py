@@ -19,32 +19,32 @@ from typing import Any
 
 from transfer_queue.core import checkpoint_handler, wakeups
 from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions
-from transfer_queue.core.control.change_set import Change
+from transfer_queue.core.control.change_set import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send, TellUnit
+from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
 from transfer_queue.core.puts import clear_decisions, put_decisions, put_handlers, retention
-from transfer_queue.core.puts.incremental_clear import Clearing
+from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, partition_view, value_locations
 from transfer_queue.core.reports import explain, status
 from transfer_queue.core.reports.explain import timeout_words
 from transfer_queue.core.reports.state_metrics import LeaseCounts
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copied, watched_tags
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiting
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.units import unit_drain, unit_handlers
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.errors import CapacityError, ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyReply, AnyRequest, Envelope
-from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.remote_partition import Question, ViewReply
@@ -109,7 +109,7 @@ class Controller(ControllerContext):
         self.asks = SamplerAsks(self.samplers.default, partial(claim_handler.look, self))
         self.lease_counts = LeaseCounts()
         self.observe(LeaseCounts.RECORDS, self.lease_counts.note)
-        self.clearing = Clearing()
+        self.clearing = IncrementalClears()
         self.wide_puts = WidePuts()
 
     # ------------------------------------------------------------ events
@@ -119,7 +119,7 @@ class Controller(ControllerContext):
         self.connections.setdefault(client, set()).add(peer)
         self.departed.pop(client, None)
 
-    def handle(self, client: str, peer: int, envelope: Envelope, now: float) -> list[Effect]:
+    def handle(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> list[Effect]:
         """A request arrived."""
         self.now = now
         self.counters["requests"] += 1
@@ -166,7 +166,7 @@ class Controller(ControllerContext):
         """When `tick` has something to do, None where nobody waits."""
         times = [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next(), self.moves.due()]
         if self.state.aging or self.drains:
-            times += [retention.due(partition) for partition in self.state.aging.values()]
+            times += [retention.next_expiry(partition) for partition in self.state.aging.values()]
             times += [deadline for _, _, deadline in self.drains.values()]
         if self.clearing.jobs or self.making or self.wide_puts.jobs:
             times.append(self.now)
@@ -179,7 +179,7 @@ class Controller(ControllerContext):
         for client in self.returning.gone(now, self.connections):
             self._gone(client)
         for leased, lease in self.deadlines.due(now):
-            for record in lease_decisions.end(leased, lease, lease.rows, "expired", self.max_deliveries):
+            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", self.max_deliveries):
                 self.apply(record)
         for partition in list(self.state.aging.values()):
             retention.retain(self, partition)
@@ -194,11 +194,11 @@ class Controller(ControllerContext):
         effects += self.wide_puts.step(self, self.answer)
         made = self.making.step(self.state)
         if made is not None:
-            self.changed.setdefault(made[0], Change()).tasks.add(made[1])
+            self.changed.setdefault(made[0], ChangeSet()).tasks.add(made[1])
         records, orders = self.moves.step(now)
         for record in records:
             self.apply(record)
-        effects += [TellUnit(unit, order) for unit, order in orders]
+        effects += [SendToUnit(unit, order) for unit, order in orders]
         return [*effects, *self.settle()]
 
     def worked(self, number: int, outcome: Any, now: float) -> list[Effect]:
@@ -215,8 +215,8 @@ class Controller(ControllerContext):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
             effects += self.failed(waiting, error)
         elif waiting is not None:
-            effects += claim_handler.retry(self, waiting, job.made(outcome))
-        self.changed.setdefault(job.partition.name, Change()).tasks.add(job.task)
+            effects += claim_handler.retry_claim(self, waiting, job.made(outcome))
+        self.changed.setdefault(job.partition.name, ChangeSet()).tasks.add(job.task)
         return [*effects, *self.settle()]
 
     def sampler_answered(self, number: int, outcome: Any, now: float) -> list[Effect]:
@@ -242,14 +242,14 @@ class Controller(ControllerContext):
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Dealt batches do not change; claims that wait are checked and decided again."""
-        self.samplers = Samplers(sampler, self.values, self.samplers.strict)
+        self.samplers = SamplerRegistry(sampler, self.values, self.samplers.strict)
         effects = self.asks.replace(self.samplers.default)
         self.state.watched = watched_tags(sampler)
         for waiting in list(self.state.waiting.by_waiter.values()):
             if isinstance(waiting.request, Claim):
                 effects += claim_handler.check_again(self, waiting)
         for name in {**self.state.partitions, **self.state.waiting.claims}:  # also of partitions not there
-            self.changed.setdefault(name, Change()).everything = True
+            self.changed.setdefault(name, ChangeSet()).everything = True
         return [*effects, *self.settle()]
 
     # ------------------------------------------------------------ one request
@@ -274,7 +274,7 @@ class Controller(ControllerContext):
 
     # ------------------------------------------------------------ waiting
 
-    def _attach(self, waiting: Waiting, peer: int) -> list[Effect]:
+    def _attach(self, waiting: ParkedRequest, peer: int) -> list[Effect]:
         """A parked request came again: it is answered on the newest connection (peers are numbered ascending)."""
         known = self.peers.get(waiting.waiter)
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
@@ -282,18 +282,18 @@ class Controller(ControllerContext):
             return [*wakeups.retry(self, waiting), *self.settle()]
         return []
 
-    def _expiry(self, waiting: Waiting, now: float) -> AnyReply:
+    def _expiry(self, waiting: ParkedRequest, now: float) -> AnyReply:
         request = waiting.request
         if isinstance(request, Watch):
-            return change_answers.nothing(self.state, request)
+            return change_answers.empty_watch_reply(self.state, request)
         self.counters["failures"] += 1
         if isinstance(request, Claim):
             if request.probe or request.quiet:
-                return claim_handler.nothing(self, request, ended=False)
+                return claim_handler.empty_reply(self, request, ended=False)
             dealt = claim_samplers.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
             waited = request.waited + now - waiting.since
             return Failure("WaitTimeoutError", timeout_words(self.state, request, waited, dealt))
-        if isinstance(request, Wanted):
+        if isinstance(request, TakeGroupDemand):
             return Done(0)
         try:
             put_decisions.check_room(self.state, request.partition, request.count)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transfer_queue.core.claims import claim_batching, claim_handler
-from transfer_queue.core.claims.wakeup_filter import all_of, worth_a_try
-from transfer_queue.core.control.change_set import Change
+from transfer_queue.core.claims.wakeup_filter import all_claims, claims_to_retry
+from transfer_queue.core.control.change_set import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events.effects import Effect, FreeExtents, Send
@@ -18,11 +18,11 @@ from transfer_queue.core.puts import retention
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Waiter, Waiting
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.core.units import unit_drain
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.queries import Watch
 
 
@@ -53,22 +53,22 @@ def settle(core: ControllerContext, clearing: bool) -> list[Effect]:
     if core.state.waiting.claims:  # else nothing can be in the way of anything
         waits = core.works or core.asks or core.checkpoints.cuts or core.moves.active or clearing or core.making
         if not waits and core.movers.deadlocked(core.state, core.connections):
-            effects += deadlock_detector.end(core)
+            effects += deadlock_detector.end_deadlock(core)
     return effects
 
 
-def retry(core: ControllerContext, waiting: Waiting) -> list[Effect]:
+def retry(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Looks again at one who waits, whatever for."""
     if isinstance(waiting.request, Watch):
         return _retry_watch(core, waiting)
     if isinstance(waiting.request, Claim):
-        return claim_handler.retry(core, waiting)
+        return claim_handler.retry_claim(core, waiting)
     return _retry_decision(core, waiting)
 
 
-def _meet(core: ControllerContext, name: str, partition: Partition | None, change: Change) -> Iterator[Effect]:
+def _meet(core: ControllerContext, name: str, partition: Partition | None, change: ChangeSet) -> Iterator[Effect]:
     """Meets who waits for what has changed in a partition; None where it is no more."""
-    for waiter, reply in change_answers.told(core.state, name, core.peers):
+    for waiter, reply in change_answers.watch_replies(core.state, name, core.peers):
         yield _met(core, waiter, reply)
     gained: set[str] = set()
     if partition is not None:
@@ -81,41 +81,41 @@ def _meet(core: ControllerContext, name: str, partition: Partition | None, chang
         if partition is not None and first is not None and core.making.waits(core.samplers, partition, first.claim):
             continue  # all of them are looked at once it is made
         if partition is None or change.everything or task in change.tasks:
-            worth = all_of(core.samplers, partition, queue, core.peers)
+            worth = all_claims(core.samplers, partition, queue, core.peers)
         else:
             shares = change.shares.get(task, ())
             consumed = task in change.consumed
             grown = change.joined or task in gained
-            worth = worth_a_try(core.samplers, partition, task, queue, grown, shares, consumed, core.peers)
+            worth = claims_to_retry(core.samplers, partition, task, queue, grown, shares, consumed, core.peers)
         for some in worth:
-            yield from retry(core, some[0]) if len(some) == 1 else claim_batching.meet(core, some)
+            yield from retry(core, some[0]) if len(some) == 1 else claim_batching.meet_together(core, some)
     if change.everything or change.space:
         for waiting in list(core.state.waiting.space.values()):
             yield from retry(core, waiting)
 
 
-def _met(core: ControllerContext, waiter: Waiter, reply: AnyReply) -> Send:
+def _met(core: ControllerContext, waiter: RequestKey, reply: AnyReply) -> Send:
     """Answers one who waits and has a connection."""
     peer = core.peers[waiter]
     core.unpark(waiter)
     return Send(peer, waiter[1], reply)
 
 
-def _retry_watch(core: ControllerContext, waiting: Waiting) -> list[Effect]:
+def _retry_watch(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Looks again at one who came back after a replay."""
-    reply = change_answers.answer(core.state, waiting.watch)
+    reply = change_answers.watch_reply(core.state, waiting.watch)
     if reply is None:
-        change_answers.looked(core.state, waiting.watch.partition)
+        change_answers.mark_seen(core.state, waiting.watch.partition)
         return []
     return [_met(core, waiting.waiter, reply)]
 
 
-def _retry_decision(core: ControllerContext, waiting: Waiting) -> list[Effect]:
+def _retry_decision(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Looks again at a request that waits for space, or for groups that are wanted."""
     peer = core.peers.get(waiting.waiter)
     if peer is None:
         return []
-    caller = Caller(waiting.client, peer, Envelope(waiting.sequence, 0, waiting.request))
+    caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
     try:
         check_epoch(core.state, waiting.request)
         decision = handler(type(waiting.request))(core, caller, waiting.request)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from transfer_queue.client._generated_methods import Surface
-from transfer_queue.client.data.data_path import Transfers
+from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.client.data.data_path import DataPath
 from transfer_queue.client.operations.long_waits import report
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
@@ -25,7 +25,7 @@ _FETCH_ARGUMENTS = (
 
 
 def default_fetch_batch_fn(
-    tq_client: Surface,
+    tq_client: GeneratedMethods,
     data_fields: Sequence[str],
     batch_size: int,
     partition_id: str,
@@ -74,7 +74,7 @@ def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, 
     return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
 
 
-def ask_blocking(client: Surface, operation: str, *arguments: Any, **more: Any) -> Any:
+def ask_blocking(client: GeneratedMethods, operation: str, *arguments: Any, **more: Any) -> Any:
     """Runs a client's operation in this thread."""
     return getattr(client, operation)(*arguments, **more)
 
@@ -91,7 +91,7 @@ class Fetcher:
 
     def __init__(
         self,
-        client: Surface,
+        client: GeneratedMethods,
         data_fields: Sequence[str],
         batch_size: int,
         task_name: str,
@@ -118,7 +118,7 @@ class Fetcher:
         operations = getattr(
             client, "_operations", None
         )  # a fake client of a test may have none: then long waits are not logged
-        self._operations = operations if isinstance(operations, Transfers) else None
+        self._operations = operations if isinstance(operations, DataPath) else None
         self._long = None if self._operations is None else self._operations.long_wait
         self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
 

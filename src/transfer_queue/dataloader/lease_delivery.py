@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError
 from transfer_queue.metadata import BatchMeta
 
@@ -34,13 +34,13 @@ def digest(meta: BatchMeta) -> int:
     return zlib.crc32(meta._rows().tobytes())
 
 
-def take_over(client: Surface, meta: BatchMeta, *, keep: bool = False) -> None:
+def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False) -> None:
     """This process renews the batch's leases. keep: until they are over, whether or not it still has the batch."""
     for lease in meta._leases:
         client._operations.renewals.add(lease, keep=keep)
 
 
-def hand_back(client: Surface, metas: Iterable[BatchMeta]) -> None:
+def hand_back(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None:
     """Gives back batches on which nobody has worked to the end. Where that fails, their leases run out."""
     for meta in metas:
         if meta._leases:
@@ -48,7 +48,7 @@ def hand_back(client: Surface, metas: Iterable[BatchMeta]) -> None:
                 client.nack(meta, delivered=False, timeout=BACK_SECONDS)
 
 
-def acknowledge_again(client: Surface, wanted: Mapping[str, Any], lease: float, rows: int) -> None:
+def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease: float, rows: int) -> None:
     """Acknowledges a batch with which a process was through that ended before it could say so.
 
     wanted: the arguments of the fetch. rows: its digest. A sampler that keeps no batches gives others; they go back.
@@ -63,17 +63,17 @@ def acknowledge_again(client: Surface, wanted: Mapping[str, Any], lease: float, 
         hand_back(client, [meta])
 
 
-class Ahead:
+class PrefetchedBatch:
     """The batches that a worker has fetched, by number, as far as nobody knows whether they were given."""
 
-    def __init__(self, client: Surface) -> None:
+    def __init__(self, client: GeneratedMethods) -> None:
         self._client = client
         self._metas: dict[int, BatchMeta] = {}
 
     def add(self, number: int, meta: BatchMeta) -> None:
         """One more, whose leases are renewed until they are over."""
         if meta._leases:
-            take_over(self._client, meta, keep=True)
+            adopt_lease(self._client, meta, keep=True)
             renewed = self._client._operations.renewals
             self._metas = {n: m for n, m in self._metas.items() if any(map(renewed.renews, m._leases))}
             self._metas[number] = meta.select_fields([])

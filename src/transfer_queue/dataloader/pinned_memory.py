@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 
-def pinned(item: Any) -> Any:
+def pin(item: Any) -> Any:
     """The item with its tensors pinned, inside of tuples, lists and mappings too; what is pinned already is not copied.
 
     TensorDicts, tuples, lists and mappings are made anew around them.
@@ -27,15 +27,15 @@ def pinned(item: Any) -> Any:
     if is_non_tensor(item):
         return item
     if isinstance(item, TensorDictBase):
-        columns = {name: pinned(item.get(name)) for name in item.keys()}  # noqa: SIM118
+        columns = {name: pin(item.get(name)) for name in item.keys()}  # noqa: SIM118
         return TensorDict(columns, batch_size=item.batch_size)
     if isinstance(item, tuple):
-        parts = [pinned(part) for part in item]
+        parts = [pin(part) for part in item]
         return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
     if isinstance(item, list):
-        return [pinned(part) for part in item]
+        return [pin(part) for part in item]
     if isinstance(item, Mapping):
-        return {name: pinned(part) for name, part in item.items()}
+        return {name: pin(part) for name, part in item.items()}
     return item.pin_memory() if hasattr(item, "pin_memory") else item
 
 

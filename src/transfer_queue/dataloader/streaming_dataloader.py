@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from transfer_queue.dataloader.batch_fetcher import Batch
-from transfer_queue.dataloader.pinned_memory import pinned
-from transfer_queue.dataloader.streaming_dataset import Finish, Here, StreamingDataset
+from transfer_queue.dataloader.pinned_memory import pin
+from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, StreamingDataset
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker
 
 
@@ -95,7 +95,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         self.dataset.learn_dp_size()
         pinning = self._can_pin()
         if not self.num_workers:
-            return self.dataset.stream(Here(), self._finish(pinning))
+            return self.dataset.stream(LocalSource(), self._finish(pinning))
         workers = self._workers
         if workers is None:
             workers = Workers(self.dataset, self.num_workers, self._collate(), lambda twin: self._loader(twin, pinning))
@@ -206,8 +206,8 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         """Return what is done here with an item that no worker has made."""
         collate = self._collate()
         if collate is None:
-            return pinned if pinning else None
-        return (lambda item: pinned(collate(item))) if pinning else collate
+            return pin if pinning else None
+        return (lambda item: pin(collate(item))) if pinning else collate
 
     def _can_pin(self) -> bool:
         """Return whether memory is to be page-locked and can be. Warns if it cannot, as torch does."""

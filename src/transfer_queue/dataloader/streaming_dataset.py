@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue.attachment import client_of
-from transfer_queue.client._generated_methods import Surface
+from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.config.environment import empty_batch_sleep_interval
 from transfer_queue.dataloader.batch_fetcher import (
@@ -32,9 +32,9 @@ from transfer_queue.dataloader.batch_fetcher import (
     sampling_of,
 )
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
-from transfer_queue.dataloader.lease_delivery import acknowledge_again, digest, hand_back, lease_of, take_over
+from transfer_queue.dataloader.lease_delivery import acknowledge_again, adopt_lease, digest, hand_back, lease_of
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, chunks, pack, token_field
-from transfer_queue.dataloader.worker_channel import Channel, Seat, is_orphan
+from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 
@@ -67,7 +67,7 @@ class Delivery(NamedTuple):
     """
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from: this process, or workers."""
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
@@ -198,8 +198,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.lease_seconds = lease_seconds
         """The length of a lease in seconds."""
         self._lease = lease_of(delivery, lease_seconds)
-        self._tq_client: Surface | None = None
-        self._found: Surface | None = None  # the client that `_create_client` of this class has set
+        self._tq_client: GeneratedMethods | None = None
+        self._found: GeneratedMethods | None = None  # the client that `_create_client` of this class has set
         self.buffer: list[Batch] = []
         """The whole batches that were fetched, which `reset` replays."""
         """The whole batches that were fetched, which `reset` replays."""
@@ -208,7 +208,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.moves = 0  # how often `step` or `load_state_dict` has changed the place
         """How often `step` or `load_state_dict` has changed the position."""
         self._kept_from = 0  # the number of the first batch of the buffer
-        self._open: _Items | None = None  # of the batch before batch_index; None once its last item was given
+        self._open: _MicroBatchIterator | None = (
+            None  # of the batch before batch_index; None once its last item was given
+        )
         self._skip = 0  # items of the next batch that were given already
         self._held: BatchMeta | None = None  # of the batch before batch_index, which a worker has fetched and holds
         self._unacked: dict[int, BatchMeta] = {}  # batches given under leases, by number, until they are acknowledged
@@ -217,7 +219,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         # of a copy in a worker of a StreamingDataLoader: how it hears from there, and the loader's collate_fn
         self.channel: Channel | None = None
         """In a copy for a worker of a StreamingDataLoader: how the worker receives orders; otherwise None."""
-        self.seat: Seat | None = None
+        self.seat: WorkerChannelEnd | None = None
         """In a worker of a StreamingDataLoader: the worker's end of the channel; otherwise None."""
         self._collate: Finish | None = None
 
@@ -226,9 +228,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             from transfer_queue.dataloader.worker_processes import fetch_in_worker  # it needs this module
 
             return fetch_in_worker(self, self.seat)
-        return self.stream(Here())
+        return self.stream(LocalSource())
 
-    def stream(self, source: Source, finish: Finish | None = None) -> Iterator[Any]:
+    def stream(self, source: BatchSource, finish: Finish | None = None) -> Iterator[Any]:
         """Yield the items from the position on, from the batches of a source.
 
         Args:
@@ -460,7 +462,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             lease=self._lease, dp_size=self._dp_size, interval=self.interval,
         )  # fmt: skip
 
-    def client(self) -> Surface:
+    def client(self) -> GeneratedMethods:
         """Return the client that this dataset fetches with in this process. It is created at its first use.
 
         Returns:
@@ -496,8 +498,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         self._tq_client = self._found = self._find_client()
 
-    def _find_client(self) -> Surface:
-        return self.config if isinstance(self.config, Surface) else client_of(self.config)
+    def _find_client(self) -> GeneratedMethods:
+        return self.config if isinstance(self.config, GeneratedMethods) else client_of(self.config)
 
     def for_workers(self, channel: Channel, collate: Finish | None) -> StreamingDataset:
         """Return a copy that fetches whole batches in workers.
@@ -578,7 +580,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._open, self._skip = None, given
         self.moves += 1
 
-    def _open_next(self, source: Source, finish: Finish | None) -> bool:
+    def _open_next(self, source: BatchSource, finish: Finish | None) -> bool:
         """Open the batch at the position, if there is one after a wait. Return False if there will be none."""
         kept = self.batch_index - self._kept_from
         if 0 <= kept < len(self.buffer):
@@ -594,7 +596,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._held = found.held
         if found.held is not None and found.held._leases:
             self._unacked[self.batch_index] = found.held
-            take_over(self.client(), found.held)
+            adopt_lease(self.client(), found.held)
         if found.batch is not None:
             self._keep(found.batch)
         if found.items is not None:
@@ -603,7 +605,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._begin(*found.batch, finish)
         return True
 
-    def _take(self, opened: _Items) -> Any:
+    def _take(self, opened: _MicroBatchIterator) -> Any:
         """Return the next item. The position is already after it, or after the batch if it is the last."""
         try:
             item = opened.take()
@@ -620,7 +622,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._begin_with(items if finish is None else map(finish, items))
 
     def _begin_with(self, items: Iterable[Any]) -> None:
-        opened = _Items(items, self._skip)
+        opened = _MicroBatchIterator(items, self._skip)
         self._open, self._skip = None if opened.over else opened, 0
         self.batch_index += 1
 
@@ -632,7 +634,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._kept_from = self.batch_index + 1 - len(self.buffer)
 
 
-class _Items:
+class _MicroBatchIterator:
     """The items of a batch, looked ahead by one, so that it is known which is the last.
 
     given: how many were, those that are left out here included.
@@ -664,7 +666,7 @@ class _Items:
             self._following, self._fault = None, fault
 
 
-class Here:
+class LocalSource:
     """Fetches batches in this process."""
 
     def __init__(self) -> None:

@@ -30,13 +30,13 @@ GRACE_SECONDS = 5.0
 GRACE_SECONDS_OF_FETCHES = 1.0
 
 
-class Begin(NamedTuple):
+class StartFetching(NamedTuple):
     """An order: the workers fetch the batches of a partition from number `start` on.
 
     version: counts a loader's orders, from 1. What was fetched for an older one is of no use any more.
     given: of the order before, the batches below this number were given to who iterates.
-    item: batch `start` is this item of torch's, and the items after it are the batches after it (`Seat.item`). Items
-    before it may have been made for an older order.
+    item: batch `start` is this item of torch's, and the items after it are the batches after it
+    (`WorkerChannelEnd.item`). Items before it may have been made for an older order.
     """
 
     version: int
@@ -46,13 +46,13 @@ class Begin(NamedTuple):
     item: int = 0
 
 
-class End(NamedTuple):
-    """The last order: the workers end. given: as in `Begin`."""
+class StopWorkers(NamedTuple):
+    """The last order: the workers end. given: as in `StartFetching`."""
 
     given: int
 
 
-class Turn(NamedTuple):
+class FetchTurn(NamedTuple):
     """Batch `number` may be asked for. ended: no batch of this number will come, nor a later one."""
 
     version: int
@@ -65,7 +65,10 @@ class Interrupted(Exception):
 
 
 class Channel:
-    """The pipes of one set of workers: made by the loader, it travels to each of them, which takes its `Seat`."""
+    """The pipes of one set of workers. The loader makes it and sends it to each worker.
+
+    A worker takes its `WorkerChannelEnd` from it.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -74,7 +77,7 @@ class Channel:
         self.turns = [Pipe(duplex=False) for _ in range(workers)]
         self.places = [Pipe(duplex=False) for _ in range(workers)]
 
-    def order(self, begin: Begin) -> None:
+    def order(self, begin: StartFetching) -> None:
         """Tells every worker where to begin, also one that waits for rows."""
         for _, pipe in self.orders:
             with contextlib.suppress(OSError):  # it has died; torch says so when its next batch is due
@@ -87,12 +90,12 @@ class Channel:
                 pipe.send((version, number))
 
     def close(self, given: int) -> None:
-        """Ends the workers, also those that wait for rows. Idempotent. given: see `End`."""
+        """Ends the workers, also those that wait for rows. Idempotent. given: see `StopWorkers`."""
         if self.closing[1].closed:
             return
         for _, pipe in self.orders:
             with contextlib.suppress(OSError):
-                pipe.send(End(given))
+                pipe.send(StopWorkers(given))
         with contextlib.suppress(OSError):
             # a message, not only the end of the pipe: processes forked meanwhile may hold this end, too
             self.closing[1].send_bytes(b"end")
@@ -106,7 +109,7 @@ class Channel:
                     end.close()
 
 
-class Seat:
+class WorkerChannelEnd:
     """Worker `worker`'s place at the channel. interval: seconds of the longest wait, after which to look about.
 
     item: the number of the item that torch takes of this worker next, among those of all workers. Torch takes them in
@@ -127,13 +130,13 @@ class Seat:
         self._following = channel.turns[following][1]
         self._places = channel.places[worker][0]
         self._place = (0, 0)  # version, number of the batch that the loader needs
-        self._newest = Begin(0, "", 0)
-        self._end: End | None = None
-        self._turn = Turn(0, 0, False)
+        self._newest = StartFetching(0, "", 0)
+        self._end: StopWorkers | None = None
+        self._turn = FetchTurn(0, 0, False)
         self._loop = asyncio.new_event_loop()
         channel.keep(self._closing, self._orders, self._turns, self._following, self._places)
 
-    def order(self, after: int) -> Begin | None:
+    def order(self, after: int) -> StartFetching | None:
         """The newest order, once there is one after that version; None where the workers shall end."""
         try:
             while True:
@@ -152,7 +155,7 @@ class Seat:
         self.check(version)
         return not self._turn.ended
 
-    def pass_turn(self, turn: Turn) -> None:
+    def pass_turn(self, turn: FetchTurn) -> None:
         """Lets the next worker ask."""
         if self.workers > 1:
             with contextlib.suppress(OSError):  # that one has died; torch ends the others
@@ -192,7 +195,7 @@ class Seat:
         with self._reading():
             while self._end is None and self._orders.poll():
                 order = self._orders.recv()
-                if isinstance(order, End):
+                if isinstance(order, StopWorkers):
                     self._end = order
                 else:
                     self._newest = order
@@ -205,7 +208,7 @@ class Seat:
         return self._newest.version
 
     def given(self) -> int | None:
-        """At the end of this worker: see `End`; None where the loader has not said it."""
+        """At the end of this worker: see `StopWorkers`; None where the loader has not said it."""
         with contextlib.suppress(Interrupted):
             self._look()
         return None if self._end is None else self._end.given

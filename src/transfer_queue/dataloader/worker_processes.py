@@ -14,17 +14,17 @@ from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
 from transfer_queue.dataloader.batch_fetcher import Batch, Fetcher
-from transfer_queue.dataloader.lease_delivery import Ahead
-from transfer_queue.dataloader.pinned_memory import pinned
+from transfer_queue.dataloader.lease_delivery import PrefetchedBatch
+from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
 from transfer_queue.dataloader.worker_channel import (
     GRACE_SECONDS,
     GRACE_SECONDS_OF_FETCHES,
-    Begin,
     Channel,
+    FetchTurn,
     Interrupted,
-    Seat,
-    Turn,
+    StartFetching,
+    WorkerChannelEnd,
 )
 from transfer_queue.metadata import BatchMeta
 
@@ -44,7 +44,7 @@ class Fetched:
 
     def pin_memory(self) -> Fetched:
         """Return the batch with its tensors pinned; torch calls this if the loader has pin_memory=True."""
-        return replace(self, data=pinned(self.data), items=pinned(self.items))
+        return replace(self, data=pin(self.data), items=pin(self.items))
 
 
 NOTHING = Fetched(0, 0)
@@ -58,20 +58,20 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
     dataset = info.dataset
     assert isinstance(dataset, StreamingDataset)
     assert dataset.channel is not None
-    dataset.seat = Seat(dataset.channel, worker, dataset.interval())
+    dataset.seat = WorkerChannelEnd(dataset.channel, worker, dataset.interval())
     dataset.seat.end_with_the_loader(GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES)
     if init is not None:
         init(worker)
 
 
-def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
+def fetch_in_worker(dataset: StreamingDataset, seat: WorkerChannelEnd) -> Iterator[Fetched]:
     """Yield whole batches as the loader orders, until it wants no more.
 
     After the last one it repeats that there is none: torch takes items of all workers in turn, also while only another
     one has batches.
     """
     version = 0
-    ahead = Ahead(dataset.client())
+    ahead = PrefetchedBatch(dataset.client())
     try:
         while (order := seat.order(version)) is not None:
             ahead.end(order.given)
@@ -86,7 +86,9 @@ def fetch_in_worker(dataset: StreamingDataset, seat: Seat) -> Iterator[Fetched]:
         ahead.end(seat.given())
 
 
-def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) -> Iterator[Fetched]:
+def _batches(
+    dataset: StreamingDataset, seat: WorkerChannelEnd, order: StartFetching, ahead: PrefetchedBatch
+) -> Iterator[Fetched]:
     def ask(client: Any, operation: str, *arguments: Any, **more: Any) -> Any:
         return seat.ask(order.version, getattr(client, f"async_{operation}")(*arguments, **more))
 
@@ -98,7 +100,7 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) 
         found = None
         if number == order.start or seat.take_turn(order.version, number):
             found = _claimed(fetcher, seat, order, number)
-        seat.pass_turn(Turn(order.version, number + 1, found is None))
+        seat.pass_turn(FetchTurn(order.version, number + 1, found is None))
         while found is None:
             yield Fetched(order.version, number)
             seat.check(order.version)
@@ -109,7 +111,9 @@ def _batches(dataset: StreamingDataset, seat: Seat, order: Begin, ahead: Ahead) 
         yield Fetched(order.version, number, data if kept else None, meta, items)
 
 
-def _claimed(fetcher: Fetcher, seat: Seat, order: Begin, number: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
+def _claimed(
+    fetcher: Fetcher, seat: WorkerChannelEnd, order: StartFetching, number: int
+) -> tuple[TensorDictBase | None, BatchMeta] | None:
     while True:
         found = fetcher.claim(order.partition_id, number, ahead=seat.ahead(order.version, number))
         if found is None or len(found[1]):
@@ -161,7 +165,9 @@ class Workers:
             # Items that torch has ordered may have been made already. While this thread waits in torch's loader, that
             # may be one more, and so an item of each worker is left out.
             item = self._taken + self._on_order + self._count if self._version > 1 else 0
-            self._channel.order(Begin(self._version, dataset.partition_id, dataset.batch_index, self._given, item))
+            self._channel.order(
+                StartFetching(self._version, dataset.partition_id, dataset.batch_index, self._given, item)
+            )
             self._place, self._given = place, dataset.batch_index
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:

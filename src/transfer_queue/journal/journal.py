@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.core.events.records import Aged, AnyRecord, Parked, StateLoaded, Unparked
+from transfer_queue.core.events.records import AgesRecorded, AnyRecord, RequestParked, StateLoaded, Unparked
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.restore import at_another_clock
@@ -28,7 +28,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
-from transfer_queue.journal.segment import Clock, Head, Reading, SegmentWriter, sync_folder
+from transfer_queue.journal.segment import ClockIdentity, Reading, SegmentHeader, SegmentWriter, sync_folder
 
 _NAME = re.compile(r"(segment|state)-(\d{12})")
 _DRAFT = re.compile(r"\.state-\d{12}\.draft")
@@ -54,9 +54,9 @@ def numbers(folder: Path) -> tuple[list[int], list[int]]:
     return sorted(found["segment"]), sorted(found["state"])
 
 
-def snapshot_of(state: State, clock: Clock) -> dict[str, Any]:
+def snapshot_of(state: State, clock: ClockIdentity) -> dict[str, Any]:
     """What a snapshot's file holds."""
-    return {"boot": clock.boot, "offset": clock.offset, "state": serialization.saved(state)}
+    return {"boot": clock.boot, "offset": clock.offset, "state": serialization.save_state(state)}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Recovered:
     loaded: dict[str, int]
 
 
-def recover(folder: Path, clock: Clock, capacity: int | None = None, watched: Iterable[str] = ()) -> Recovered:
+def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, watched: Iterable[str] = ()) -> Recovered:
     """The state that the journal in a folder tells; cuts a torn tail off, and removes what is older or unfinished.
 
     capacity, watched: see `State`. JournalError where the folder is damaged; OSError as the file system does.
@@ -120,12 +120,12 @@ def recover(folder: Path, clock: Clock, capacity: int | None = None, watched: It
     return Recovered(state, next_number, records, nbytes, torn, not snapshots and not segments, loaded)
 
 
-def _snapshot(folder: Path, number: int, clock: Clock, capacity: int | None, watched: Iterable[str]) -> State:
+def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | None, watched: Iterable[str]) -> State:
     path = snapshot_path(folder, number)
     try:
         tree = state_file.read(path)
-        state = serialization.restored(tree["state"], capacity, watched)
-        at_another_clock(state, clock.shift_from(Clock(tree["boot"], tree["offset"])))
+        state = serialization.load_state(tree["state"], capacity, watched)
+        at_another_clock(state, clock.shift_from(ClockIdentity(tree["boot"], tree["offset"])))
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(
             f"the journal's snapshot cannot be read: {error} Begin with an empty folder (controller.journal.folder), "
@@ -134,7 +134,7 @@ def _snapshot(folder: Path, number: int, clock: Clock, capacity: int | None, wat
     return state
 
 
-def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, int, int, list[str]]:
+def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple[int, int, int, list[str]]:
     """How many records a segment had, how many of its bytes are whole, how many it has; the loaded states it names."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -147,7 +147,7 @@ def _replay(state: State, path: Path, clock: Clock, last: bool) -> tuple[int, in
     shift = 0.0 if reading.head is None else clock.shift_from(reading.head.clock)
     for records in reading.frames():
         for record in records:
-            if shift and isinstance(record, (Aged, StateLoaded)):
+            if shift and isinstance(record, (AgesRecorded, StateLoaded)):
                 record = msgspec.structs.replace(record, time=record.time + shift)
             if isinstance(record, StateLoaded) and record.file:
                 _read_loaded(states, state, record, path)
@@ -192,7 +192,7 @@ class Journal:
     durable: a commit is on the disk when it returns, also if the machine then fails.
     """
 
-    def __init__(self, folder: Path, recovered: Recovered, clock: Clock, durable: bool) -> None:
+    def __init__(self, folder: Path, recovered: Recovered, clock: ClockIdentity, durable: bool) -> None:
         self.folder = folder
         self.number = recovered.number
         self.records = recovered.records
@@ -205,7 +205,7 @@ class Journal:
         self.measure()
 
     def _begin(self) -> SegmentWriter:
-        head = Head.new(self.number, self._clock)
+        head = SegmentHeader.new(self.number, self._clock)
         return SegmentWriter(segment_path(self.folder, self.number), head, self._durable)
 
     @property
@@ -232,7 +232,7 @@ class Journal:
 
     def append(self, records: Sequence[AnyRecord]) -> None:
         """Adds what happened; the next `commit` writes it, all of it or nothing."""
-        kept = [record for record in records if not isinstance(record, (Parked, Unparked))]
+        kept = [record for record in records if not isinstance(record, (RequestParked, Unparked))]
         if kept:
             self._segment.append(kept)
             self.records += len(kept)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from transfer_queue.core.events.records import StateLoaded
-from transfer_queue.core.state.serialization import restored
+from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
@@ -86,7 +86,7 @@ class LoadedStates:
         if not _NAME.fullmatch(record.file):
             raise CheckpointError(f"{record.file[:80]!r} is not the name of a loaded state")
         tree = state_file.read(self.path(record.file))
-        state.prepared = (record, tree, restored(tree["state"], state.capacity, state.watched))
+        state.prepared = (record, tree, load_state(tree["state"], state.capacity, state.watched))
 
 
 def _private(path: str, flags: int) -> int:

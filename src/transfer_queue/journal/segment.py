@@ -42,7 +42,7 @@ _decode = msgspec.msgpack.Decoder(list[AnyRecord]).decode
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockIdentity:
     """By what clock times in records are. boot: 16 bytes that tell one run of the machine from the next.
 
     offset: seconds since 1970 at 0 of that clock.
@@ -52,7 +52,7 @@ class Clock:
     offset: float
 
     @classmethod
-    def now(cls) -> Clock:
+    def now(cls) -> ClockIdentity:
         """That of this process."""
         try:
             with open("/proc/sys/kernel/random/boot_id") as file:
@@ -61,22 +61,22 @@ class Clock:
             boot = UNKNOWN_BOOT
         return cls(boot, time.time() - time.monotonic())
 
-    def shift_from(self, other: Clock) -> float:
+    def shift_from(self, other: ClockIdentity) -> float:
         """What is to be added to a time of the other clock; 0 where both are the same one."""
         same = self.boot == other.boot != UNKNOWN_BOOT
         return 0.0 if same else other.offset - self.offset
 
 
 @dataclass(frozen=True)
-class Head:
+class SegmentHeader:
     """What a segment begins with."""
 
     number: int
     salt: int
-    clock: Clock
+    clock: ClockIdentity
 
     @classmethod
-    def new(cls, number: int, clock: Clock) -> Head:
+    def new(cls, number: int, clock: ClockIdentity) -> SegmentHeader:
         """That of a new segment."""
         return cls(number, secrets.randbits(32), clock)
 
@@ -86,7 +86,7 @@ class Head:
         return head + _CHECKSUM.pack(zlib.crc32(head))
 
     @classmethod
-    def read(cls, data: bytes | memoryview) -> Head | None:
+    def read(cls, data: bytes | memoryview) -> SegmentHeader | None:
         """The head at the beginning of a file; None where it is not whole."""
         if len(data) < HEAD_BYTES:
             return None
@@ -94,13 +94,13 @@ class Head:
         magic, number, salt, boot, offset = _HEAD.unpack_from(data)
         if magic != MAGIC or checksum != zlib.crc32(data[: _HEAD.size]):
             return None
-        return cls(number, salt, Clock(boot, offset))
+        return cls(number, salt, ClockIdentity(boot, offset))
 
 
 class Frames:
     """Makes the frames of a segment."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: SegmentHeader) -> None:
         self._head = head
         self._next = 0
 
@@ -111,7 +111,7 @@ class Frames:
         return _FRAME.pack(MARKER, number, len(body), _checksum(self._head, number, body)) + body
 
 
-def _checksum(head: Head, number: int, body: bytes | memoryview) -> int:
+def _checksum(head: SegmentHeader, number: int, body: bytes | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(struct.pack("<QQ", number, len(body)), head.salt))
 
 
@@ -126,7 +126,7 @@ class Reading:
         self._path = path
         self._data = memoryview(data)
         self._last = last
-        self.head = Head.read(self._data)
+        self.head = SegmentHeader.read(self._data)
         self.end = 0
         if self.head is None:
             if not last or len(data) >= HEAD_BYTES + _FRAME.size:
@@ -152,7 +152,7 @@ class Reading:
             self.end += _FRAME.size + len(body)
             number += 1
 
-    def _frame(self, head: Head, at: int, least: int) -> memoryview | None:
+    def _frame(self, head: SegmentHeader, at: int, least: int) -> memoryview | None:
         """The body of the whole frame that begins here, with this number or, if it is not the next, a later one."""
         if len(self._data) - at < _FRAME.size:
             return None
@@ -165,7 +165,7 @@ class Reading:
         body = self._data[begin : begin + length]
         return body if checksum == _checksum(head, number, body) else None
 
-    def _check_torn(self, head: Head, number: int) -> None:
+    def _check_torn(self, head: SegmentHeader, number: int) -> None:
         """JournalError unless what begins at `end` is the torn tail of the last segment."""
         if not self._last:
             raise self._damage(self.end, "a frame is not whole, and later segments exist")
@@ -189,7 +189,7 @@ class SegmentWriter:
     size: bytes of the file, with those that are not written yet; 0 while there is no file.
     """
 
-    def __init__(self, path: Path, head: Head, durable: bool) -> None:
+    def __init__(self, path: Path, head: SegmentHeader, durable: bool) -> None:
         self.path = path
         self.size = 0
         self._durable = durable

@@ -59,6 +59,11 @@ class Reply(Message, frozen=True, tag=True):
     """Base of what is answered."""
 
 
+def name_of(kind: type[Message]) -> str:
+    """Return the name of a type of message as it travels and as metrics show it: its tag."""
+    return str(kind.__struct_config__.tag)
+
+
 class Failure(Reply, frozen=True):
     """An error of the tree by class name, and its message. tensors: see `errors.FieldTypeError`."""
 

@@ -54,7 +54,7 @@ class LoadState(Request, frozen=True):
     name: str
 
 
-class CutReply(Reply, frozen=True):
+class BeginCheckpointReply(Reply, frozen=True, tag="CutReply"):
     """origin: equal block numbers of equal origins are the same block.
 
     origins: other origins -> block numbers below this one are the same blocks there.

@@ -39,7 +39,7 @@ class FieldSpec(Message, frozen=True):
     ragged: bool
 
 
-class Place(Message, frozen=True):
+class BlockLocation(Message, frozen=True):
     """Where a block lies; see `NewBlock`."""
 
     unit: Unit
@@ -72,7 +72,7 @@ class NewBlock(Message, frozen=True):
     schema: list[FieldSpec]
     dims: bytes
     length: Bytes = 0
-    copies: list[Place] = []
+    copies: list[BlockLocation] = []
     session: str = ""
     parts: list[bytes] = []
 

@@ -40,7 +40,7 @@ else:
     AnyReply = Union[REPLIES]
 
 
-class Envelope(msgspec.Struct, array_like=True, frozen=True):
+class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
     """A request on its way. acknowledged: replies up to this sequence of the client are not needed again.
 
     finished: (first, last) sequences beyond `acknowledged` whose replies the client does not need any more either,
@@ -54,7 +54,7 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True):
     finished: list[tuple[Natural, Natural]] = []
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):
     """A reply on its way."""
 
     sequence: int

@@ -29,7 +29,7 @@ class SetPolicyVersion(Request, frozen=True):
     version: Natural
 
 
-class Want(Request, frozen=True):
+class SetGroupDemand(Request, frozen=True, tag="Want"):
     """A task wants so many whole groups to be there, or on their way, that it has not consumed."""
 
     partition: str
@@ -37,7 +37,7 @@ class Want(Request, frozen=True):
     groups: Natural
 
 
-class Wanted(Request, frozen=True):
+class TakeGroupDemand(Request, frozen=True, tag="Wanted"):
     """How many groups a task still misses; of these the asking producer takes `most` upon itself.
 
     most: None takes none. wait: seconds to stay parked while none is missing; None answers at once.

@@ -16,7 +16,7 @@ from transfer_queue.messages.base import (
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 
 
-class Show(Request, frozen=True):
+class ShowRows(Request, frozen=True, tag="Show"):
     """All live rows of a partition with the state of these fields; deals and consumes nothing."""
 
     partition: str

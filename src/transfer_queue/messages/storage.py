@@ -15,7 +15,7 @@ from transfer_queue.messages.base import (
 from transfer_queue.messages.descriptors import MEMORY
 
 
-class LeaseReply(Reply, frozen=True):
+class ExtentLeaseReply(Reply, frozen=True, tag="LeaseReply"):
     """extent: its number, never used again; where it lies; its generation."""
 
     extent: int
@@ -31,7 +31,7 @@ class SlotReply(Reply, frozen=True):
     lock_path: str
 
 
-class KeptReply(Reply, frozen=True):
+class CachedBlocksReply(Reply, frozen=True, tag="KeptReply"):
     """Where copies lie in the unit's own arena, for each block asked for: offsets (i8, -1: none), generations (i8)."""
 
     offsets: bytes
@@ -53,7 +53,7 @@ class UnitStatusReply(Reply, frozen=True):
     largest_free: Bytes = 0
 
 
-class Lease(Request, frozen=True):
+class LeaseExtent(Request, frozen=True, tag="Lease"):
     """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
 
     want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
@@ -89,7 +89,7 @@ class WriteBytes(Request, frozen=True):
     unit: Unit
 
 
-class Return(Request, frozen=True):
+class ReturnExtent(Request, frozen=True, tag="Return"):
     """Gives back extents in which nothing was published."""
 
     slot: Small
@@ -101,11 +101,11 @@ class UnitStatus(Request, frozen=True):
     """Bytes held, leased and free in the arena."""
 
 
-class Keep(Request, frozen=True):
+class CacheBlocks(Request, frozen=True, tag="Keep"):
     """A reader on the unit's node is about to read these blocks of units elsewhere; all columns i8, of equal length.
 
-    units, offsets, generations, nbytes: of each block. remotes: unit -> "host:port". The reply, `KeptReply`, says which
-    of them the unit has copies of; it may come after these were fetched.
+    units, offsets, generations, nbytes: of each block. remotes: unit -> "host:port". The reply, `CachedBlocksReply`,
+    says which of them the unit has copies of; it may come after these were fetched.
     """
 
     units: bytes

@@ -51,7 +51,7 @@ class ExtentsGone(Request, frozen=True):
     when: str
 
 
-class Missed(Request, frozen=True):
+class BlockMissing(Request, frozen=True, tag="Missed"):
     """A reader did not find in the store what should be in these extents (i8).
 
     Answered when the unit has looked for them itself: True where some are gone.
@@ -61,7 +61,7 @@ class Missed(Request, frozen=True):
     extents: bytes
 
 
-class Freed(Request, frozen=True):
+class ExtentsFreedReport(Request, frozen=True, tag="Freed"):
     """These extents (i8), which the controller ordered the unit to free, are not leased there any more.
 
     failed: why other extents of the same order could not be freed; "" if all were freed.
@@ -80,7 +80,7 @@ class WriterGone(Request, frozen=True):
     extents: list[ExtentNumber]
 
 
-class Moved(Request, frozen=True):
+class BlocksMovedReport(Request, frozen=True, tag="Moved"):
     """What became of a `Move`.
 
     extent: where the copies lie, closed and of this length and generation; 0 where there was no room for them.
@@ -99,7 +99,7 @@ class Moved(Request, frozen=True):
     failed: str = ""
 
 
-class Recalled(Request, frozen=True):
+class ExtentsRecalledReport(Request, frozen=True, tag="Recalled"):
     """Nothing more is written into these extents (i8), which are so long now (i8): their writers had no use for it."""
 
     unit: Unit
@@ -107,15 +107,18 @@ class Recalled(Request, frozen=True):
     lengths: bytes
 
 
-class SpaceShort(Request, frozen=True):
-    """A unit's writers that wait for space there, told whenever it changes. freed: how many `Free` the unit has had."""
+class SpaceShortReport(Request, frozen=True, tag="SpaceShort"):
+    """The writers of a unit that wait for space, sent whenever they change.
+
+    freed: how many `ReleaseExtents` the unit has received.
+    """
 
     unit: Unit
     writers: list[str]
     freed: Natural
 
 
-class Free(Request, frozen=True):
+class ReleaseExtents(Request, frozen=True, tag="Free"):
     """Controller to unit: nothing lives in these extents any more."""
 
     extents: list[ExtentNumber]
@@ -130,7 +133,7 @@ class Repack(Message, frozen=True):
 
 
 class Move(Request, frozen=True):
-    """Controller to unit: copy these blocks into an extent of the unit's own, and say with `Moved` where they lie.
+    """Controller to unit: copy these blocks into an extent of the unit, and report it with `BlocksMovedReport`.
 
     number: of the move. arenas: unit -> folder of its arena, of all units on the same node in which the blocks lie.
     remotes: unit -> "host:port", of those on other nodes. repacks: those that are not wanted whole, ascending by `at`.
@@ -143,13 +146,13 @@ class Move(Request, frozen=True):
     remotes: dict[Unit, str] = {}
 
 
-class Drained(Request, frozen=True):
+class DrainFinished(Request, frozen=True, tag="Drained"):
     """Controller to unit: whether it is being drained, so that it leases nothing to writers."""
 
     draining: bool
 
 
-class Refuse(Request, frozen=True):
+class RefuseWriters(Request, frozen=True, tag="Refuse"):
     """Controller to unit: who waits for space waits in vain. words: why."""
 
     words: str

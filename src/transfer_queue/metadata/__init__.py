@@ -3,6 +3,6 @@
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.metadata.kv_batch_meta import KVBatchMeta
-from transfer_queue.metadata.sample_views import Sample
+from transfer_queue.metadata.sample_views import SampleView
 
-__all__ = ["BatchMeta", "FieldColumn", "KVBatchMeta", "Sample"]
+__all__ = ["BatchMeta", "FieldColumn", "KVBatchMeta", "SampleView"]

@@ -370,6 +370,6 @@ class BatchLease:
         return BatchLease, (self.partition, self.token, self.seconds, self.rows, self.deliveries)
 
 
-def joined(leases: Iterable[tuple[BatchLease, ...]]) -> tuple[BatchLease, ...]:
+def merge_leases(leases: Iterable[tuple[BatchLease, ...]]) -> tuple[BatchLease, ...]:
     """The leases of several batches, each once."""
     return tuple({lease.token: lease for some in leases for lease in some}.values())

@@ -26,13 +26,13 @@ from transfer_queue.metadata.batch_columns import (
     checked_order,
     checked_positions,
     chunk_bounds,
-    joined,
+    merge_leases,
     packed,
     unpacked,
     whole_numbers,
 )
 from transfer_queue.metadata.field_columns import FieldColumn, columns_of
-from transfer_queue.metadata.sample_views import Sample, Samples
+from transfer_queue.metadata.sample_views import SampleView, SampleViews
 from transfer_queue.metadata.tag_values import copied, united
 
 
@@ -264,14 +264,14 @@ class BatchMeta:
         return len(self._status) > 0 and bool((self._status == 1).all())
 
     @property
-    def samples(self) -> Sequence[Sample]:
+    def samples(self) -> Sequence[SampleView]:
         """A read-only view of each sample.
 
         Example:
             >>> tq.BatchMeta([4, 5], "train_0").samples[1].global_index
             5
         """
-        return Samples(self)
+        return SampleViews(self)
 
     def get_dtypes(self, field_name: str) -> list[torch.dtype | None]:
         """Return the dtype of a field in each row.
@@ -497,7 +497,7 @@ class BatchMeta:
             {**self._extra_info, **other._extra_info},
         )
         both._epoch = _oldest([self, other])
-        both._leases = joined((self._leases, other._leases))
+        both._leases = merge_leases((self._leases, other._leases))
         return both
 
     @classmethod
@@ -545,7 +545,7 @@ class BatchMeta:
             united((part._extra_info for part in parts), validate),
         )
         whole._epoch = _oldest(parts)
-        whole._leases = joined(part._leases for part in parts)
+        whole._leases = merge_leases(part._leases for part in parts)
         return whole
 
     # ------------------------------------------------------------ changing

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transfer_queue.metadata.batch_meta import BatchMeta
 
 
-class Sample:
+class SampleView:
     """A read-only view of one sample of a batch. It shows the present state of the batch at its position.
 
     Args:
@@ -87,7 +87,7 @@ class Sample:
         return f"Sample(global_index={self.global_index}, partition_id={self.partition_id!r})"
 
 
-class Samples(Sequence[Sample]):
+class SampleViews(Sequence[SampleView]):
     """The views of all samples of a batch. Each view is made when it is requested."""
 
     def __init__(self, batch: BatchMeta) -> None:
@@ -97,10 +97,10 @@ class Samples(Sequence[Sample]):
         return self._batch.size
 
     @overload
-    def __getitem__(self, item: int) -> Sample: ...
+    def __getitem__(self, item: int) -> SampleView: ...
     @overload
-    def __getitem__(self, item: slice) -> list[Sample]: ...
-    def __getitem__(self, item: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, item: slice) -> list[SampleView]: ...
+    def __getitem__(self, item: int | slice) -> SampleView | list[SampleView]:
         if isinstance(item, slice):
-            return [Sample(self._batch, position) for position in range(*item.indices(len(self)))]
-        return Sample(self._batch, self._batch._position(item))
+            return [SampleView(self._batch, position) for position in range(*item.indices(len(self)))]
+        return SampleView(self._batch, self._batch._position(item))

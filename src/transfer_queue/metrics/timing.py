@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 
+from transfer_queue.messages.base import Message, name_of
 from transfer_queue.messages.progress import Timing
 
 LOOP_BOUNDS = (
@@ -97,13 +98,13 @@ class Load:
     """
 
     def __init__(self) -> None:
-        self.requests: dict[type, Histogram] = {}
+        self.requests: dict[type[Message], Histogram] = {}
         self.failures: dict[str, int] = {}
         self.malformed = 0
         self.ended = 0.0
         self.longest = Longest()
 
-    def served(self, kind: type, began: float, ended: float) -> None:
+    def served(self, kind: type[Message], began: float, ended: float) -> None:
         """A request of this type has had its turn. began: the first of its connection's turn; it came after others."""
         seconds = ended - (began if began > self.ended else self.ended)
         self.ended = ended
@@ -113,7 +114,7 @@ class Load:
         histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # `note`, but for the call
         histogram.seconds += seconds
         if seconds >= NOTEWORTHY:
-            self.longest.note("request", seconds, ended, kind.__name__)
+            self.longest.note("request", seconds, ended, name_of(kind))
 
     def failed(self, error: str) -> None:
         """A request was answered with this error."""
@@ -121,7 +122,7 @@ class Load:
 
     def timings(self) -> list[Timing]:
         """By type of request, in order of the first of each."""
-        return [histogram.timing(kind.__name__) for kind, histogram in self.requests.items()]
+        return [histogram.timing(name_of(kind)) for kind, histogram in self.requests.items()]
 
 
 class Waits:

@@ -49,16 +49,16 @@ class Call:
     sequence: int = field(default=0, compare=False)
 
 
-def together(calls: Sequence[Call]) -> Call:
+def parallel(calls: Sequence[Call]) -> Call:
     """Has all of these made at once."""
     return Call(CONTROLLER, Topology(), together=calls)
 
 
-def answers(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[AnyReply]]:
+def replies_of(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[AnyReply]]:
     """The replies to these, made at once. Raises as the first of them that failed."""
     if len(calls) == 1:
         return [(yield calls[0])]
-    yield together(calls)
+    yield parallel(calls)
     return [_reply(call.outcome) for call in calls]
 
 

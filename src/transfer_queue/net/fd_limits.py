@@ -30,7 +30,7 @@ def out_of_files(error: OSError) -> str | None:
     return None
 
 
-class SparedFile:
+class ReservedDescriptor:
     """A descriptor kept for the moment in which there is no other: to take a connection and say why it cannot stay."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def _open() -> int | None:
         return None
 
 
-class SpokenSeldom:
+class RateLimitedLog:
     """Warnings of which others decide how many there are: beyond a number in a period they are only counted.
 
     clock: seconds. Without this, whoever can connect could fill the disk with a log.

@@ -34,7 +34,7 @@ from transfer_queue.errors import (
     by_name,
 )
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.net.framing import pack_frame
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Session:
         self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
         self._transports: dict[type[Any], Transport] = {}
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-        self._decode = msgspec.msgpack.Decoder(Answer).decode
+        self._decode = msgspec.msgpack.Decoder(ReplyEnvelope).decode
 
     def begin(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:
         """A sequence for the request, and the frame to send; `finish` must follow. payload: bytes that will follow."""
@@ -145,7 +145,7 @@ class Session:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            return sequence, self._encode(Envelope(sequence, acknowledged, request, finished))
+            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished))
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -157,7 +157,7 @@ class Session:
 
     def again(self, sequence: int, request: AnyRequest) -> bytes:
         """The body of a request that was begun before, to be sent once more."""
-        return self._encode(Envelope(sequence, min(self._acknowledged, sequence - 1), request))
+        return self._encode(RequestEnvelope(sequence, min(self._acknowledged, sequence - 1), request))
 
     def finish(self, sequence: int) -> None:
         """Mark a request as finished: its reply has arrived, or no caller waits for it any more. Idempotent.
@@ -185,7 +185,7 @@ class Session:
             del self._news[first]
         return [(first, self._run_ends[first]) for first in firsts]
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> ReplyEnvelope:
         """The answer in a body; ProtocolError if it is none."""
         try:
             return self._decode(body)
@@ -232,7 +232,7 @@ def outcome(reply: AnyReply) -> AnyReply:
     return reply
 
 
-class Attempts:
+class RetryPolicy:
     """When one call may be tried again, and how it ends when it may not.
 
     deadline: a reading of the session's clock after which no reply is waited for: the time that the request may

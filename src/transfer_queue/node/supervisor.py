@@ -5,7 +5,7 @@ these, after the imports. A server that dies is forked anew with the same socket
 journal. It waits for the first of these, whereupon it ends everything and removes every file:
 
     SIGTERM            `close`, or `tq stop`
-    the starter died   in whatever way, and no heir has come in time (`Start.heirs`); not for a detached system
+    the starter died   in whatever way, and no heir has come in time (`StartRequest.heirs`); not for a detached system
     a server is lost   it does not come up again, or cannot be resumed (a controller without journal): which is logged;
                        the logs then stay, until the next start or `RunningSystem.stop`
 
@@ -36,13 +36,13 @@ from transfer_queue.journal.segment import ROOM, check_room
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bound_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
-from transfer_queue.node.hosting.child_process import Child
+from transfer_queue.node.hosting.child_process import ChildServer
 from transfer_queue.node.hosting.server_log import configure_logging, write_log_to
 from transfer_queue.node.hosting.server_process import Serves, run_server
 from transfer_queue.node.system import launcher_protocol, processes
 from transfer_queue.node.system.locks import StartLock, hold_liveness
 from transfer_queue.node.system.paths import Description, SystemFolder, no_link
-from transfer_queue.node.system.store_process import build_keeper, say
+from transfer_queue.node.system.store_process import build_keeper, write_status
 from transfer_queue.node.unit.disk_tier import make_folder
 from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena.arena import choose_folder
@@ -59,7 +59,7 @@ _HANDLED = (signal.SIGTERM, signal.SIGCHLD)
 logger = logging.getLogger(__name__)
 
 
-class _End(Exception):
+class _ShutdownReason(Exception):
     """Why the system ends. crashed: a server died, so that the logs are worth keeping."""
 
     def __init__(self, reason: str, crashed: bool = False) -> None:
@@ -70,14 +70,14 @@ class _End(Exception):
 class Supervisor:
     """The one of a system. `run` returns when nothing of it is left."""
 
-    def __init__(self, start: launcher_protocol.Start, channel: socket.socket) -> None:
+    def __init__(self, start: launcher_protocol.StartRequest, channel: socket.socket) -> None:
         self._start = start
         self._channel = channel
         self._system = SystemFolder(Path(start.folder))
         self._settings = Settings.from_json(msgspec.json.decode(start.config)["settings"])
         self._deadline = time.monotonic() + start.seconds
         self._warnings: list[str] = []
-        self._children: list[Child] = []
+        self._children: list[ChildServer] = []
         self._listeners: list[socket.socket] = []  # where they serve
         self._is_up = False  # all of them were
         self._asked = False  # SIGTERM has come
@@ -112,7 +112,7 @@ class Supervisor:
         try:
             self._bring_up()
             self._watch(lambda: False)
-        except _End as end:
+        except _ShutdownReason as end:
             logger.info("ends: %s", end)
             crashed = end.crashed
             self._fail(str(end))
@@ -145,7 +145,7 @@ class Supervisor:
             self._bring(self._child(f"unit-{number}", build))
         self._is_up = True
         system.describe(self._description())
-        launcher_protocol.send(self._channel, launcher_protocol.Started(self._warnings), RECEIVE_SECONDS)
+        launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._warnings), RECEIVE_SECONDS)
         self._channel.close()
         logger.info("system %s is up: controller at %s and %d units", system.name, self._controller, len(places))
 
@@ -166,7 +166,7 @@ class Supervisor:
         try:
             listeners.append(self._listen((host, 0)))
         except OSError as error:
-            raise _End(f"no server can listen for other nodes on {host}: {error} (StartError)") from error
+            raise _ShutdownReason(f"no server can listen for other nodes on {host}: {error} (StartError)") from error
         return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
 
     def _bring_store(self) -> None:
@@ -178,7 +178,7 @@ class Supervisor:
             build = partial(build_keeper, self._system, settings, seconds, self._start.seat)
             self._bring(self._child("store", build))
         elif settings.storage_backend != "SimpleStorage":
-            say(self._system, StoreAddress(settings.storage_backend, settings.store_options))
+            write_status(self._system, StoreAddress(settings.storage_backend, settings.store_options))
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""
@@ -193,7 +193,7 @@ class Supervisor:
         try:
             return self._listen((host, port))
         except OSError as error:
-            raise _End(
+            raise _ShutdownReason(
                 f"metrics cannot be served on port {port} of {host} (metrics.port, metrics.host): {error}; choose "
                 f"another (StartError)"
             ) from error
@@ -211,7 +211,7 @@ class Supervisor:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             hold_liveness(folder / "lock")
         except (OSError, StartError) as error:
-            raise _End(
+            raise _ShutdownReason(
                 f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; end the system "
                 f"that writes there, or choose another folder"
             ) from error
@@ -225,7 +225,7 @@ class Supervisor:
         except OSError as error:
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
-            raise _End(
+            raise _ShutdownReason(
                 f"the journal in {folder} cannot be written: {error}. It needs {ROOM} bytes at the start, but its disk "
                 f"has {free} free bytes: make room there, or choose another folder (controller.journal.folder) "
                 f"(StartError)"
@@ -236,7 +236,7 @@ class Supervisor:
             try:
                 return self._system.create_arena_folder(Path(self._settings.arena_folder))
             except OSError as error:
-                raise _End(
+                raise _ShutdownReason(
                     f"no arena can be made in {self._settings.arena_folder} (backend.SimpleStorage.arena_folder): "
                     f"{error}; choose a folder that exists and that this user can write to (StartError)"
                 ) from error
@@ -250,7 +250,7 @@ class Supervisor:
         try:
             folder, warning = make_folder(self._system, path, max(0.0, self._deadline - time.monotonic()))
         except StartError as error:
-            raise _End(f"{error} (StartError)") from error
+            raise _ShutdownReason(f"{error} (StartError)") from error
         if warning is not None:
             logger.warning("%s", warning)
             self._warnings.append(warning)
@@ -275,16 +275,16 @@ class Supervisor:
             tls=self._settings.tls,
         )
 
-    def _child(self, name: str, build: Callable[[], Serves], restarts: bool = True) -> Child:
-        return Child(name, build, restarts, self._settings.restart_timeout)
+    def _child(self, name: str, build: Callable[[], Serves], restarts: bool = True) -> ChildServer:
+        return ChildServer(name, build, restarts, self._settings.restart_timeout)
 
-    def _bring(self, child: Child) -> None:
+    def _bring(self, child: ChildServer) -> None:
         """Forks a server and waits until it is up; _End with its traceback if it is not."""
         self._children.append(child)
         self._fork(child, self._deadline)
         self._watch(lambda: child.up)
 
-    def _fork(self, child: Child, deadline: float) -> None:
+    def _fork(self, child: ChildServer, deadline: float) -> None:
         ready, say = os.pipe()
         # until the child has handlers of its own, a signal for it would go to ours and be lost
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
@@ -296,7 +296,7 @@ class Supervisor:
         os.close(say)
         child.forked(pid, ready, deadline)
 
-    def _be(self, child: Child, say: int) -> None:
+    def _be(self, child: ChildServer, say: int) -> None:
         """The forked child's way; never returns."""
         code = 1
         try:
@@ -347,14 +347,14 @@ class Supervisor:
 
     def _check_end(self) -> None:
         if self._asked:
-            raise _End("asked to")
+            raise _ShutdownReason("asked to")
         if self._starter is not None and self._starter.gone():
             now = time.monotonic()
             self._orphaned = self._orphaned or now
             if self._start.heirs and now < self._orphaned + self._start.heirs:
                 self._look_for_heir()
             else:
-                raise _End(f"its starter, process {self._starter.pid}, has ended")
+                raise _ShutdownReason(f"its starter, process {self._starter.pid}, has ended")
 
     def _look_for_heir(self) -> None:
         """Goes on with the process that has taken the dead starter's place, if one has."""
@@ -370,12 +370,12 @@ class Supervisor:
         self._starter.close()
         self._starter, self._orphaned = heir, None
 
-    def _hear(self, child: Child) -> None:
+    def _hear(self, child: ChildServer) -> None:
         child.hear()
         if child.failed and not self._is_up:
             words = child.said.decode("utf-8", "replace")
             words = words or "it ended without a word; its log:\n" + tail(self._system, child.name)
-            raise _End(f"the {child.name} could not be started:\n{words}")
+            raise _ShutdownReason(f"the {child.name} could not be started:\n{words}")
         if child.up and self._is_up:
             logger.warning("the %s is up again, process %d", child.name, child.pid)
 
@@ -400,7 +400,7 @@ class Supervisor:
                     f"attempts (timeouts.restart: {child.patience:g})"
                 )
         if lost:
-            raise _End(" and ".join(lost), crashed=True)
+            raise _ShutdownReason(" and ".join(lost), crashed=True)
 
     def _check_times(self) -> None:
         """Forks those whose time has come, and ends those that do not come up."""
@@ -414,13 +414,13 @@ class Supervisor:
                     said = f"{words}; its log:\n{tail(self._system, child.name)}"
                     if child.name != "controller" and not self._start.seat.controller:
                         said += f"\nand the log of the controller:\n{tail(self._system, 'controller')}"
-                    raise _End(said)
+                    raise _ShutdownReason(said)
                 logger.error("%s and is ended", words)
                 child.close()
                 if child.pid is not None:
                     os.kill(child.pid, signal.SIGKILL)
 
-    def _reap(self) -> list[tuple[Child, int, int]]:
+    def _reap(self) -> list[tuple[ChildServer, int, int]]:
         """The children whose processes have ended, with these processes' numbers and exit codes."""
         ended = []
         for child in self._children:
@@ -435,7 +435,7 @@ class Supervisor:
     def _fail(self, reason: str) -> None:
         """Tells the launcher, if it still listens."""
         with contextlib.suppress(OSError):
-            launcher_protocol.send(self._channel, launcher_protocol.Failed(reason), RECEIVE_SECONDS)
+            launcher_protocol.send(self._channel, launcher_protocol.StartFailure(reason), RECEIVE_SECONDS)
         self._channel.close()
 
     def _end(self, crashed: bool) -> None:
@@ -510,7 +510,7 @@ def main() -> None:
     channel = socket.socket(fileno=CHANNEL)
     channel.set_inheritable(False)
     try:
-        start = launcher_protocol.receive(channel, launcher_protocol.Start, RECEIVE_SECONDS)
+        start = launcher_protocol.receive(channel, launcher_protocol.StartRequest, RECEIVE_SECONDS)
         if start.heirs and os.fork():
             os._exit(0)  # what goes on is nobody's child: it is to outlive who started it
         supervisor = Supervisor(start, channel)

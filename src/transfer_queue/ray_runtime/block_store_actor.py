@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.storage.stores.ray_store import Asked, Told, message, receive
+from transfer_queue.storage.stores.ray_store import BlockStoreRequest, BlockStoreResponse, message, receive
 
 
-class Keeper:
+class BlockStore:
     """What all keepers have in common: what they hold, and the socket.
 
     listens: the name of the socket at which storage units ask (`ray_store.Asked`): abstract, of this node.
@@ -48,24 +48,24 @@ class Keeper:
             if struct.unpack("3i", who)[1] != os.geteuid():
                 return  # an abstract socket has no permissions of its own
             try:
-                asked = msgspec.msgpack.decode(receive(connection), type=Asked)
+                asked = msgspec.msgpack.decode(receive(connection), type=BlockStoreRequest)
                 connection.sendall(message(self._told(asked)))
             except (OSError, msgspec.DecodeError):
                 return
 
-    def _told(self, asked: Asked) -> Told:
+    def _told(self, asked: BlockStoreRequest) -> BlockStoreResponse:
         with self._lock:
             gone = [self._held.pop(key, None) for key in asked.remove]
             missing = [key for key in asked.missing if key not in self._held]
         self._let_go(gone)  # outside of the lock, as references call home
-        return Told(missing, self._life)
+        return BlockStoreResponse(missing, self._life)
 
     def _let_go(self, gone: list[Any]) -> None:
         """What was held, None where nothing was, is held no more."""
         gone.clear()
 
 
-class KeeperActor(Keeper):
+class KeeperActor(BlockStore):
     """Holds references to what lies in the object store."""
 
     def hold(self, key: str, reference: list[Any]) -> None:

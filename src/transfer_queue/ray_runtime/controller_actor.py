@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
@@ -27,17 +27,17 @@ from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
 from transfer_queue.messages.system import Drain, NodeGone, Topology, TopologyReply, UseSampler
 from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
-from transfer_queue.node.system.launcher import RunningSystem, start_local, sweep_killed, take_over
-from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.launcher import RunningSystem, replace_supervisor, start_local, sweep_killed
+from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
-from transfer_queue.node.system.store_process import look_again
+from transfer_queue.node.system.store_process import reload_members
 from transfer_queue.ray_runtime.node_actors import (
     CALLS_AT_ONCE,
     FOLDERS,
-    NodeOrder,
     Nodes,
-    Place,
+    NodeSpec,
+    NodeSystem,
     all_nodes,
     folder_name,
 )
@@ -50,7 +50,7 @@ TRIES = 5  # of a snapshot in pages, until none of its fields changed meanwhile
 
 
 @dataclass(frozen=True)
-class Order:
+class SystemSpec:
     """What is to be started.
 
     name: of the system on its node. conf: the merged DictConfig, pickled, as it may hold objects of the driver's.
@@ -69,7 +69,7 @@ class Order:
 class ControllerActor:
     """One system. Its methods may be called at the same time, from any process of the cluster."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: SystemSpec) -> None:
         import ray
 
         self._order = order
@@ -77,11 +77,11 @@ class ControllerActor:
         self._address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
         self._system: RunningSystem | None = None
-        self._asking: Onlooker | None = None
+        self._asking: ControlClient | None = None
         self._nodes: Nodes | None = None
         self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         if self._again:
-            self._system = take_over(order.name)
+            self._system = replace_supervisor(order.name)
             if self._system is None:
                 logger.error("the system %s has ended with its actor: an empty one is started in its place", order.name)
             self.start()
@@ -97,7 +97,7 @@ class ControllerActor:
             spread = _Spread(settings, self._node)
             if self._system is None:
                 sweep_killed(FOLDERS)
-                seat = Seat(self._node, self._address, spread.at_home)
+                seat = NodeRole(self._node, self._address, spread.at_home)
                 self._system = start_local(
                     order.name,
                     order.config,
@@ -107,7 +107,7 @@ class ControllerActor:
                     seat=seat,
                 )
             if self._asking is None:
-                self._asking = Onlooker(self._system)
+                self._asking = ControlClient(self._system)
             if self._nodes is None:
                 nodes = Nodes(self._node, self._order_for, spread.on, self._options(settings), self._lose, self._empty)
                 try:
@@ -117,11 +117,11 @@ class ControllerActor:
                     raise
                 self._nodes = nodes
 
-    def place(self, node: str) -> Place:
+    def place(self, node: str) -> NodeSystem:
         """Where a process on this node finds the system. StartError where it is not, or not in time."""
         system = self._running()
         if node == self._node:
-            return Place(node, self._address, str(system.folder))
+            return NodeSystem(node, self._address, str(system.folder))
         with self._lock:
             nodes = self._nodes
         if nodes is None:
@@ -150,12 +150,12 @@ class ControllerActor:
 
             end_keeper(ray, settings["store_options"])
 
-    def _order_for(self, node: str, address: str, units: int) -> NodeOrder:
+    def _order_for(self, node: str, address: str, units: int) -> NodeSpec:
         system, order = self._running_now(), self._order
         store = system.store
-        seat = Seat(node, address, units, system.description.remote, "" if store is None else store.join)
+        seat = NodeRole(node, address, units, system.description.remote, "" if store is None else store.join)
         name = folder_name(order.name, node)
-        return NodeOrder(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
+        return NodeSpec(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
     def _options(self, settings: Settings) -> dict[str, Any]:
         """Of the actors on other nodes."""
@@ -168,7 +168,7 @@ class ControllerActor:
         asking = self._asking
         if asking is not None:
             asking.ask(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
-            look_again(SystemFolder(self._running().folder))
+            reload_members(SystemFolder(self._running().folder))
 
     def drain_node(self, node: str, timeout: float | None = None) -> None:
         """Moves all that lies on a node to others; returns when it holds nothing. timeout: seconds; None: no limit.
@@ -201,7 +201,7 @@ class ControllerActor:
                 raise StartError(f"the system {self._order.name} is not up: it is being started, or was stopped")
             return self._system
 
-    def _client(self) -> Onlooker:
+    def _client(self) -> ControlClient:
         system = self._running()
         assert self._asking is not None
         if not system.alive():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.errors import StartError
-from transfer_queue.ray_runtime.block_store_actor import Keeper
+from transfer_queue.ray_runtime.block_store_actor import BlockStore
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, round_up
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.ray_direct import HOW, LEAST, NO_ROOM, NixlTransport, Offer, load, transport
@@ -26,7 +26,7 @@ Wanted = Sequence[tuple[str, int, int]]  # (key, start, length) of each piece
 
 
 @dataclass(frozen=True)
-class Block:
+class RegisteredBlock:
     """What is kept. stamp: of this content of the key. attempt: the writer's. extent: its number, in the arena."""
 
     memory: Bytes
@@ -41,8 +41,11 @@ def arena_bytes(capacity: int) -> int:
     return round_up(capacity + capacity // 8)
 
 
-class DirectKeeperActor(Keeper):
-    """listens: see `Keeper`. capacity: bytes of all blocks together. least: bytes of a block that may go directly."""
+class DirectKeeperActor(BlockStore):
+    """A `BlockStore` whose blocks lie in memory that other processes read directly.
+
+    listens: see `BlockStore`. capacity: bytes of all blocks together. least: bytes from which a block is read directly.
+    """
 
     def __init__(self, listens: str, capacity: int, least: int = LEAST) -> None:
         super().__init__(listens)
@@ -78,7 +81,7 @@ class DirectKeeperActor(Keeper):
     def keep(self, key: str, data: Bytes, attempt: int) -> bool:
         """Keeps a copy; False where there is no room."""
         if data.nbytes < self._least:
-            self._hold(key, Block(np.array(data), next(self._stamps), attempt))
+            self._hold(key, RegisteredBlock(np.array(data), next(self._stamps), attempt))
             return True
         block = self._lease(data.nbytes, attempt)
         if block is None:
@@ -102,15 +105,15 @@ class DirectKeeperActor(Keeper):
         self._hold(key, block)
         return ""
 
-    def _lease(self, nbytes: int, attempt: int) -> Block | None:
+    def _lease(self, nbytes: int, attempt: int) -> RegisteredBlock | None:
         with self._lock:
             extent = self._table.lease(1, nbytes)
         if extent is None:
             return None
         memory = self._arena[extent.offset : extent.offset + nbytes]
-        return Block(memory, next(self._stamps), attempt, extent.number, extent.offset)
+        return RegisteredBlock(memory, next(self._stamps), attempt, extent.number, extent.offset)
 
-    def _hold(self, key: str, block: Block) -> None:
+    def _hold(self, key: str, block: RegisteredBlock) -> None:
         """An earlier attempt of the writer's that ends later than the one after it counts for nothing."""
         with self._lock:
             there = self._held.get(key)
@@ -125,7 +128,7 @@ class DirectKeeperActor(Keeper):
                 if block is not None and block.extent is not None:
                     self._table.free(block.extent)
 
-    def _find(self, wanted: Wanted) -> tuple[dict[str, Block], list[str]]:
+    def _find(self, wanted: Wanted) -> tuple[dict[str, RegisteredBlock], list[str]]:
         with self._lock:
             found = {key: self._held.get(key) for key in dict.fromkeys(key for key, _, _ in wanted)}
         return (

@@ -17,8 +17,8 @@ from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node.system import sampler_transfer
 from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.system.launcher import find as find_local
-from transfer_queue.ray_runtime.controller_actor import ControllerActor, Order
-from transfer_queue.ray_runtime.node_actors import FOLDERS, Place
+from transfer_queue.ray_runtime.controller_actor import ControllerActor, SystemSpec
+from transfer_queue.ray_runtime.node_actors import FOLDERS, NodeSystem
 from transfer_queue.ray_runtime.store_actors import end_keeper, start_keeper
 from transfer_queue.storage.stores.ray_direct import LEAST
 
@@ -138,13 +138,13 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
     return None if place is None else RaySystem(_at(place), system, handle, owned=False)
 
 
-def _place(ray: Any, handle: Any, seconds: float) -> Place | None:
+def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
     """Where this node's processes find an actor's system, once it is up; None where the actor has ended."""
     limit = time.monotonic() + seconds
     here = ray.get_runtime_context().get_node_id()
     while True:
         try:
-            place: Place = ray.get(handle.place.remote(here), timeout=max(0.0, limit - time.monotonic()))
+            place: NodeSystem = ray.get(handle.place.remote(here), timeout=max(0.0, limit - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
             raise AttachError(f"the actor {ACTOR} has not answered within {seconds:g} s") from error
         except (StartError, ray.exceptions.ActorUnavailableError) as error:
@@ -159,7 +159,7 @@ def _place(ray: Any, handle: Any, seconds: float) -> Place | None:
             return place
 
 
-def _at(place: Place) -> RunningSystem:
+def _at(place: NodeSystem) -> RunningSystem:
     """The system at a place of this node."""
     found = find_local(place.folder)
     if found is None:
@@ -178,7 +178,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     name = settings.name or environment.system_name()
     pickled = None if sampler is None else sampler_transfer.dump(sampler, alone=True)
     plain, keeper = _with_keeper(ray, settings, plain)
-    order = Order(
+    order = SystemSpec(
         f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
         settings.ray_restart_seconds,
     )  # fmt: skip
@@ -199,7 +199,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     try:
         here = ray.get_runtime_context().get_node_id()
         ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
-        place: Place = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
+        place: NodeSystem = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
         started = RaySystem(_at(place), name, handle, not settings.ray_detached, keeper)
         started.new = True
         return started

@@ -16,8 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer_queue.errors import StartError
-from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem, start_local, take_over
-from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.launcher import (
+    END_SECONDS,
+    STOP_SECONDS,
+    RunningSystem,
+    replace_supervisor,
+    start_local,
+)
+from transfer_queue.node.system.launcher_protocol import NodeRole
 
 LOOK_SECONDS = 1.0
 FOLDERS = "ray-"  # with which the names of systems' folders begin
@@ -27,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSystem:
     """Where a system is to be found on a node. node: Ray's id of it; address: of it; folder: the system's, there."""
 
     node: str
@@ -36,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class NodeOrder:
+class NodeSpec:
     """What is to run on a node. name: of the system's folder there. config: see `start_local`. key: the system's.
 
     seconds: until it must be up. restart_seconds: for which it lives on after its actor was killed.
@@ -45,7 +51,7 @@ class NodeOrder:
     name: str
     config: dict[str, Any]
     key: bytes
-    seat: Seat
+    seat: NodeRole
     seconds: float
     restart_seconds: float
 
@@ -53,7 +59,7 @@ class NodeOrder:
 class NodeActor:
     """One node's part of a system. It ends with the controller's actor, whose child it is."""
 
-    def __init__(self, order: NodeOrder) -> None:
+    def __init__(self, order: NodeSpec) -> None:
         self._order = order
         self._lock = threading.Lock()
         self._system: RunningSystem | None = None
@@ -66,7 +72,7 @@ class NodeActor:
         order = self._order
         with self._lock:
             if self._system is None:
-                left = take_over(order.name)
+                left = replace_supervisor(order.name)
                 if left is not None and (left.key, left.description.controller) != (order.key, order.seat.controller):
                     left.stop()
                     left = None
@@ -102,7 +108,7 @@ class Nodes:
     def __init__(
         self,
         home: str,
-        order: Callable[[str, str, int], NodeOrder],
+        order: Callable[[str, str, int], NodeSpec],
         units: Callable[[str, dict[str, float]], int],
         options: dict[str, Any],
         lost: Callable[[str], None],
@@ -136,7 +142,7 @@ class Nodes:
             raise StartError("; ".join(late))
         threading.Thread(target=self._keep_up, name="look at nodes", daemon=True).start()
 
-    def place(self, node: str, seconds: float) -> Place:
+    def place(self, node: str, seconds: float) -> NodeSystem:
         """Where a process on this node finds the system. StartError where it is not there in time."""
         self.look()
         limit = time.monotonic() + seconds
@@ -144,7 +150,7 @@ class Nodes:
             while True:
                 known = self._nodes.get(node)
                 if known is not None and known.folder is not None:
-                    return Place(node, known.address, known.folder)
+                    return NodeSystem(node, known.address, known.folder)
                 if known is not None and known.failure:
                     raise StartError(known.failure)
                 if not self._changed.wait(limit - time.monotonic()):

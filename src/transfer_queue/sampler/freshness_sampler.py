@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Share, natural
-from transfer_queue.sampler.ready_views import Key, Without, tagged
+from transfer_queue.sampler.ready_views import FilteredRows, RankKey, tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
 LATE = "of a group of which others were passed over, consumed or cleared"
@@ -55,9 +55,9 @@ class FreshnessSampler(SamplerWrapper):
         """The tag entry with the policy version."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RankKey:
         """The age of the policy. A sample without a version counts as the newest."""
-        return Key(self.tag, sign=-1.0, missing=-math.inf)
+        return RankKey(self.tag, sign=-1.0, missing=-math.inf)
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """Check the request as the inner sampler does, and that policy_version is an int of 0 or more."""
@@ -67,7 +67,7 @@ class FreshnessSampler(SamplerWrapper):
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """Return the rows that are not too old. Raises InvalidArgumentError for a tag that is not a number."""
         old = self._too_old(ready_indexes, config)
-        return Without(tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
+        return FilteredRows(tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
 
     def sample(
         self,

@@ -17,7 +17,7 @@ from transfer_queue.errors import InvalidArgumentError
 Floats: TypeAlias = NDArray[np.float64]
 
 
-class Tagged(Protocol):
+class TagColumns(Protocol):
     """What samplers that read tags need of a partition."""
 
     def get_custom_meta(self, indexes: list[int], /) -> Mapping[int, Mapping[str, Any]]:
@@ -61,7 +61,7 @@ def numbers_of(values: list[Any]) -> Floats | None:
     return None if np.isnan(found).any() else found
 
 
-def numbers(indexes: Sequence[int], tag: str, partition: Tagged | None) -> Floats:
+def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> Floats:
     """This tag of these rows, NaN where it is missing. Raises InvalidArgumentError for one that is no number."""
     tags = partition.get_custom_meta(list(indexes)) if partition is not None else {}
     out = np.empty(len(indexes))

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.ready_views import Key, Ranked, tagged
+from transfer_queue.sampler.ready_views import RankedRows, RankKey, tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 from transfer_queue.sampler.sequential_sampler import SequentialSampler
 
@@ -52,13 +52,13 @@ class PrioritySampler(SamplerWrapper):
         """What the priority of a sample gains with each sample that is inserted after it."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RankKey:
         """The order: the priority, and the age."""
-        return Key(self.tag, aging=self.aging)
+        return RankKey(self.tag, aging=self.aging)
 
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """Return the rows by descending priority. Raises InvalidArgumentError if one is not a number."""
-        return Ranked(tagged(ready_indexes, config.get("partition")), self.key)
+        return RankedRows(tagged(ready_indexes, config.get("partition")), self.key)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """Return that of the inner sampler, because the order makes no difference."""

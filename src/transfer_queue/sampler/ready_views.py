@@ -1,7 +1,7 @@
 """Ready rows as samplers inside of others see them: in another order, or without some of them.
 
 All of them read tags through one protocol, `TaggedIndexes`. The controller's ready rows keep tags as columns and
-answer without looking at every row; `Listed` answers for any plain list, from a partition's `get_custom_meta`.
+answer without looking at every row; `ListedRows` answers for any plain list, from a partition's `get_custom_meta`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, positive
-from transfer_queue.sampler.numeric_tags import Floats, Tagged, numbers
+from transfer_queue.sampler.numeric_tags import Floats, TagColumns, numbers
 
 
-class Key(NamedTuple):
+class RankKey(NamedTuple):
     """The order of rows, the highest first: `sign * tag - aging * global_index`.
 
     `missing` replaces `sign * tag` for a row without the tag. Of equal rows the one that comes first is the higher.
@@ -41,19 +41,19 @@ class Key(NamedTuple):
 class TaggedIndexes(ReadyIndexes, Protocol):
     """Ready rows that can be ordered and picked by a tag. All raise InvalidArgumentError for one that is no number."""
 
-    def ranked(self, key: Key) -> Iterator[int]:
+    def ranked(self, key: RankKey) -> Iterator[int]:
         """The rows, the highest key first."""
         ...
 
-    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """The whole groups of `size`, that with the highest member first; members ascending."""
         ...
 
-    def above(self, key: Key, bound: float) -> list[int]:
+    def above(self, key: RankKey, bound: float) -> list[int]:
         """The rows whose key is above the bound, ascending."""
         ...
 
-    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """The rows of all groups of `size` of which a ready member is above the bound, ascending.
 
         Members that are not ready yet are among them; rows that belong to no group are there by themselves.
@@ -65,10 +65,10 @@ class TaggedIndexes(ReadyIndexes, Protocol):
         ...
 
 
-class Listed(Sequence[int]):
+class ListedRows(Sequence[int]):
     """Ready rows given as any sequence, with the tags of a partition. Groups as in `groups.whole_groups`."""
 
-    def __init__(self, ready_indexes: Sequence[int], partition: Tagged | None) -> None:
+    def __init__(self, ready_indexes: Sequence[int], partition: TagColumns | None) -> None:
         self._ready = ready_indexes
         self._partition = partition
 
@@ -89,23 +89,23 @@ class Listed(Sequence[int]):
         """See `ReadyIndexes`."""
         return whole_groups(self._ready, size)
 
-    def ranked(self, key: Key) -> Iterator[int]:
+    def ranked(self, key: RankKey) -> Iterator[int]:
         """See `TaggedIndexes`."""
         rows = list(self._ready)
         return (rows[place] for place in np.argsort(-self._keys(rows, key), kind="stable").tolist())
 
-    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `TaggedIndexes`."""
         groups = list(self.whole_groups(size))
         highest = self._keys(list(chain.from_iterable(groups)), key).reshape(-1, size).max(axis=1, initial=-np.inf)
         return (groups[place] for place in np.argsort(-highest, kind="stable").tolist())
 
-    def above(self, key: Key, bound: float) -> list[int]:
+    def above(self, key: RankKey, bound: float) -> list[int]:
         """See `TaggedIndexes`."""
         rows = sorted(self._ready)
         return [rows[place] for place in np.flatnonzero(self._keys(rows, key) > bound).tolist()]
 
-    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`; of groups that are not whole nothing is known here."""
         found = set(self.above(key, bound))
         for group in self.whole_groups(size):
@@ -117,19 +117,19 @@ class Listed(Sequence[int]):
         """None: of groups that are not whole nothing is known here."""
         return []
 
-    def _keys(self, rows: list[int], key: Key) -> Floats:
+    def _keys(self, rows: list[int], key: RankKey) -> Floats:
         return key.of(numbers(rows, key.tag, self._partition), np.array(rows, "i8"))
 
 
-def tagged(ready_indexes: Sequence[int], partition: Tagged | None) -> TaggedIndexes:
+def tagged(ready_indexes: Sequence[int], partition: TagColumns | None) -> TaggedIndexes:
     """Ready rows whose tags can be asked for."""
-    return ready_indexes if isinstance(ready_indexes, TaggedIndexes) else Listed(ready_indexes, partition)
+    return ready_indexes if isinstance(ready_indexes, TaggedIndexes) else ListedRows(ready_indexes, partition)
 
 
-class Ranked(Sequence[int]):
+class RankedRows(Sequence[int]):
     """Ready rows in the order of a key, read lazily: a slice from the start costs what it holds."""
 
-    def __init__(self, base: TaggedIndexes, key: Key) -> None:
+    def __init__(self, base: TaggedIndexes, key: RankKey) -> None:
         self._base = base
         self._key = key
 
@@ -158,19 +158,19 @@ class Ranked(Sequence[int]):
         """The groups of `size` of which all are ready, that with the highest member first."""
         return self._base.ranked_groups(self._key, size)
 
-    def ranked(self, key: Key) -> Iterator[int]:
+    def ranked(self, key: RankKey) -> Iterator[int]:
         """See `TaggedIndexes`; this order is gone."""
         return self._base.ranked(key)
 
-    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `TaggedIndexes`; this order is gone."""
         return self._base.ranked_groups(key, size)
 
-    def above(self, key: Key, bound: float) -> list[int]:
+    def above(self, key: RankKey, bound: float) -> list[int]:
         """See `TaggedIndexes`."""
         return self._base.above(key, bound)
 
-    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`."""
         return self._base.spoiled(key, bound, size)
 
@@ -179,7 +179,7 @@ class Ranked(Sequence[int]):
         return self._base.orphans(size)
 
 
-class Without(Sequence[int]):
+class FilteredRows(Sequence[int]):
     """Ready rows without some of them, and without the groups that these belong to."""
 
     def __init__(self, base: TaggedIndexes, rows: Sequence[int]) -> None:
@@ -204,19 +204,19 @@ class Without(Sequence[int]):
         """See `ReadyIndexes`."""
         return filter(self._rows.isdisjoint, self._base.whole_groups(size))
 
-    def ranked(self, key: Key) -> Iterator[int]:
+    def ranked(self, key: RankKey) -> Iterator[int]:
         """See `TaggedIndexes`."""
         return filter(self._here, self._base.ranked(key))
 
-    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `TaggedIndexes`."""
         return filter(self._rows.isdisjoint, self._base.ranked_groups(key, size))
 
-    def above(self, key: Key, bound: float) -> list[int]:
+    def above(self, key: RankKey, bound: float) -> list[int]:
         """See `TaggedIndexes`."""
         return list(filter(self._here, self._base.above(key, bound)))
 
-    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`."""
         return list(filter(self._here, self._base.spoiled(key, bound, size)))
 

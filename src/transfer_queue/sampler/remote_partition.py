@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.sampler.numeric_tags import PartitionTags
-from transfer_queue.sampler.ready_views import Key, Listed
+from transfer_queue.sampler.ready_views import ListedRows, RankKey
 from transfer_queue.sampler.sampler_calls import NotTheSamplers
 
 PAGE = 8192  # rows in one message
@@ -160,19 +160,19 @@ class RemoteReady(Sequence[int]):
                 return
             count *= 8
 
-    def ranked(self, key: Key) -> Iterator[int]:
+    def ranked(self, key: RankKey) -> Iterator[int]:
         """See `views.TaggedIndexes`."""
-        return Listed(self, self._partition).ranked(key)
+        return ListedRows(self, self._partition).ranked(key)
 
-    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `views.TaggedIndexes`."""
-        return Listed(self, self._partition).ranked_groups(key, size)
+        return ListedRows(self, self._partition).ranked_groups(key, size)
 
-    def above(self, key: Key, bound: float) -> list[int]:
+    def above(self, key: RankKey, bound: float) -> list[int]:
         """See `views.TaggedIndexes`."""
-        return Listed(self, self._partition).above(key, bound)
+        return ListedRows(self, self._partition).above(key, bound)
 
-    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `views.TaggedIndexes`."""
         return self._listed(
             Question("spoiled", size=size, key=(key.tag, key.sign, key.missing, key.aging), bound=bound)

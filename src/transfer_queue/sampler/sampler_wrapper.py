@@ -9,7 +9,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, Share, of_package, overrides_sample
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.sampler.ready_views import RankKey
 
 
 class SamplerWrapper(BaseSampler):
@@ -68,7 +68,7 @@ class SamplerWrapper(BaseSampler):
         """
 
     @property
-    def key(self) -> Key | None:
+    def key(self) -> RankKey | None:
         """What this sampler orders or picks ready rows by; None for nothing."""
         return None
 
@@ -219,7 +219,7 @@ def ranked_tags(sampler: BaseSampler) -> list[str]:
     return ([tag] if isinstance(tag, str) else []) + ranked_tags(sampler.inner)
 
 
-def ranked_keys(sampler: BaseSampler) -> list[tuple[Key, bool]]:
+def ranked_keys(sampler: BaseSampler) -> list[tuple[RankKey, bool]]:
     """Return `key` and `ranks_groups` of this sampler and of those inside it."""
     if not isinstance(sampler, SamplerWrapper):
         return []

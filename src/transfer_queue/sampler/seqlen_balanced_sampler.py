@@ -16,7 +16,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.base import Deal, Share, check_batch_size, natural, positive, saved
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
-from transfer_queue.sampler.numeric_tags import PartitionTags, Tagged
+from transfer_queue.sampler.numeric_tags import PartitionTags, TagColumns
 from transfer_queue.sampler.ready_views import pick_rows, whole_groups
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
@@ -116,7 +116,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         return None if batch is None else (rank, batch)
 
     def deal(
-        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: TagColumns | None = None, **config: Any
     ) -> dict[int, Share]:
         """Return the shares of all ranks. Without batch_index: complete groups for this caller alone.
 
@@ -139,7 +139,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         return {} if found is None else found.run()
 
     def prepare(
-        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: TagColumns | None = None, **config: Any
     ) -> Deal | None:
         """Choose the groups and read their tags. What remains, and may fail, is to balance them."""
         size, count = self._group_size(config), self._groups_in(batch_size, config)
@@ -253,7 +253,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             _warn(f"{type(self).__name__}: {text}")
 
 
-def _tags(rows: np.ndarray, partition: Tagged) -> Sequence[Mapping[str, Any] | None]:
+def _tags(rows: np.ndarray, partition: TagColumns) -> Sequence[Mapping[str, Any] | None]:
     """Return the tags of these rows, in one step if the partition can."""
     if isinstance(partition, PartitionTags):
         return partition.tags_of(rows)

@@ -12,7 +12,7 @@ import numpy as np
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
 from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, check_batch_size, natural, positive
-from transfer_queue.sampler.numeric_tags import Tagged, numbers
+from transfer_queue.sampler.numeric_tags import TagColumns, numbers
 from transfer_queue.sampler.ready_views import DealsGroups, whole_groups
 
 WEIGHT = 40  # one group here takes about as long as this many that are only balanced
@@ -115,7 +115,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         return None if batch is None else (rank, batch)
 
     def deal(
-        self, ready_indexes: Sequence[int], batch_size: int, *, partition: Tagged | None = None, **config: Any
+        self, ready_indexes: Sequence[int], batch_size: int, *, partition: TagColumns | None = None, **config: Any
     ) -> dict[int, Share]:
         """Return the micro-batches of all ranks. Without batch_index: one micro-batch for this caller alone.
 
@@ -139,7 +139,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         ready_indexes: Sequence[int],
         batch_size: int,
         *,
-        partition: Tagged | None = None,
+        partition: TagColumns | None = None,
         final: bool = False,
         **config: Any,
     ) -> Deal | None:
@@ -204,7 +204,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
                 heapq.heappush(open_, (max(load, 0.0) + length, rank))
         return bins
 
-    def _lengths(self, groups: list[list[int]], partition: Tagged | None) -> list[float]:
+    def _lengths(self, groups: list[list[int]], partition: TagColumns | None) -> list[float]:
         """Return the number of tokens of each group."""
         rows = list(chain.from_iterable(groups))
         if not rows:

@@ -1,8 +1,8 @@
 """What a storage backend offers to a client: six methods in two roles, and the space they speak of.
 
-Writing: `Allocator.reserve` finds space, the caller copies its block into `Memory.view` of it, publishes
+Writing: `Allocator.reserve` finds space, the caller copies its block into `ArenaMemory.view` of it, publishes
 it to the controller, and says how that ended with `published` or `abandon`. Reading: the caller copies
-out of `Memory.view` and then compares `Memory.generation` with the one its descriptor names; a difference
+out of `ArenaMemory.view` and then compares `ArenaMemory.generation` with the one its descriptor names; a difference
 means that the space was leased anew meanwhile, and what was copied must be thrown away.
 
 `client.data.extent_allocator.Space` and `storage.arena.arena.Arena` are the simple backend's. Durations are seconds.
@@ -49,7 +49,7 @@ class Reserved:
         return (self, *self.copies)
 
 
-class Memory(Protocol):
+class ArenaMemory(Protocol):
     """The bytes of one storage unit, as this process sees them."""
 
     def view(self, offset: int, nbytes: int) -> Bytes:

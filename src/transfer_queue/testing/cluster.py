@@ -27,8 +27,14 @@ from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
-from transfer_queue.messages.unit_reports import Drained, Free, Move, Refuse, RegisterUnit  # fmt: skip
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.unit_reports import (  # fmt: skip
+    DrainFinished,
+    Move,
+    RefuseWriters,
+    RegisterUnit,
+    ReleaseExtents,
+)
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
@@ -36,12 +42,12 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit import unit_effects as unit_effects
-from transfer_queue.storage.unit.disk_pool import DiskRoom
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.disk_pool import DiskPool
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
-from transfer_queue.testing.simulated_locks import HeldSlots, Slots
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 from transfer_queue.wire.objects.object_values import decoded_tag_value
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
@@ -51,12 +57,12 @@ MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
 
 _encode = msgspec.msgpack.Encoder().encode
-_envelope = msgspec.msgpack.Decoder(Envelope)
+_envelope = msgspec.msgpack.Decoder(RequestEnvelope)
 
 
 def arena_of(unit: StorageUnit) -> Arena:
     """Return the arena of a simulated unit."""
-    assert isinstance(unit.room, ArenaRoom)
+    assert isinstance(unit.room, ArenaPool)
     return unit.room.arena
 
 
@@ -72,9 +78,9 @@ def registration(address: str, name: str, arena: Arena, leased: bytes) -> Regist
     return RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
 
 
-def room_of(arena: Arena) -> ArenaRoom:
+def room_of(arena: Arena) -> ArenaPool:
     """Return the pool over an arena in memory or on disk."""
-    return DiskRoom(arena) if arena.tier == DISK else ArenaRoom(arena)
+    return DiskPool(arena) if arena.tier == DISK else ArenaPool(arena)
 
 
 class Cluster:
@@ -132,7 +138,7 @@ class Cluster:
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
         self.units = [
-            StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), Slots(n, self.held))
+            StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), SimulatedSlots(n, self.held))
             for n, (tier, size) in enumerate(tiers)
         ]
         """The storage units, by their numbers."""
@@ -327,7 +333,7 @@ class Cluster:
             >>> with Cluster(Path.cwd()) as cluster:
             ...     cluster.check()
         """
-        invariants.check(self.controller.state)
+        invariants.check_invariants(self.controller.state)
         for each in self.units:
             each.check()
         for unit, extent in self.controller.state.blocks.extents:
@@ -399,7 +405,7 @@ class Cluster:
             unit, now = self.units[target[1]], self.clock.now
             self._unit(unit, unit.handle(name, connection, envelope.sequence, envelope.body, now))
 
-    def _to_controller(self, name: str, connection: int, envelope: Envelope) -> None:
+    def _to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         self._core(self.controller.handle(name, connection, envelope, self.clock.now))
 
     # ------------------------------------------------------------ effects
@@ -412,7 +418,7 @@ class Cluster:
         for effect in effects:
             if isinstance(effect, core_effects.Send):
                 self._answer(effect.peer, effect.sequence, effect.reply)
-            elif isinstance(effect, core_effects.Work):
+            elif isinstance(effect, core_effects.ComputeDeal):
                 self._begin(effect)
             elif isinstance(effect, core_effects.WriteState):
                 self._write_state(effect)
@@ -423,26 +429,28 @@ class Cluster:
             elif isinstance(effect, core_effects.ForgetState):
                 self.states.forget(effect.file)
             elif isinstance(effect, core_effects.FreeExtents):
-                self._to_unit(effect.unit, Free(effect.extents))
-            elif isinstance(effect, core_effects.TellUnit):
+                self._to_unit(effect.unit, ReleaseExtents(effect.extents))
+            elif isinstance(effect, core_effects.SendToUnit):
                 self._to_unit(effect.unit, effect.request)
             elif isinstance(effect, core_effects.RefuseLeases):
-                self._to_unit(effect.unit, Refuse(effect.words))
+                self._to_unit(effect.unit, RefuseWriters(effect.words))
 
-    def _to_unit(self, number: int, request: Free | Refuse | Move | Drained) -> None:
+    def _to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
         """Carries out what the controller says to a unit."""
         self._tell(self._numbered(number), request)
 
-    def _tell(self, unit: StorageUnit, request: Free | Refuse | Move | Drained) -> None:
-        if isinstance(request, Free):
+    def _tell(self, unit: StorageUnit, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
+        if isinstance(request, ReleaseExtents):
             effects = unit.free(request.extents)
         elif isinstance(request, Move):
             effects = unit.move(request)
         else:
-            effects = unit.drained(request.draining) if isinstance(request, Drained) else unit.refuse(request.words)
+            effects = (
+                unit.drained(request.draining) if isinstance(request, DrainFinished) else unit.refuse(request.words)
+            )
         self._unit(unit, effects)
 
-    def _begin(self, work: core_effects.Work) -> None:
+    def _begin(self, work: core_effects.ComputeDeal) -> None:
         def done() -> None:
             try:
                 outcome = work.run()
@@ -484,7 +492,7 @@ class Cluster:
 
     def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
         for effect in [*effects, *unit.confirmed(), *unit.shortage()]:
-            if isinstance(effect, unit_effects.Answer):
+            if isinstance(effect, unit_effects.SendReply):
                 self._answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, unit_effects.Report):
                 self._from_unit(unit, effect.body)
@@ -495,8 +503,8 @@ class Cluster:
         """Carries out what a unit says to the controller."""
         self._unit_sequences[unit.number] += 1
         sequence = self._unit_sequences[unit.number]
-        self._to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, Envelope(sequence, 0, body))
+        self._to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, RequestEnvelope(sequence, 0, body))
 
     def _answer(self, peer: int, sequence: int, reply: AnyReply) -> None:
         if peer > UNIT_PEER:
-            self.network.send(peer, "down", pack_frame(_encode(Answer(sequence, reply))))
+            self.network.send(peer, "down", pack_frame(_encode(ReplyEnvelope(sequence, reply))))

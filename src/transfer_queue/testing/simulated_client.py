@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.sample_operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
@@ -16,7 +16,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Target, outcome
-from transfer_queue.testing.simulated_locks import Held
+from transfer_queue.testing.simulated_locks import SimulatedSlotLock
 
 if TYPE_CHECKING:
     from transfer_queue.testing.cluster import Cluster
@@ -137,7 +137,9 @@ class Client(Subscriptions):
         self._cluster = cluster
         self.name = name
         """The id of the client."""
-        self.state = ClientState(_Address(cluster.states.folder), name, lambda path: Held(cluster.held, path))
+        self.state = ClientContext(
+            _Address(cluster.states.folder), name, lambda path: SimulatedSlotLock(cluster.held, path)
+        )
         """The session, arenas and settings of the client."""
         self.operations = Operations(self.state)
         """The operations, for `start` and `call`."""

@@ -6,11 +6,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from transfer_queue.storage.arena.writer_locks import Known, Offer
+from transfer_queue.storage.arena.writer_locks import KnownSlot, Offer
 
 
 @dataclass
-class _Entry:
+class _SimulatedSlotEntry:
     extent: int = 0
     used: int = 0
     recalled: bool = False
@@ -21,11 +21,11 @@ class Board:
     """The entries of all slots, by the name of the slot and the place."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, dict[int, _Entry]] = {}
+        self._entries: dict[str, dict[int, _SimulatedSlotEntry]] = {}
 
     def begin(self, slot: str, place: int) -> bool:
         """See `SlotLock.begin`."""
-        self._entries.setdefault(slot, {})[place] = _Entry()
+        self._entries.setdefault(slot, {})[place] = _SimulatedSlotEntry()
         return True
 
     def take(self, slot: str, place: int) -> bool:
@@ -36,7 +36,7 @@ class Board:
 
     def leave(self, slot: str, place: int, extent: int = 0, used: int = 0) -> None:
         """See `SlotLock.leave`."""
-        self._entries[slot][place] = _Entry(extent, used, locked=False)
+        self._entries[slot][place] = _SimulatedSlotEntry(extent, used, locked=False)
 
     def release(self, slot: str) -> None:
         """The slot's writer ends, and with it its locks."""
@@ -44,11 +44,11 @@ class Board:
             entry.locked = False
 
     def offers(self, slot: str) -> set[Offer]:
-        """See `Slots.offers`."""
+        """See `SimulatedSlots.offers`."""
         return {(entry.extent, entry.used) for entry in self._entries.get(slot, {}).values() if entry.extent}
 
     def recall(self, slot: str, among: Container[Offer] | None = None) -> list[Offer]:
-        """See `Slots.recall`."""
+        """See `SimulatedSlots.recall`."""
         found = []
         for entry in self._entries.get(slot, {}).values():
             offer = entry.extent, entry.used
@@ -66,7 +66,7 @@ class HeldSlots(set[str]):
         self.board = Board()
 
 
-class Held:
+class SimulatedSlotLock:
     """A slot file that a client has locked. held: the names of all that are."""
 
     def __init__(self, held: HeldSlots, path: Path) -> None:
@@ -91,17 +91,17 @@ class Held:
         self._held.board.leave(self._path.name, place, extent, used)
 
 
-class Slots:
+class SimulatedSlots:
     """Slot locks of one unit without a kernel. held: names of the slots whose writers live, of all units."""
 
     def __init__(self, unit: int, held: HeldSlots) -> None:
         self.unit = unit
         self.held = held
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownSlot] = {}
 
     def make(self, slot: int, writer: str) -> str:
         """See `ownership.Slots`."""
-        self._known[slot] = Known(writer, gone=False)
+        self._known[slot] = KnownSlot(writer, gone=False)
         return self.path(slot)
 
     def path(self, slot: int) -> str:
@@ -116,14 +116,14 @@ class Slots:
         """See `ownership.Slots`."""
         if not self.is_dead(slot):
             return False
-        self._known[slot] = Known(self._known[slot].writer, gone=True)
+        self._known[slot] = KnownSlot(self._known[slot].writer, gone=True)
         return True
 
     def forget(self, slot: int) -> None:
         """See `ownership.Slots`."""
         del self._known[slot]
 
-    def known(self) -> dict[int, Known]:
+    def known(self) -> dict[int, KnownSlot]:
         """See `ownership.Slots`."""
         return dict(self._known)
 

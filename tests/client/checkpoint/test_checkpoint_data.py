@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from differential import differential
 from transfer_queue.client.checkpoint import block_file, checkpoint_data
 from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned
-from transfer_queue.client.checkpoint.checkpoint_data import Cut, numbers_shared, save_blocks, sources
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, numbers_shared, save_blocks, sources
 from transfer_queue.client.checkpoint.checkpoint_folder import manifest
 
 SIZES = [0, 1, 63, 64, 65, 130]
@@ -43,7 +43,7 @@ class Saved:
     system: System
 
 
-def cut(system: System) -> tuple[Cut, np.ndarray]:
+def cut(system: System) -> tuple[CheckpointSave, np.ndarray]:
     """All blocks of a system, in two units, and the memory of both."""
     numbers = sorted(system.blocks)
     nbytes = np.array([len(system.blocks[number]) for number in numbers], "i8")
@@ -55,7 +55,7 @@ def cut(system: System) -> tuple[Cut, np.ndarray]:
         ends[unit] = offsets[-1] + taken
         memory[unit, offsets[-1] : offsets[-1] + len(system.blocks[number])] = list(system.blocks[number])
     columns = {"number": np.array(numbers, "i8"), "unit": units, "offset": np.array(offsets, "i8"), "nbytes": nbytes}
-    return Cut("cut", system.origin, Path(), columns, dict(system.origins)), memory
+    return CheckpointSave("cut", system.origin, Path(), columns, dict(system.origins)), memory
 
 
 def loaded(saved: Saved, external: bool) -> Blocks:

@@ -19,21 +19,21 @@ from transfer_queue.client.data.extent_allocator import (
     LARGEST_EXTENT,
     OPEN_EXTENTS,
     SMALLEST_EXTENT,
-    Space,
+    ExtentAllocator,
 )
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, UnitLostError, by_name
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
 from transfer_queue.net.calls import Call
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.writer_locks import Known, Offer
+from transfer_queue.storage.arena.writer_locks import KnownSlot, Offer
 from transfer_queue.storage.protocols import Reserved
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Answer
+from transfer_queue.storage.unit.unit_effects import SendReply
 from transfer_queue.testing.simulated_locks import Board
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ class Locks:
     def forget(self, slot: int) -> None:
         assert self.path(slot) in self.withdrawn
 
-    def known(self) -> dict[int, Known]:
+    def known(self) -> dict[int, KnownSlot]:
         return {}
 
     def offers(self, slot: int) -> set[Offer]:
@@ -100,7 +100,7 @@ class Servers:
     def __init__(self, folder: Path, *capacities: int) -> None:
         self.locks = [Locks(number) for number in range(len(capacities))]
         self.units = [
-            StorageUnit(number, ArenaRoom(Arena.create(folder / str(number), capacity)), self.locks[number])
+            StorageUnit(number, ArenaPool(Arena.create(folder / str(number), capacity)), self.locks[number])
             for number, capacity in enumerate(capacities)
         ]
         self.mutex = threading.Lock()
@@ -117,8 +117,8 @@ class Servers:
         self.holds += 1
         return Lock(locks, str(path))
 
-    def space(self, writer: str = "w") -> Space:
-        return Space(writer, range(len(self.units)), self.hold)
+    def space(self, writer: str = "w") -> ExtentAllocator:
+        return ExtentAllocator(writer, range(len(self.units)), self.hold)
 
     def answer(self, call: Call, writer: str = "w") -> AnyReply:
         with self.mutex:
@@ -130,12 +130,12 @@ class Servers:
             unit = self.units[number]
             effects = unit.handle(writer, 1, self.sequence, call.request, 0.0)
             if not effects:
-                assert isinstance(call.request, Lease)
+                assert isinstance(call.request, LeaseExtent)
                 assert call.timeout == call.request.wait
                 effects = unit.tick(1e9)
             unit.check()
             [effect] = effects
-            assert isinstance(effect, Answer)
+            assert isinstance(effect, SendReply)
             return effect.reply
 
     def run(self, operation: Generator[Call, AnyReply, T], writer: str = "w") -> T:
@@ -167,11 +167,11 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 @pytest.fixture
-def space(servers: Servers) -> Space:
+def space(servers: Servers) -> ExtentAllocator:
     return servers.space()
 
 
-def put(servers: Servers, space: Space, nbytes: int) -> Reserved:
+def put(servers: Servers, space: ExtentAllocator, nbytes: int) -> Reserved:
     """A put that succeeds; what it closes is freed, as if all of it had been cleared before."""
     reserved = servers.run(space.reserve(nbytes))
     servers.units[0].free([number for _, number in space.closes(reserved)])
@@ -179,24 +179,24 @@ def put(servers: Servers, space: Space, nbytes: int) -> Reserved:
     return reserved
 
 
-def test_small_blocks_share_an_extent(servers: Servers, space: Space) -> None:
+def test_small_blocks_share_an_extent(servers: Servers, space: ExtentAllocator) -> None:
     blocks = [put(servers, space, nbytes) for nbytes in (100, 1, 64, 0, 65)]
     assert [block.offset for block in blocks] == [0, 128, 192, 256, 320]
     assert {(block.unit, block.extent, block.generation) for block in blocks} == {(0, 1, 1)}
     assert [block.nbytes for block in blocks] == [100, 1, 64, 0, 65]
-    assert [type(call.request) for call in servers.calls] == [OpenSlot, Lease]
-    assert servers.calls[1] == Call(("unit", 0), Lease(1, 128, SMALLEST_EXTENT, None, 0), None)
+    assert [type(call.request) for call in servers.calls] == [OpenSlot, LeaseExtent]
+    assert servers.calls[1] == Call(("unit", 0), LeaseExtent(1, 128, SMALLEST_EXTENT, None, 0), None)
 
 
-def test_extents_double_as_they_are_used_up(servers: Servers, space: Space) -> None:
+def test_extents_double_as_they_are_used_up(servers: Servers, space: ExtentAllocator) -> None:
     for _ in range(400):
         put(servers, space, GRANULE // 2)
-    wants = [call.request.want for call in servers.calls if isinstance(call.request, Lease)]
+    wants = [call.request.want for call in servers.calls if isinstance(call.request, LeaseExtent)]
     assert wants[:7] == [SMALLEST_EXTENT << i for i in range(7)]
     assert set(wants[7:]) == {LARGEST_EXTENT}
 
 
-def test_a_large_block_has_an_extent_of_its_own(servers: Servers, space: Space) -> None:
+def test_a_large_block_has_an_extent_of_its_own(servers: Servers, space: ExtentAllocator) -> None:
     small = servers.run(space.reserve(10))
     large = servers.run(space.reserve(DEDICATED + 1))
     assert servers.units[0].table.get(large.extent).length == DEDICATED + GRANULE  # type: ignore[union-attr]
@@ -207,7 +207,7 @@ def test_a_large_block_has_an_extent_of_its_own(servers: Servers, space: Space) 
     assert space.closes() == []
 
 
-def test_a_large_block_published_without_its_close_is_closed_later(servers: Servers, space: Space) -> None:
+def test_a_large_block_published_without_its_close_is_closed_later(servers: Servers, space: ExtentAllocator) -> None:
     large = servers.run(space.reserve(DEDICATED))
     assert space.closes() == []
     space.published(large)
@@ -215,7 +215,7 @@ def test_a_large_block_published_without_its_close_is_closed_later(servers: Serv
     assert space.closes() == []
 
 
-def test_a_full_extent_is_closed_with_its_last_block(servers: Servers, space: Space) -> None:
+def test_a_full_extent_is_closed_with_its_last_block(servers: Servers, space: ExtentAllocator) -> None:
     first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
     assert space.closes(last) == []  # the first is still in flight
     space.published(last)
@@ -224,7 +224,7 @@ def test_a_full_extent_is_closed_with_its_last_block(servers: Servers, space: Sp
     assert space.closes() == []
 
 
-def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space: Space) -> None:
+def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space: ExtentAllocator) -> None:
     first, second = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
     space.published(first)
     space.drain()
@@ -233,7 +233,7 @@ def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space
     assert space.closes() == [(0, first.extent)]
 
 
-def test_closes_of_a_failed_publish_are_kept(servers: Servers, space: Space) -> None:
+def test_closes_of_a_failed_publish_are_kept(servers: Servers, space: ExtentAllocator) -> None:
     before = servers.run(space.reserve(DEDICATED))
     space.published(before)
     failed = servers.run(space.reserve(DEDICATED))
@@ -245,7 +245,7 @@ def test_closes_of_a_failed_publish_are_kept(servers: Servers, space: Space) -> 
     assert space.returns() == [(0, failed.extent)]
 
 
-def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: Space) -> None:
+def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: ExtentAllocator) -> None:
     failed = servers.run(space.reserve(DEDICATED))
     closes = space.closes(failed)
     space.abandon(failed)
@@ -254,7 +254,9 @@ def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: 
     assert space.returns() == [(0, failed.extent)]
 
 
-def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(servers: Servers, space: Space) -> None:
+def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(
+    servers: Servers, space: ExtentAllocator
+) -> None:
     first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
     space.published(first)
     assert space.closes(last) == [(0, last.extent)]
@@ -263,7 +265,7 @@ def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(serve
     assert space.returns() == []
 
 
-def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, space: Space) -> None:
+def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, space: ExtentAllocator) -> None:
     lost = servers.run(space.reserve(DEDICATED))
     space.keep(space.closes(lost))
     space.published(lost)
@@ -271,14 +273,14 @@ def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, spac
     assert space.returns() == []
 
 
-def test_an_abandoned_block_leaves_its_bytes_to_the_next(servers: Servers, space: Space) -> None:
+def test_an_abandoned_block_leaves_its_bytes_to_the_next(servers: Servers, space: ExtentAllocator) -> None:
     kept, failed = servers.run(space.reserve(100)), servers.run(space.reserve(100))
     space.published(kept)
     space.abandon(failed)
     assert servers.run(space.reserve(7)).offset == failed.offset
 
 
-def test_a_gap_is_wasted_until_nothing_is_left(servers: Servers, space: Space) -> None:
+def test_a_gap_is_wasted_until_nothing_is_left(servers: Servers, space: ExtentAllocator) -> None:
     first, second = servers.run(space.reserve(64)), servers.run(space.reserve(64))
     space.abandon(first)
     third = servers.run(space.reserve(64))
@@ -288,20 +290,20 @@ def test_a_gap_is_wasted_until_nothing_is_left(servers: Servers, space: Space) -
     assert servers.run(space.reserve(64)).offset == first.offset
 
 
-def test_abandoned_extents_go_back_to_their_unit(servers: Servers, space: Space) -> None:
+def test_abandoned_extents_go_back_to_their_unit(servers: Servers, space: ExtentAllocator) -> None:
     for _ in range(2):
         space.abandon(servers.run(space.reserve(DEDICATED)))
     small = servers.run(space.reserve(1))
     space.abandon(small)
     space.drain()
     servers.run(space.give_back())
-    assert servers.calls[-1].request == Return(1, [1, 2, 3], 0)
+    assert servers.calls[-1].request == ReturnExtent(1, [1, 2, 3], 0)
     assert servers.leased() == set()
     servers.run(space.give_back())
     assert space.returns() == []
 
 
-def test_what_cannot_be_returned_stays_queued(servers: Servers, space: Space) -> None:
+def test_what_cannot_be_returned_stays_queued(servers: Servers, space: ExtentAllocator) -> None:
     large = servers.run(space.reserve(DEDICATED))
     space.abandon(large)
     operation = space.give_back()
@@ -311,7 +313,7 @@ def test_what_cannot_be_returned_stays_queued(servers: Servers, space: Space) ->
     assert space.returns() == [(0, large.extent)]
 
 
-def test_a_reservation_ends_once(servers: Servers, space: Space) -> None:
+def test_a_reservation_ends_once(servers: Servers, space: ExtentAllocator) -> None:
     reserved = servers.run(space.reserve(1))
     space.published(reserved)
     for end in (space.published, space.abandon, space.closes):
@@ -321,7 +323,7 @@ def test_a_reservation_ends_once(servers: Servers, space: Space) -> None:
         space.published(Reserved(0, 99, 0, 1, 1))
 
 
-def test_nothing_is_left_of_a_lease_that_failed(servers: Servers, space: Space) -> None:
+def test_nothing_is_left_of_a_lease_that_failed(servers: Servers, space: ExtentAllocator) -> None:
     with pytest.raises(CapacityError, match="capacity"):
         servers.run(space.reserve(33 * MIB))
     with pytest.raises(InvalidArgumentError):
@@ -334,7 +336,7 @@ def test_nothing_is_left_of_a_lease_that_failed(servers: Servers, space: Space) 
     assert servers.leased() == {(0, held.extent)}
 
 
-def test_a_call_that_is_given_up_leaves_the_space_whole(servers: Servers, space: Space) -> None:
+def test_a_call_that_is_given_up_leaves_the_space_whole(servers: Servers, space: ExtentAllocator) -> None:
     for steps in (1, 2):
         operation = space.reserve(10)
         call = next(operation)
@@ -344,7 +346,7 @@ def test_a_call_that_is_given_up_leaves_the_space_whole(servers: Servers, space:
     assert servers.run(space.reserve(10)).offset == 0
 
 
-def test_threads_that_run_out_together_open_few_extents(servers: Servers, space: Space) -> None:
+def test_threads_that_run_out_together_open_few_extents(servers: Servers, space: ExtentAllocator) -> None:
     space.published(servers.run(space.reserve(0)))
     operations = [space.reserve(SMALLEST_EXTENT // 2 + 1) for _ in range(OPEN_EXTENTS + 3)]
     space.drain()
@@ -357,24 +359,24 @@ def test_threads_that_run_out_together_open_few_extents(servers: Servers, space:
     assert len(space.closes()) == 4  # the drained one, and what is too many
 
 
-def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: Space) -> None:
+def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: ExtentAllocator) -> None:
     first, second = space.reserve(1), space.reserve(1)
     calls = [next(first), next(second)]
     assert [call.request for call in calls] == [OpenSlot("w", 0)] * 2
     for operation, call in zip((first, second), calls, strict=True):
-        assert isinstance(operation.send(servers.answer(call)).request, Lease)
+        assert isinstance(operation.send(servers.answer(call)).request, LeaseExtent)
     assert servers.holds == 1
     assert space._slots[0].number == 1
 
 
-def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: Space) -> None:
+def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: ExtentAllocator) -> None:
     operation = space.reserve(1)
     reply = servers.answer(next(operation))
     servers.units[0].disconnected(1, 0.0)
     call = operation.send(reply)
     assert call.request == OpenSlot("w", 0)
     call = operation.send(servers.answer(call))
-    assert isinstance(call.request, Lease)
+    assert isinstance(call.request, LeaseExtent)
     assert call.request.slot == space._slots[0].number == 2
 
 
@@ -383,14 +385,14 @@ def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) 
         raise ProtocolError("withdrawn")
 
     with pytest.raises(ProtocolError, match="withdrawn"):
-        servers.run(Space("w", [0], never).reserve(1))
+        servers.run(ExtentAllocator("w", [0], never).reserve(1))
     assert [type(call.request) for call in servers.calls] == [OpenSlot] * 3
 
 
 @pytest.mark.parametrize("replies", [[Done()], [SlotReply(1, "/0/1.lock"), Done()],
-                                     [SlotReply(1, "/0/1.lock"), LeaseReply(1, 0, 0, 1)],
-                                     [SlotReply(1, "/0/1.lock"), LeaseReply(1, 1, GRANULE, 1)]])  # fmt: skip
-def test_strange_replies_are_refused(space: Space, replies: list[AnyReply]) -> None:
+                                     [SlotReply(1, "/0/1.lock"), ExtentLeaseReply(1, 0, 0, 1)],
+                                     [SlotReply(1, "/0/1.lock"), ExtentLeaseReply(1, 1, GRANULE, 1)]])  # fmt: skip
+def test_strange_replies_are_refused(space: ExtentAllocator, replies: list[AnyReply]) -> None:
     operation = space.reserve(1)
     next(operation)
     with pytest.raises(ProtocolError, match="answered"):  # noqa: PT012
@@ -398,7 +400,7 @@ def test_strange_replies_are_refused(space: Space, replies: list[AnyReply]) -> N
             operation.send(reply)
 
 
-def test_a_client_that_releases_its_slots_is_taken_for_dead(servers: Servers, space: Space) -> None:
+def test_a_client_that_releases_its_slots_is_taken_for_dead(servers: Servers, space: ExtentAllocator) -> None:
     servers.run(space.reserve(1))
     assert servers.units[0].disconnected(1, 0.0) == []
     space.release()
@@ -419,11 +421,11 @@ def test_another_unit_is_used_where_one_is_full(tmp_path: Path) -> None:
     servers.run(space.give_back())
     assert servers.leased() == set()
     with pytest.raises(InvalidArgumentError):
-        Space("w", [])
+        ExtentAllocator("w", [])
     servers.close()
 
 
-def test_threads_never_share_bytes(servers: Servers, space: Space) -> None:
+def test_threads_never_share_bytes(servers: Servers, space: ExtentAllocator) -> None:
     """Each thread fills its blocks with its own mark, and finds it there when all have written."""
     threads, rounds = 8, 60
     arena = Arena.open(servers.units[0].room.arena.folder)
@@ -554,11 +556,11 @@ TestLife.settings = settings(max_examples=60, stateful_step_count=50, deadline=N
 # ---------------------------------------------------------------- interrupted leases, lost units
 
 
-def interrupted(servers: Servers, space: Space, arrives: bool, later: bool = False) -> Call:
+def interrupted(servers: Servers, space: ExtentAllocator, arrives: bool, later: bool = False) -> Call:
     """A put that is interrupted while it waits for its lease, which the unit gets now, never, or later."""
     operation = space.reserve(1)
     call = next(operation)
-    while not isinstance(call.request, Lease):
+    while not isinstance(call.request, LeaseExtent):
         call = operation.send(servers.answer(call))
     servers.sequence += 1
     call.sequence = servers.sequence
@@ -570,7 +572,9 @@ def interrupted(servers: Servers, space: Space, arrives: bool, later: bool = Fal
 
 
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_lease_whose_put_was_interrupted_is_taken_back(servers: Servers, space: Space, arrives: bool) -> None:
+def test_a_lease_whose_put_was_interrupted_is_taken_back(
+    servers: Servers, space: ExtentAllocator, arrives: bool
+) -> None:
     call = interrupted(servers, space, arrives)
     assert len(servers.leased()) == arrives
     reserved = servers.run(space.reserve(1))
@@ -580,7 +584,7 @@ def test_a_lease_whose_put_was_interrupted_is_taken_back(servers: Servers, space
     assert servers.leased() == {(0, reserved.extent)}
 
 
-def test_a_client_that_ends_takes_its_interrupted_leases_back(servers: Servers, space: Space) -> None:
+def test_a_client_that_ends_takes_its_interrupted_leases_back(servers: Servers, space: ExtentAllocator) -> None:
     interrupted(servers, space, arrives=True)
     interrupted(servers, space, arrives=True)
     space.drain()
@@ -588,7 +592,7 @@ def test_a_client_that_ends_takes_its_interrupted_leases_back(servers: Servers, 
     assert servers.leased() == set()
 
 
-def test_an_interrupted_cancel_is_repeated(servers: Servers, space: Space) -> None:
+def test_an_interrupted_cancel_is_repeated(servers: Servers, space: ExtentAllocator) -> None:
     interrupted(servers, space, arrives=True)
     operation = space.reserve(1)
     assert isinstance(next(operation).request, Cancel)
@@ -619,7 +623,7 @@ def test_what_a_lost_unit_held_is_forgotten(tmp_path: Path) -> None:
     servers.close()
 
 
-def test_a_unit_that_is_another_now_grants_and_frees_nothing(servers: Servers, space: Space) -> None:
+def test_a_unit_that_is_another_now_grants_and_frees_nothing(servers: Servers, space: ExtentAllocator) -> None:
     reserved = servers.run(space.reserve(10))
     servers.units[0].number = 1
     with pytest.raises(UnitLostError, match="storage unit 0 is lost, and storage unit 1 is in its place"):

@@ -6,13 +6,13 @@ from collections.abc import Generator
 
 import pytest
 
-from transfer_queue.client.data.remote_io import at_once
+from transfer_queue.client.data.remote_io import fetch_parallel
 from transfer_queue.errors import UnitLostError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import CONTROLLER, Call, together
+from transfer_queue.net.calls import CONTROLLER, Call, parallel
 from transfer_queue.testing.cluster import Cluster
 
 Reading = Generator[Call, AnyReply, bool]
@@ -42,17 +42,17 @@ def answered(operation: Reading) -> tuple[list[list[int]], bool]:
 
 
 def test_a_round_asks_all_that_have_more_to_ask() -> None:
-    assert answered(at_once([reading(0, 2), reading(1, 3), reading(2, 1)])) == ([[0, 1, 2], [0, 1], [1]], True)
-    assert answered(at_once([])) == ([], True)
-    assert answered(at_once([reading(0, 0), reading(1, 0, good=False)])) == ([], False)
+    assert answered(fetch_parallel([reading(0, 2), reading(1, 3), reading(2, 1)])) == ([[0, 1, 2], [0, 1], [1]], True)
+    assert answered(fetch_parallel([])) == ([], True)
+    assert answered(fetch_parallel([reading(0, 0), reading(1, 0, good=False)])) == ([], False)
 
 
 def test_the_first_that_fails_ends_all() -> None:
-    assert answered(at_once([reading(0, 3), reading(1, 1, good=False)])) == ([[0, 1]], False)
+    assert answered(fetch_parallel([reading(0, 3), reading(1, 1, good=False)])) == ([[0, 1]], False)
 
 
 def test_one_alone_is_asked_alone() -> None:
-    operation = at_once([reading(4, 1)])
+    operation = fetch_parallel([reading(4, 1)])
     assert next(operation).target == ("unit", 4)
     with pytest.raises(StopIteration) as end:
         operation.send(Done((4, 0)))
@@ -67,7 +67,7 @@ def test_an_error_is_that_of_its_own_reading() -> None:
             yield Call(("unit", 2), UnitStatus())
         return True
 
-    operation = at_once([reading(0, 2), patient()])
+    operation = fetch_parallel([reading(0, 2), patient()])
     first = next(operation)
     first.together[0].outcome, first.together[1].outcome = Done((0, 0)), UnitLostError("gone")
     second = operation.send(Done())
@@ -80,7 +80,7 @@ def test_an_error_is_that_of_its_own_reading() -> None:
 
 def test_the_simulation_makes_calls_at_once_too(cluster: Cluster) -> None:
     def asking(calls: list[Call]) -> Generator[Call, AnyReply, None]:
-        yield together(calls)
+        yield parallel(calls)
 
     client = cluster.client("c")
     client.get_partition_list()  # so that it knows the unit

@@ -9,9 +9,9 @@ from harness import Harness, rows_of
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, WaitTimeoutError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ResetConsumption
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import ClearPartition, Seal
-from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Lookup, Show
+from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Lookup, ShowRows
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 # ---------------------------------------------------------------- at once
@@ -56,10 +56,10 @@ def test_show_deals_nothing(h: Harness) -> None:
     h.put(3, pre_allocate=1)
     h.create("empty")
     h.put(1, ("y",), rows=[1])
-    reply = h.ask(Show("p", ["x", "y", "nobody"]))
+    reply = h.ask(ShowRows("p", ["x", "y", "nobody"]))
     assert (rows_of(reply), reply.produced) == ([0, 1, 2], b"\0\1\0")
-    assert h.ask(Show("p", ["nobody"])).produced == b"\0\0\0"
-    assert rows_of(h.ask(Show("empty", ["x"]))) == []
+    assert h.ask(ShowRows("p", ["nobody"])).produced == b"\0\0\0"
+    assert rows_of(h.ask(ShowRows("empty", ["x"]))) == []
     assert h.dealt(3) == [0, 1, 2]
 
 
@@ -384,7 +384,7 @@ def test_an_old_copy_does_not_take_the_request_back_to_its_dead_connection(h: Ha
     old = h.client("a").peer
     new = h.connect("a")
     sequence = h.send(request, "a")
-    h.take(h.controller.handle("a", old, Envelope(sequence, 0, request), h.now))
+    h.take(h.controller.handle("a", old, RequestEnvelope(sequence, 0, request), h.now))
     h.disconnect("a", old)
     h.put(1)
     assert rows_of(h.replies[new, sequence]) == [0]
@@ -468,7 +468,7 @@ def test_a_long_wait_does_not_keep_all_later_replies(h: Harness) -> None:
 
 def test_queries_and_polls_keep_nothing(h: Harness) -> None:
     h.dealt(1)
-    h.ask(Show("p", ["x"]), "w") if "p" in h.state.partitions else None
+    h.ask(ShowRows("p", ["x"]), "w") if "p" in h.state.partitions else None
     h.dealt(1, wait=5.0, probe=True) if h.put(1) else None
     assert set(h.state.clients) == {"unit-0", "w"}
 

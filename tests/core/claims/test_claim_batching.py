@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.claims import claim_batching
-from transfer_queue.core.events.records import Answered, Dealt, Replied
+from transfer_queue.core.events.records import Dealt, RepliesSent, ReplySent
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import (
@@ -38,7 +38,7 @@ def test_all_ranks_that_wait_are_met_by_one_deal_in_their_order() -> None:
     reply = h.result(waits["r3"], "r3")
     assert reply.tags == [{"n": 6}, {"n": 7}]
     assert [len(deal.shares) for deal in kinds(h, Dealt)] == [20]
-    assert [len(answered.answers) for answered in kinds(h, Answered)] == [20]
+    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [20]
     assert h.dealt(2, name="late", dp_rank=7, batch_index=0) == rows[14:16]
 
 
@@ -78,7 +78,7 @@ def test_all_who_have_a_share_of_a_round_are_answered_with_it() -> None:
     rows = h.put(19, tags=[{"total_lengths": n} for n in range(19)])
     got = [h.got(sequence, f"r{n}") or [] for n, sequence in enumerate(waits)]
     assert sorted(row for each in got for row in each) == rows[:16]
-    assert [len(answered.answers) for answered in kinds(h, Answered)] == [7], "all but the one who began the deal"
+    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [7], "all but the one who began the deal"
 
 
 def test_they_hold_what_they_were_given_until_they_come_back() -> None:
@@ -106,7 +106,7 @@ def test_the_answers_are_kept_for_who_asks_again() -> None:
     h = Harness()
     waits = [h.claim(1, name=f"r{n}", wait=9.0) for n in range(3)]
     h.put(3)
-    assert "r1" not in {replied.client for replied in kinds(h, Replied)}
+    assert "r1" not in {replied.client for replied in kinds(h, ReplySent)}
     before = h.reply(waits[1], "r1")
     assert before is not None
     h.connect("r1")
@@ -119,9 +119,13 @@ def test_the_answers_are_kept_for_who_asks_again() -> None:
 def one_by_one() -> Iterator[None]:
     """Nobody is met together with another."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claim_batching, "run", lambda partition, sampler, queued, at, have, connected: [queued[at][1]])
         patch.setattr(
-            claim_batching, "shares", lambda partition, samplers, waits, connected: ([waiting] for waiting in waits)
+            claim_batching, "batchable_claims", lambda partition, sampler, queued, at, have, connected: [queued[at][1]]
+        )
+        patch.setattr(
+            claim_batching,
+            "batchable_shares",
+            lambda partition, samplers, waits, connected: ([waiting] for waiting in waits),
         )
         yield
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.cli.status_table import table
 from transfer_queue.core.claims.final_rounds import evenly
-from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.events.records import Dealt, PassedOver
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.messages.claims import ResetConsumption
@@ -416,7 +416,7 @@ def test_evenly(data: Any) -> None:
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 def test_without(one: set[int], other: set[int]) -> None:
-    a, b = Intervals(), Intervals()
+    a, b = IntervalSet(), IntervalSet()
     for value in one:
         a.add(value)
     for value in other:

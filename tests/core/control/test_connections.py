@@ -12,24 +12,24 @@ from harness import schema_of
 
 from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.effects import Effect, FreeExtents, Send, Work
-from transfer_queue.core.events.records import Parked, Unparked
+from transfer_queue.core.events.effects import ComputeDeal, Effect, FreeExtents, Send
+from transfer_queue.core.events.records import RequestParked, Unparked
 from transfer_queue.core.state import invariants
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
-from transfer_queue.journal.segment import Clock, Frames, Head, Reading
+from transfer_queue.journal.segment import ClockIdentity, Frames, Reading, SegmentHeader
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ResetConsumption
 from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
-from transfer_queue.messages.envelopes import AnyReply, AnyRequest, Envelope
-from transfer_queue.messages.partitions import CreatePartition, Seal, SetPolicyVersion, Want, Wanted
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
+from transfer_queue.messages.partitions import CreatePartition, Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearKeys, Drop, Publish, Reserve
 from transfer_queue.messages.queries import ChangeReply, Watch
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 Step = tuple[str, AnyRequest]
-HEAD = Head.new(1, Clock(b"b" * 16, 0.0))
+HEAD = SegmentHeader.new(1, ClockIdentity(b"b" * 16, 0.0))
 
 
 class World:
@@ -66,12 +66,12 @@ class World:
     def deliver(self, client: str, sequence: int) -> list[Effect]:
         request = self.unanswered[client, sequence]
         first = min([s for c, s in self.unanswered if c == client])
-        envelope = msgspec.msgpack.encode(Envelope(sequence, first - 1, request))
-        decoded = msgspec.msgpack.decode(envelope, type=Envelope)
+        envelope = msgspec.msgpack.encode(RequestEnvelope(sequence, first - 1, request))
+        decoded = msgspec.msgpack.decode(envelope, type=RequestEnvelope)
         return self.controller.handle(client, self.peers[client], decoded, self.now)
 
     def commit(self) -> None:
-        records = [r for r in self.controller.take_records() if not isinstance(r, (Parked, Unparked))]
+        records = [r for r in self.controller.take_records() if not isinstance(r, (RequestParked, Unparked))]
         if records:
             self.journal += self.frames.pack(records)
 
@@ -86,7 +86,7 @@ class World:
             elif isinstance(effect, FreeExtents):
                 self.freed |= {(effect.unit, extent) for extent in effect.extents}
             else:
-                assert not isinstance(effect, Work)
+                assert not isinstance(effect, ComputeDeal)
 
     def crash(self) -> None:
         """The controller dies; another one begins with the journal, and all clients come back."""
@@ -94,7 +94,7 @@ class World:
         for records in Reading(Path("journal"), self.journal, True).frames():
             for record in records:
                 apply_record(state, record)
-        invariants.check(state)
+        invariants.check_invariants(state)
         self.controller = Controller(self.sampler(), capacity=self.capacity, restored=state, now=self.now)
         known = list(self.peers)
         self.peers.clear()
@@ -123,7 +123,7 @@ class World:
             self.take(effects)
             if crash == (at, "after its replies"):
                 self.crash()
-        invariants.check(self.controller.state)
+        invariants.check_invariants(self.controller.state)
 
 
 CRASHES = ("before its commit", "before its replies", "after its replies")
@@ -170,8 +170,8 @@ SCRIPTS: dict[str, tuple[Any, int | None, list[Step]]] = {
     "room, holds and demand": (SequentialSampler, 4, [
         UNIT,
         ("w", CreatePartition("p", 0, PartitionOptions(free_when=["t"]))),
-        ("a", Want("p", "t", 3)),
-        ("w", Wanted("p", "t", 5)),
+        ("a", SetGroupDemand("p", "t", 3)),
+        ("w", TakeGroupDemand("p", "t", 5)),
         ("w", put(3, 1)),
         ("v", put(2, 2, wait=50.0)),
         ("v", put(1, 3, wait=50.0)),
@@ -324,7 +324,7 @@ def test_a_seal_in_the_grace_spares_rows_of_those_awaited() -> None:
     world = holding()
     core = restarted(world)
     core.opened("x", 1)
-    core.handle("x", 1, Envelope(1, 0, Seal("p")), world.now)
+    core.handle("x", 1, RequestEnvelope(1, 0, Seal("p")), world.now)
     assert core.state.partitions["p"].row_count == 6
     core.opened("a", 2)
     core.tick(world.now + GRACE_SECONDS)

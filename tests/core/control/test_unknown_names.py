@@ -12,9 +12,9 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
-from transfer_queue.messages.partitions import Seal, SetPolicyVersion, Want
+from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVersion
 from transfer_queue.messages.puts import Drop
-from transfer_queue.messages.queries import Show
+from transfer_queue.messages.queries import ShowRows
 from transfer_queue.sampler import (
     BaseSampler,
     FreshnessSampler,
@@ -66,7 +66,8 @@ class TestPartitions:
         assert all(h.state.partitions[name].sealed for name in ("p", "q"))
 
     @pytest.mark.parametrize(
-        "request_of", [lambda n: Want(n, "t", 1), lambda n: SetPolicyVersion(n, 1), lambda n: Show(n, ["x"])]
+        "request_of",
+        [lambda n: SetGroupDemand(n, "t", 1), lambda n: SetPolicyVersion(n, 1), lambda n: ShowRows(n, ["x"])],
     )
     def test_errors_about_partitions_that_do_not_exist_name_the_nearest(self, h: Harness, request_of: Any) -> None:
         h.put(1, partition="train_0")

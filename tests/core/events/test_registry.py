@@ -12,22 +12,38 @@ from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, appli
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.storage import Keep, Lease, OpenSlot, ReadPieces, Return, UnitStatus, WriteBytes
+from transfer_queue.messages.storage import (
+    CacheBlocks,
+    LeaseExtent,
+    OpenSlot,
+    ReadPieces,
+    ReturnExtent,
+    UnitStatus,
+    WriteBytes,
+)
 from transfer_queue.messages.system import UseSampler
-from transfer_queue.messages.unit_reports import Drained, Free, Measure, Measured, Missed, Move, Refuse
+from transfer_queue.messages.unit_reports import (
+    BlockMissing,
+    DrainFinished,
+    Measure,
+    Measured,
+    Move,
+    RefuseWriters,
+    ReleaseExtents,
+)
 
 TO_UNITS = {
-    Drained,
-    Free,
-    Keep,
-    Lease,
+    DrainFinished,
+    ReleaseExtents,
+    CacheBlocks,
+    LeaseExtent,
     Measure,
-    Missed,
+    BlockMissing,
     Move,
     OpenSlot,
     ReadPieces,
-    Refuse,
-    Return,
+    RefuseWriters,
+    ReturnExtent,
     UnitStatus,
     WriteBytes,
 }
@@ -65,4 +81,4 @@ def test_a_second_applier_of_a_record_is_refused():
 
 def test_a_request_to_a_storage_unit_is_refused():
     with pytest.raises(ProtocolError, match="Lease is not a request to a controller"):
-        handler(Lease)
+        handler(LeaseExtent)

@@ -6,7 +6,7 @@ from harness import BYTES, Harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.tables.retention_log import MARKS, Births
+from transfer_queue.core.tables.retention_log import MARKS, RowAges
 from transfer_queue.messages.queries import ListKeys
 from transfer_queue.messages.system import Status
 
@@ -85,7 +85,7 @@ def test_keys_go_with_their_rows():
 def test_age_is_known_to_a_mark_and_never_too_early(steps):
     """No row goes before its time, and none stays a mark's width beyond it."""
     keep = 64.0
-    births, now, end, came = Births(keep), 0.0, 0, []
+    births, now, end, came = RowAges(keep), 0.0, 0, []
     for pause, rows in steps:
         now += pause
         end += rows

@@ -12,13 +12,13 @@ from harness import OBJECT, Harness, column, encode, rows_of, tensor
 
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.tables import prepared_puts, wide_columns
-from transfer_queue.core.tables.field_types import Field
+from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import ClearPartition, ListPartitions
 from transfer_queue.messages.puts import Publish, PublishReply
-from transfer_queue.messages.queries import Lookup, Show
+from transfer_queue.messages.queries import Lookup, ShowRows
 
 COUNT = 80  # the columns of this many fields are also made together
 NAMES = [f"f{number}" for number in range(COUNT)]
@@ -63,7 +63,7 @@ def test_others_are_served_between_the_steps(h: Harness) -> None:
         h.put(1, partition="other", name="other")
         assert h.ask(ListPartitions()).value == ["other"]
     assert len(rows_of(ended(h, sequence))) == 3
-    assert h.ask(Show("p", NAMES)).produced == b"\1\1\1"
+    assert h.ask(ShowRows("p", NAMES)).produced == b"\1\1\1"
     assert h.dealt(3, fields=[NAMES[0], NAMES[-1]]) is not None
 
 
@@ -74,7 +74,7 @@ def test_it_is_the_same_put_whatever_the_partition_had(h: Harness, there: list[s
     second = rows_of(ended(h, h.send(h.publish(2, kinds))))
     third = ended(h, h.send(h.publish(2, NAMES, rows=first)))
     assert rows_of(third) == first
-    assert h.ask(Show("p", NAMES)).produced == b"\1\1\1\1"
+    assert h.ask(ShowRows("p", NAMES)).produced == b"\1\1\1\1"
     assert h.dealt(4, fields=NAMES) == first + second
     h.clear(first)
     h.ask(ClearPartition("p"))
@@ -96,7 +96,7 @@ def test_a_type_that_does_not_fit_at_the_end_leaves_nothing(h: Harness) -> None:
     before = h.put(1, {"f0": OBJECT})
     with pytest.raises(FieldTypeError):
         ended(h, sequence)
-    assert rows_of(h.ask(Show("p", ["f0"]))) == before
+    assert rows_of(h.ask(ShowRows("p", ["f0"]))) == before
 
 
 @pytest.mark.parametrize("at", [3, COUNT - 1])
@@ -119,7 +119,7 @@ def test_the_same_put_again_is_answered_once_on_the_newest_connection(h: Harness
     h.tick(h.now)
     h.send(request, sequence=sequence)
     assert len(rows_of(ended(h, sequence))) == 2
-    assert len(rows_of(h.ask(Show("p", ["f0"])))) == 2
+    assert len(rows_of(h.ask(ShowRows("p", ["f0"])))) == 2
 
 
 def test_a_put_whose_connection_ends_leaves_nothing(h: Harness) -> None:
@@ -192,7 +192,7 @@ def test_puts_of_the_same_fields_again_and_again_lie_where_the_last_one_was_put(
     put(3, NAMES)
     put(1, [*NAMES, "more"])
     put(2, NAMES)
-    assert h.ask(Show("p", NAMES)).produced == b"\1" * len(rows)
+    assert h.ask(ShowRows("p", NAMES)).produced == b"\1" * len(rows)
 
 
 @pytest.mark.parametrize("there", [[], ["f3"], ["f3", "other"], NAMES])
@@ -280,7 +280,7 @@ def test_the_event_of_the_put_examines_no_single_field(
     h.put(1, ["f3", "f5"], rows=first[:1])
     if restarted:
         h.restart()
-    for owner, name in ((Field, "add"), (Field, "check"), (Chunk, "field_columns")):
+    for owner, name in ((FieldStats, "add"), (FieldStats, "check"), (Chunk, "field_columns")):
         counted(owner, name)
     for rows in (None, first[1:], None):  # the last makes the chunk grow
         count = 2 if rows else 7
@@ -364,8 +364,8 @@ def test_a_known_put_is_prepared_again_if_another_put_comes_before_it(
     assert h.reply(sequence) is None
     h.put(1, {"f7": tensor(shape=(9,))}, name="other")
     looked: list[str] = []
-    real = Field.add
-    monkeypatch.setattr(Field, "add", lambda self, *rest: looked.append(self.name) or real(self, *rest))
+    real = FieldStats.add
+    monkeypatch.setattr(FieldStats, "add", lambda self, *rest: looked.append(self.name) or real(self, *rest))
     while h.reply(sequence) is None:
         looked.clear()
         h.tick(h.now)

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
-from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import FieldType
-from transfer_queue.messages.queries import Lookup, LookupReply, Show
+from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
 
 FIELDS = "abc"
 DTYPES = {"a": "int8", "b": "float32", "c": "object"}
@@ -119,7 +119,7 @@ def check_rows(h: Harness, model: Model, rows: list[int]) -> None:
 
 def check_shapes(h: Harness, model: Model, names: list[str]) -> None:
     """Return the expected shapes in the metadata of all rows, for fields whose rows differ."""
-    shown = h.look(Show("p", names))
+    shown = h.look(ShowRows("p", names))
     assert isinstance(shown, ClaimReply)
     live = np.frombuffer(shown.rows, "<i8").tolist()
     assert live == sorted(model.rows)
@@ -165,7 +165,7 @@ def test_what_was_put_last_is_found(data: st.DataObject) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([b"", b"\0", b"\0\0", b"a", b"aa"])), max_size=40))
 @differential(60)
 def test_interned_values_are_those_that_were_added(steps: list[tuple[bool, bytes]]) -> None:
-    table: Interned[bytes] = Interned()
+    table: InternTable[bytes] = InternTable()
     held: list[tuple[int, bytes]] = []
     for add, value in steps:
         if add or not held:
@@ -174,7 +174,7 @@ def test_interned_values_are_those_that_were_added(steps: list[tuple[bool, bytes
             table.drop(held.pop(len(value) % len(held))[0])
         assert [table[number] for number, _ in held] == [value for _, value in held]
         assert len({number for number, _ in held}) == len({value for _, value in held})
-    again: Interned[bytes] = Interned()
+    again: InternTable[bytes] = InternTable()
     again.restore(table.saved())
     again.set_values([value or b"" for value in table.values])
     assert (again.number, again.values) == (table.number, table.values)

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.ready.complete_groups import WholeRuns
-from transfer_queue.core.tables.group_table import Groups
-from transfer_queue.core.tables.row_table import CHUNK, Rows
+from transfer_queue.core.ready.complete_groups import CompleteOrderedGroups
+from transfer_queue.core.tables.group_table import GroupTable
+from transfer_queue.core.tables.row_table import CHUNK, RowTable
 
 NONE = np.zeros(0, "i8")
 FAR = 1 << 40  # a position of a partition that has run for long
@@ -21,7 +21,7 @@ TURNS = st.lists(st.lists(PLACES, min_size=1, max_size=30, unique=True), max_siz
 
 @given(st.integers(1, 5), TURNS, st.booleans())
 def test_they_are_those_all_of_whose_rows_are_ready(size: int, turns: list[list[int]], asked: bool) -> None:
-    groups, whole, ready = Groups(Rows(), None), WholeRuns(size), set[int]()
+    groups, whole, ready = GroupTable(RowTable(), None), CompleteOrderedGroups(size), set[int]()
     if asked:
         assert whole.grown_groups() == set()
     for turn in turns:

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.rankings import Ranking
-from transfer_queue.core.ready.ready_sets import Ready
-from transfer_queue.core.tables.row_table import CHUNK, Rows
+from transfer_queue.core.ready.ready_sets import ReadySets
+from transfer_queue.core.tables.row_table import CHUNK, RowTable
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.partitions import ClearPartition
-from transfer_queue.sampler.ready_views import Key, Listed, TaggedIndexes
+from transfer_queue.sampler.ready_views import ListedRows, RankKey, TaggedIndexes
 
-UP = Key("n")
-AGED = Key("n", aging=0.5)
-DOWN = Key("n", sign=-1.0, missing=-math.inf)
+UP = RankKey("n")
+AGED = RankKey("n", aging=0.5)
+DOWN = RankKey("n", sign=-1.0, missing=-math.inf)
 
 
-def ready_of(h: Harness) -> Ready:
+def ready_of(h: Harness) -> ReadySets:
     partition = h.state.partitions["p"]
     return partition.offered(partition.ready_set("t", ("x",)))
 
@@ -51,7 +51,7 @@ def compare(h: Harness, sizes: tuple[int, ...] = (2, 3)) -> None:
     """The ready rows against the same as a list, whose tags are read one by one."""
     ready = ready_of(h)
     assert isinstance(ready, TaggedIndexes)
-    listed = Listed(ready, Tags(h))
+    listed = ListedRows(ready, Tags(h))
     for key in (UP, AGED, DOWN):
         assert list(ready.ranked(key)) == list(listed.ranked(key)), key
         for bound in (-2, 0, 1.5):
@@ -133,7 +133,7 @@ def test_looks_only_into_chunks_that_can_hold_the_highest(monkeypatch: pytest.Mo
     assert list(islice(ready.ranked(UP), 3)) == [CHUNK, CHUNK + 1, CHUNK + 2]
     looked: list[int] = []
     keys = Ranking._keys
-    rows: Rows = h.state.partitions["p"].rows
+    rows: RowTable = h.state.partitions["p"].rows
 
     def counted(self: Ranking, bits: Any, chunk: Any) -> Any:
         looked.append(next(number for number, one in rows.chunks.items() if one is chunk))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from harness import Harness, tensor
 
-from transfer_queue.core.ready.ready_sets import Ready, ReadySet
+from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
 from transfer_queue.core.tables.row_table import CHUNK
@@ -18,7 +18,7 @@ from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler.base import ReadyIndexes
 
 
-def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), partition: str = "p") -> Ready:
+def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), partition: str = "p") -> ReadySets:
     found = h.state.partitions[partition]
     return found.offered(found.ready_set(task, fields))
 

@@ -10,7 +10,7 @@ from transfer_queue.messages.claims import Finish
 from transfer_queue.messages.partitions import ClearPartition, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.unit_reports import SpaceShort
+from transfer_queue.messages.unit_reports import SpaceShortReport
 
 
 def full(**more) -> Harness:
@@ -222,7 +222,7 @@ class TestBytes:
     """Who waits for bytes waits at the storage unit, which tells the controller."""
 
     def short(self, h: Harness, *writers: str, freed: int = 0) -> None:
-        h.ask(SpaceShort(0, list(writers), freed), "unit-0")
+        h.ask(SpaceShortReport(0, list(writers), freed), "unit-0")
 
     def test_the_unit_is_told_to_refuse(self):
         h = Harness()
@@ -248,7 +248,7 @@ class TestBytes:
     def test_nobody_else_may_say_it(self):
         h = Harness()
         with pytest.raises(ProtocolError, match="only the unit itself"):
-            h.ask(SpaceShort(0, ["w"], 0), "w")
+            h.ask(SpaceShortReport(0, ["w"], 0), "w")
 
 
 def test_what_was_done_in_partitions_that_are_gone_is_forgotten():

@@ -11,7 +11,7 @@ from harness import Harness
 from transfer_queue.core.reports import state_metrics
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages.claims import Cancel, RankGone
-from transfer_queue.messages.descriptors import DISK, MEMORY, FieldSpec, NewBlock, Place
+from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.system import Status
@@ -57,7 +57,7 @@ def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> N
     for number, (partition, unit, others) in enumerate(
         [("old", 0, []), ("p", 0, [1]), ("p", 1, []), ("q", 2, [])], start=1
     ):
-        copies = [Place(other, number, 0, 1, 64) for other in others]
+        copies = [BlockLocation(other, number, 0, 1, 64) for other in others]
         block = NewBlock(unit, number, 64 * number, 1, 10 * number, 3, spec, b"", 64, copies)
         h.ask(Publish(partition, 3, block=block, pre_allocate=0))
     found = end_of(measure(h.controller, 0.0))

@@ -13,9 +13,9 @@ from transfer_queue.core.events.effects import Effect, ReadState, WriteState
 from transfer_queue.core.samplers.user_sampler import name_of
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
-from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, LoadState
+from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, LoadState
 from transfer_queue.messages.claims import ResetConsumption
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.system import Status
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
@@ -150,7 +150,7 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     h.clear([0])
     slow = h.claim(1, wait=10)
     h.client("loader")
-    h.controller.handle("loader", h.clients["loader"].peer, Envelope(1, 0, LoadState("0" * 32)), h.now)
+    h.controller.handle("loader", h.clients["loader"].peer, RequestEnvelope(1, 0, LoadState("0" * 32)), h.now)
     h.take(h.controller.state_read("loader", 1, checkpoint_handler.built(saved), h.now))
     h.answer()
     assert h.parked(slow)
@@ -175,7 +175,7 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
         "state": serialization.saved_sound(other.state),
     }
     h.put(1)
-    request = Envelope(1, 0, LoadState("0" * 32))
+    request = RequestEnvelope(1, 0, LoadState("0" * 32))
     h.client("loader")
     (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
     assert isinstance(read, ReadState)
@@ -316,4 +316,4 @@ def test_a_save_that_is_requested_again_on_another_connection_is_written_once(
         h.answer()
     (file,) = written
     h.take(h.controller.state_written(file.name, None, h.now))
-    assert isinstance(h.result(asked, "s"), CutReply)
+    assert isinstance(h.result(asked, "s"), BeginCheckpointReply)

@@ -19,7 +19,7 @@ from transfer_queue.core.state.apply import apply_record
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.claims import Claim, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import ClearPartition, CreatePartition, Seal
 from transfer_queue.messages.puts import ClearRows, CloseExtents
 from transfer_queue.messages.queries import ListKeys, Lookup
@@ -117,7 +117,7 @@ def plain(tree: Any) -> Any:
 
 def lived_in(tree: Any) -> None:
     """A controller works with a state: whatever it is asked, nothing but errors of the tree comes."""
-    core = Controller(SequentialSampler(), restored=serialization.trusted(copy.deepcopy(tree)))
+    core = Controller(SequentialSampler(), restored=serialization.load_untrusted(copy.deepcopy(tree)))
     core.opened("c", 1)
     requests: list[Any] = [ListKeys(), Status()]
     for name, partition in list(core.state.partitions.items()):
@@ -131,7 +131,7 @@ def lived_in(tree: Any) -> None:
         requests.append(ResetConsumption(name, "t"))
     requests += [ClearPartition(name) for name in core.state.partitions]
     for sequence, request in enumerate(requests, 1):
-        core.handle("c", 1, Envelope(sequence, sequence - 1, request), 2.0)
+        core.handle("c", 1, RequestEnvelope(sequence, sequence - 1, request), 2.0)
         core.next_deadline()
     core.tick(1000.0)
     core.closed("c", 1, 1000.0)
@@ -140,7 +140,7 @@ def lived_in(tree: Any) -> None:
 
 @pytest.fixture(scope="module")
 def tree() -> Any:
-    return plain(serialization.saved(rich().state))
+    return plain(serialization.save_state(rich().state))
 
 
 def test_the_tree_itself_is_trusted(tree: Any) -> None:
@@ -155,7 +155,7 @@ def test_one_thing_changed(tree: Any, part: int) -> None:
         changed = copy.deepcopy(tree)
         what = mutated(changed, random.Random(seed))
         try:
-            serialization.trusted(changed)
+            serialization.load_untrusted(changed)
         except CheckpointError:
             refused += 1
             continue
@@ -215,7 +215,7 @@ BLOCKS = ("blocks", "chunks", 0, "columns")
 )
 def test_what_is_said(tree: Any, path: tuple[Any, ...], to: Any, words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
-        serialization.trusted(change(tree, *path, to=to))
+        serialization.load_untrusted(change(tree, *path, to=to))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.columns.intervals import Intervals
-from transfer_queue.core.state.reply_cache import Kept
+from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.state.reply_cache import ReplyCache
 from transfer_queue.messages.base import Done
 
 sequences = st.integers(1, 30)
@@ -15,7 +15,7 @@ runs = st.tuples(sequences, sequences)
 
 @given(st.lists(st.tuples(sequences, st.integers(0, 30), st.lists(runs, max_size=4)), max_size=25))
 def test_a_reply_is_kept_until_its_sequence_is_finished(requests: list[tuple[int, int, list[tuple[int, int]]]]) -> None:
-    kept, finished, replies = Kept(), set[int](), set[int]()
+    kept, finished, replies = ReplyCache(), set[int](), set[int]()
     for sequence, acknowledged, told in requests:
         finished.update(range(1, acknowledged + 1))
         for first, last in told:
@@ -31,7 +31,7 @@ def test_a_reply_is_kept_until_its_sequence_is_finished(requests: list[tuple[int
 
 @given(st.lists(runs, max_size=8), runs)
 def test_gaps_are_the_missing_parts_of_a_range(there: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    intervals, first, last = Intervals(), *asked
+    intervals, first, last = IntervalSet(), *asked
     for run in there:
         intervals.add(*run)
     gaps = intervals.gaps(first, last)

@@ -80,7 +80,7 @@ def test_watched_tags_are_columns_again() -> None:
 def test_capacity_is_configuration() -> None:
     h = Harness(capacity=2)
     h.put(2)
-    assert serialization.restored(serialization.saved(h.state), capacity=7).capacity == 7
+    assert serialization.load_state(serialization.save_state(h.state), capacity=7).capacity == 7
     h.restart()
     assert h.state.capacity == 2
 
@@ -88,7 +88,7 @@ def test_capacity_is_configuration() -> None:
 @pytest.mark.parametrize("tree", [None, 7, [], {}, "state", {"next_index": 0}])
 def test_what_is_no_state(tree: Any) -> None:
     with pytest.raises(CheckpointError, match="no state that this release knows"):
-        serialization.restored(tree)
+        serialization.load_state(tree)
 
 
 def test_what_lacks_something(h: Harness) -> None:
@@ -96,13 +96,13 @@ def test_what_lacks_something(h: Harness) -> None:
     h.put(2, keys=["a", "b"])
     required = {column.key for column in Partition.declared_columns() if column.missing is msgspec.NODEFAULT}
     assert required >= {"rows", "version"}
-    for name in serialization.saved(h.state)["partitions"]["p"]:
+    for name in serialization.save_state(h.state)["partitions"]["p"]:
         if name not in required | {"keyed"}:  # a part that was added later has a default
             continue
-        tree = serialization.saved(h.state)
+        tree = serialization.save_state(h.state)
         del tree["partitions"]["p"][name]
         with pytest.raises(CheckpointError, match=f"required field `{name}`"):
-            serialization.restored(tree)
+            serialization.load_state(tree)
 
 
 def test_a_forgotten_attribute_is_found(h: Harness) -> None:
@@ -126,7 +126,7 @@ def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> No
     state = through_file(h.state)
     partition = state.partitions["p"]
     assert list(partition.keys.items()) == list(before.items())
-    validation.check(state)
+    validation.check_references(state)
     chunks = [chunk.keys for chunk in partition.rows.chunks.values()]
     if how == "twice in a chunk":
         chunks[1][1] = chunks[1][0]
@@ -139,7 +139,7 @@ def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> No
     else:
         partition.keys["other"] = 5
     with pytest.raises(BrokenInvariant, match=r"keys of p are not those of its rows|a key of p is two rows'"):
-        validation.check(state)
+        validation.check_references(state)
 
 
 def test_keys_are_saved_in_pieces(h: Harness) -> None:
@@ -148,13 +148,13 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
     h.put(count, keys=[f"k{n}" for n in range(count)])
     partition = h.state.partitions["p"]
     before = dict(partition.keys)
-    tree = serialization.saved(h.state)
+    tree = serialization.save_state(h.state)
     saved = tree["partitions"]["p"]
     assert [len(piece) for piece in unpacked_texts(saved["keys"])] == [PIECE, PIECE, 1]
     older = [text for piece in unpacked_texts(saved["keys"]) for text in piece]  # as older releases saved them
     for keys in (saved["keys"], older):
         saved["keys"] = keys
-        assert list(serialization.restored(tree).partitions["p"].keys.items()) == list(before.items())
+        assert list(serialization.load_state(tree).partitions["p"].keys.items()) == list(before.items())
 
 
 @given(st.lists(st.text(max_size=3)), st.integers(1, 4))

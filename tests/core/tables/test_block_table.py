@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
 
-from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.tables.block_table import CHUNK, BlockTable
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
@@ -55,7 +55,7 @@ def test_interned_schemas_and_dims_go_too(h: Harness) -> None:
 
 
 def test_interned() -> None:
-    table: Interned[bytes] = Interned()
+    table: InternTable[bytes] = InternTable()
     assert [table.add(value) for value in (b"a", b"b", b"a")] == [0, 1, 0]
     table.drop(0)
     assert table[0] == b"a"

@@ -12,11 +12,11 @@ from transfer_queue.errors import CheckpointError, FieldTypeError, InvalidArgume
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, FieldType, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
-from transfer_queue.messages.queries import Show
+from transfer_queue.messages.queries import ShowRows
 
 
 def type_of(h: Harness, name: str = "x") -> FieldType:
-    (found,) = h.ask(Show("p", [name])).fields
+    (found,) = h.ask(ShowRows("p", [name])).fields
     return found
 
 
@@ -47,7 +47,7 @@ def test_forgotten_with_the_last_live_value(h: Harness) -> None:
     with pytest.raises(FieldTypeError):
         h.put(1, {"x": OBJECT})
     h.clear([1])
-    assert h.ask(Show("p", ["x"])).fields == []
+    assert h.ask(ShowRows("p", ["x"])).fields == []
     h.put(1, {"x": tensor("int64", ())})
     assert type_of(h) == FieldType("x", "tensor", "int64", 0, [], 0, False)
     h.ask(ClearPartition("p"))
@@ -77,20 +77,20 @@ def test_a_put_into_a_field_of_several_dtypes_is_answered_with_them(h: Harness) 
 
 def test_a_state_of_an_older_release_has_one_dtype_a_field(h: Harness) -> None:
     h.put(2, {"x": tensor("float32")})
-    tree = serialization.saved(h.state)
+    tree = serialization.save_state(h.state)
     del tree["partitions"]["p"]["dtypes"]
-    assert serialization.trusted(tree).snapshot() == h.state.snapshot()
+    assert serialization.load_untrusted(tree).snapshot() == h.state.snapshot()
 
 
 @pytest.mark.parametrize("dtypes", [{}, {"x": ["int64", "int64"]}, {"x": ["int64", "float32"]}, {"y": ["int8"]}])
 def test_a_state_with_wrong_dtypes_is_refused(h: Harness, dtypes: dict[str, list[str]]) -> None:
     h.put(2, {"x": tensor("float32")})
     h.put(2, {"x": tensor("int64")})
-    tree = serialization.saved(h.state)
+    tree = serialization.save_state(h.state)
     assert tree["partitions"]["p"]["dtypes"] == {"x": ["int64"]}
     tree["partitions"]["p"]["dtypes"] = dtypes
     with pytest.raises(CheckpointError):
-        serialization.trusted(tree)
+        serialization.load_untrusted(tree)
 
 
 def test_a_uniform_shape_is_known(h: Harness) -> None:

@@ -6,14 +6,14 @@ import pytest
 from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages.partitions import Want, Wanted
+from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 from transfer_queue.messages.puts import Drop
 from transfer_queue.messages.system import Status
 from transfer_queue.sampler import GRPOGroupNSampler
 
 
 def missing(h: Harness, most: int | None = None, name: str = "w") -> int:
-    return h.ask(Wanted("p", "t", most), name).value
+    return h.ask(TakeGroupDemand("p", "t", most), name).value
 
 
 def pairs(*names: str) -> list[str]:
@@ -23,7 +23,7 @@ def pairs(*names: str) -> list[str]:
 def made(**options) -> Harness:
     h = Harness(GRPOGroupNSampler(2))
     h.create(**{"group_size": 2, **options})
-    h.ask(Want("p", "t", 3))
+    h.ask(SetGroupDemand("p", "t", 3))
     return h
 
 
@@ -40,7 +40,7 @@ def test_a_drop_makes_a_group_missing_again():
     h = made()
     h.put(6, groups=pairs("a", "b", "c"))
     assert missing(h) == 0
-    waits = h.send(Wanted("p", "t", 4, wait=100.0), "producer")
+    waits = h.send(TakeGroupDemand("p", "t", 4, wait=100.0), "producer")
     assert h.parked(waits, "producer")
     h.ask(Drop("p", "all alike", groups=["b", "c"]))
     assert h.result(waits, "producer").value == 2
@@ -58,7 +58,7 @@ def test_consumption_asks_for_the_next_batch():
 def test_by_order_of_reservation():
     h = Harness(GRPOGroupNSampler(2))
     h.create()
-    h.ask(Want("p", "t", 3))
+    h.ask(SetGroupDemand("p", "t", 3))
     h.put(3)
     assert missing(h) == 1
     assert h.dealt(2) == [0, 1]
@@ -80,24 +80,24 @@ def test_two_producers_do_not_make_the_same():
 
 def test_a_wait_ends_with_zero():
     h = made()
-    h.ask(Want("p", "t", 0))
-    waits = h.send(Wanted("p", "t", wait=5.0))
+    h.ask(SetGroupDemand("p", "t", 0))
+    waits = h.send(TakeGroupDemand("p", "t", wait=5.0))
     h.tick(5.0)
     assert h.result(waits).value == 0
 
 
 def test_a_partition_that_does_not_exist_yet_is_waited_for():
     h = Harness()
-    waits = h.send(Wanted("p", "t", wait=5.0))
+    waits = h.send(TakeGroupDemand("p", "t", wait=5.0))
     h.create()
-    h.ask(Want("p", "t", 2), "trainer")
+    h.ask(SetGroupDemand("p", "t", 2), "trainer")
     assert h.result(waits).value == 2
 
 
 def test_what_cannot_be_right():
     h = made()
     with pytest.raises(UnknownPartitionError, match="'q'"):
-        h.ask(Want("q", "t", 1))
+        h.ask(SetGroupDemand("q", "t", 1))
     with pytest.raises(InvalidArgumentError, match="most must be positive"):
-        h.ask(Wanted("p", "t", 0))
-    assert h.ask(Wanted("q", "t")).value == 0
+        h.ask(TakeGroupDemand("p", "t", 0))
+    assert h.ask(TakeGroupDemand("q", "t")).value == 0

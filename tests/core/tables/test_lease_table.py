@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import Harness, column, rows_of, through_file
 
-from transfer_queue.core.claims.lease_deadlines import LEAST, Deadlines
+from transfer_queue.core.claims.lease_deadlines import LEAST, LeaseDeadlines
 from transfer_queue.core.columns import schema
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
@@ -171,7 +171,7 @@ def test_a_lease_that_cannot_be_is_an_error(h: Harness, lease: float) -> None:
 def test_leases_of_a_restored_state_run_anew(h: Harness) -> None:
     h.put(4)
     first, second = h.lease(2, lease=10.0), h.lease(2, lease=10.0)
-    deadlines = Deadlines(h.state)
+    deadlines = LeaseDeadlines(h.state)
     assert deadlines.next() == -math.inf
     assert deadlines.renew("p", second.token, 95.0)
     assert list(deadlines.due(100.0)) == []
@@ -562,10 +562,10 @@ def test_the_invariants_see_what_is_wrong(h: Harness) -> None:
         h.put(1)
         kept, lease.rows = lease.rows, np.array(rows, "i8")
         with pytest.raises(schema.BrokenInvariant, match=words):
-            invariants.check(h.state)
+            invariants.check_invariants(h.state)
         lease.rows = kept
     partition.claimed["t"] += 1
     with pytest.raises(schema.BrokenInvariant, match="miscounts what it claimed"):
-        invariants.check(h.state)
+        invariants.check_invariants(h.state)
     partition.claimed["t"] -= 1
     assert h.ask(Ack("p", reply.token, column([0, 1]))).value

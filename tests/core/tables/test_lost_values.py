@@ -8,7 +8,7 @@ import pytest
 from harness import Harness, column, rows_of
 
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages.descriptors import Place
+from transfer_queue.messages.descriptors import BlockLocation
 from transfer_queue.messages.queries import ChangeReply, CheckProduction, Explain, Lookup, ProductionStatus, Watch
 from transfer_queue.messages.system import Status
 from transfer_queue.messages.unit_reports import RegisterUnit
@@ -155,7 +155,7 @@ def test_a_block_with_another_place_is_not_lost() -> None:
     h.ask(RegisterUnit("other.sock", "/other", name="other"), "unit-1")
     request = h.publish(2)
     assert request.block is not None
-    block = msgspec.structs.replace(request.block, copies=[Place(1, 9, 64, 1)])
+    block = msgspec.structs.replace(request.block, copies=[BlockLocation(1, 9, 64, 1)])
     h.ask(type(request)("p", 2, block=block, pre_allocate=0))
     lose(h)
     assert h.lookup([0, 1], ["x"]) == [{"x": (64, 0)}, {"x": (64, 1)}]

@@ -8,8 +8,8 @@ from harness import Harness, column
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.columns.intervals import Intervals
-from transfer_queue.core.tables.row_table import CHUNK, Rows, indexes_in
+from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.tables.row_table import CHUNK, RowTable, indexes_in
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.queries import Lookup, RetrieveKeys
@@ -100,7 +100,7 @@ def test_ragged_columns_are_refused(h: Harness, request_: object) -> None:
 
 @given(st.lists(st.integers(0, 3 * CHUNK), max_size=30), st.integers(1, 500))
 def test_split_covers_everything_once(picked: list[int], step: int) -> None:
-    rows = Rows()
+    rows = RowTable()
     while rows.end < 3 * CHUNK:
         rows.append(rows.end, min(step, 3 * CHUNK - rows.end), False)
     positions = np.array([p for p in picked if p < rows.end], "i8")
@@ -113,7 +113,7 @@ def test_split_covers_everything_once(picked: list[int], step: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-2, 6))), st.integers(-1, 45))
 def test_intervals(added: list[tuple[int, int]], dropped: int) -> None:
-    intervals, expected = Intervals(), set()
+    intervals, expected = IntervalSet(), set()
     for first, more in added:
         intervals.add(first, first + more)
         expected |= set(range(first, first + more + 1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transfer_queue.core.tables.block_table import CHUNK, BlockTable, sums
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock, Place
+from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.unit_reports import RegisterUnit
@@ -23,7 +23,7 @@ SPEC = [FieldSpec("x", "tensor", "int8", 0, False)]
 
 def block(unit: int, extent: int, *copies: tuple[int, int], offset: int = 0, rows: int = 1) -> NewBlock:
     schema, dims = schema_of(("x",), rows)
-    places = [Place(u, e, offset, 1, 4096) for u, e in copies]
+    places = [BlockLocation(u, e, offset, 1, 4096) for u, e in copies]
     return NewBlock(unit, extent, offset, 1, BYTES, rows, schema, dims, 4096, places)
 
 
@@ -90,7 +90,7 @@ def test_places_against_a_plain_table(data: st.DataObject) -> None:
         if step == "add":
             at = [(unit, extent + unit % 2) for unit in data.draw(where)]
             number += 1
-            copies = [Place(*place, 0, 1, 64) for place in at[1:]]
+            copies = [BlockLocation(*place, 0, 1, 64) for place in at[1:]]
             owners[number] = data.draw(st.integers(0, 2))
             table.add(number, "w", NewBlock(*at[0], 0, 1, number, 1, SPEC, b"", 64, copies), 1, owners[number])
             model[number] = at
@@ -103,7 +103,7 @@ def test_places_against_a_plain_table(data: st.DataObject) -> None:
             some = sorted(data.draw(st.lists(st.sampled_from(sorted(model)), unique=True)))
             left, unit = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, 2))
             to = (unit, extent + unit % 2)
-            table.relocate(np.array(some, "i8"), Place(*to, 0, 2, 64), np.arange(len(some)) * 64, left, "w")
+            table.relocate(np.array(some, "i8"), BlockLocation(*to, 0, 2, 64), np.arange(len(some)) * 64, left, "w")
             for one in some:
                 units = [place[0] for place in model[one]]
                 if left < 0 and len(units) == 1 and unit not in units:

@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from transfer_queue.core.units import migration_planner
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.descriptors import NewBlock, Place
+from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.system import Drain
-from transfer_queue.messages.unit_reports import Drained, Move, Moved, RegisterUnit, WriterGone
+from transfer_queue.messages.unit_reports import BlocksMovedReport, DrainFinished, Move, RegisterUnit, WriterGone
 
 LENGTH = 1 << 20  # of every extent that clients write
 GRANULE = 64 << 10
@@ -61,7 +61,7 @@ class Units:
         """What lies there."""
         return next(blocks[offset] for (u, _), blocks in self.held.items() if u == unit and offset in blocks)
 
-    def carry_out(self, unit: int, order: Move, gone: set[int]) -> Moved:
+    def carry_out(self, unit: int, order: Move, gone: set[int]) -> BlocksMovedReport:
         """Copies; blocks in `gone` are told to have gone meanwhile."""
         blocks = order.blocks
         where = list(
@@ -86,7 +86,7 @@ class Units:
                 schema, dims = schema_of(sorted(some), len(slots))
                 place = self.write(unit, extent, some)
                 made.append(NewBlock(unit, extent, place, 1, BYTES, len(slots), schema, dims, length))
-        return Moved(order.number, unit, extent, length, 1, np.array(offsets, "<i8").tobytes(), made)
+        return BlocksMovedReport(order.number, unit, extent, length, 1, np.array(offsets, "<i8").tobytes(), made)
 
 
 class Life(RuleBasedStateMachine):
@@ -120,7 +120,9 @@ class Life(RuleBasedStateMachine):
         for unit in places:
             if unit not in self.open:
                 self.open[unit] = self.units.open(unit)
-            there.append(Place(unit, self.open[unit], self.units.write(unit, self.open[unit], content), 1, LENGTH))
+            there.append(
+                BlockLocation(unit, self.open[unit], self.units.write(unit, self.open[unit], content), 1, LENGTH)
+            )
         schema, dims = schema_of(fields, count)
         first, *more = there
         block = NewBlock(first.unit, first.extent, first.offset, 1, BYTES, count, schema, dims, LENGTH, more)
@@ -187,7 +189,7 @@ class Life(RuleBasedStateMachine):
             self.h.connect(f"unit-{unit}")
             self.h.ask(self.registration(unit), f"unit-{unit}")
         if how == "full":
-            reply = Moved(order.number, unit, 0, 0, 0, b"", [])
+            reply = BlocksMovedReport(order.number, unit, 0, 0, 0, b"", [])
         else:
             blocks = range(len(order.blocks.unit) // 4)
             gone = data.draw(st.sets(st.sampled_from(blocks))) if how == "gone" else set()
@@ -283,11 +285,11 @@ def test_a_drain_under_way_is_told_again(h: Harness) -> None:
     sequence = life.h.send(Drain(1, wait=60.0))
     assert life.h.reply(sequence) is None
     life.h.tick(1.0)
-    assert life.h.orders[0] == (1, Drained(True))
+    assert life.h.orders[0] == (1, DrainFinished(True))
     life.h.disconnect("unit-1")
     life.h.connect("unit-1")
     life.h.orders.pop(0)
     life.h.ask(RegisterUnit("1", "/1"), "unit-1")
-    assert Drained(True) in settle(life.h, life.units)
+    assert DrainFinished(True) in settle(life.h, life.units)
     assert life.h.reply(sequence) == Done(0)
     life.every_row_has_its_values()

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from transfer_queue.core.tables.extent_records import PublishedExtents, Spans
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.descriptors import NewBlock, Place
+from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
-from transfer_queue.messages.unit_reports import Freed, Recalled, RegisterUnit
+from transfer_queue.messages.unit_reports import ExtentsFreedReport, ExtentsRecalledReport, RegisterUnit
 
 LENGTH = 8 * BYTES
 
 
-def block(extent: int, offset: int, nbytes: int = BYTES, length: int = LENGTH, copies: list[Place] | None = None):
+def block(
+    extent: int, offset: int, nbytes: int = BYTES, length: int = LENGTH, copies: list[BlockLocation] | None = None
+):
     schema, dims = schema_of(("x",), 1)
     return NewBlock(0, extent, offset, 1, nbytes, 1, schema, dims, length, copies or [])
 
@@ -73,8 +75,12 @@ def test_a_block_goes_no_further_than_its_extent(h: Harness) -> None:
 
 def test_a_second_place_is_checked_like_the_first(h: Harness) -> None:
     assert h.ask(RegisterUnit("other.sock", "/other"), "unit-1") == Done(1)
-    h.ask(Publish("p", 1, block=block(1, EXTENT, copies=[Place(1, 4, EXTENT, 1, LENGTH)])))
-    for place in (Place(1, 4, EXTENT + 64, 1, LENGTH), Place(1, 5, EXTENT, 1, LENGTH), Place(1, 5, -64, 1, LENGTH)):
+    h.ask(Publish("p", 1, block=block(1, EXTENT, copies=[BlockLocation(1, 4, EXTENT, 1, LENGTH)])))
+    for place in (
+        BlockLocation(1, 4, EXTENT + 64, 1, LENGTH),
+        BlockLocation(1, 5, EXTENT, 1, LENGTH),
+        BlockLocation(1, 5, -64, 1, LENGTH),
+    ):
         with pytest.raises(ProtocolError):
             h.ask(Publish("p", 1, block=block(1, EXTENT + BYTES, copies=[place])))
 
@@ -85,7 +91,7 @@ def test_no_block_goes_into_an_extent_that_was_freed(h: Harness) -> None:
     assert h.freed == [(0, 1)]
     with pytest.raises(ProtocolError, match="was freed"):
         put(h, 1, EXTENT)
-    h.ask(Freed(0, column([1])), "unit-0")
+    h.ask(ExtentsFreedReport(0, column([1])), "unit-0")
     put(h, 2, EXTENT)
 
 
@@ -112,7 +118,7 @@ def test_an_extent_that_cannot_exist_cannot_be_closed(h: Harness, place: tuple[i
 def test_an_extent_cannot_be_recalled_to_a_negative_length(h: Harness) -> None:
     put(h, 1, EXTENT)
     with pytest.raises(ProtocolError):
-        h.ask(Recalled(0, column([1]), column([-1])), "unit-0")
+        h.ask(ExtentsRecalledReport(0, column([1]), column([-1])), "unit-0")
 
 
 # ---------------------------------------------------------------- the table, against lists

@@ -15,7 +15,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.system import Drain, Status, SystemStatus
-from transfer_queue.messages.unit_reports import Move, Moved, RegisterUnit, SpaceShort
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move, RegisterUnit, SpaceShortReport
 
 CAPACITY = 10 * LENGTH  # of each unit in memory
 
@@ -36,7 +36,7 @@ class Tiers(Life):
     def short(self, unit: int, waits: bool) -> None:
         """Writers wait for space, or no longer."""
         freed = self.h.controller.movers.freed.get(unit, 0)
-        assert self.h.ask(SpaceShort(unit, ["somebody"] if waits else [], freed), f"unit-{unit}") == Done()
+        assert self.h.ask(SpaceShortReport(unit, ["somebody"] if waits else [], freed), f"unit-{unit}") == Done()
 
     @precondition(lambda self: self.values)
     @rule(unit=st.integers(0, 1), count=st.integers(1, 12))
@@ -97,7 +97,7 @@ def test_who_waits_for_space_gets_it_below_the_watermark(life: Tiers) -> None:
     for _ in range(4):
         life.put(2, ["x"], [0], close=True)
     assert settle(life.h, life.units) == []
-    life.h.ask(SpaceShort(0, ["w"], 0), "unit-0")
+    life.h.ask(SpaceShortReport(0, ["w"], 0), "unit-0")
     settle(life.h, life.units)
     assert all(units <= {2, 3} for units in lie_in(life)), "who waits has not said that he does no more"
     life.every_row_has_its_values()
@@ -134,7 +134,7 @@ def test_a_full_disk_is_not_asked_again_and_again(life: Tiers) -> None:
             unit, order = life.h.orders.pop()
             assert isinstance(order, Move)
             asked += 1
-            life.h.ask(Moved(order.number, unit, 0, 0, 0, b"", []), f"unit-{unit}")
+            life.h.ask(BlocksMovedReport(order.number, unit, 0, 0, 0, b"", []), f"unit-{unit}")
     assert 0 < asked < 4
     assert lie_in(life) == [{0}] * 9
     life.h.clear([min(life.values)])

@@ -12,7 +12,12 @@ from transfer_queue.errors import ProtocolError, UnitLostError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.messages.unit_reports import Freed, Recalled, RegisterUnit, SpaceShort
+from transfer_queue.messages.unit_reports import (
+    ExtentsFreedReport,
+    ExtentsRecalledReport,
+    RegisterUnit,
+    SpaceShortReport,
+)
 from transfer_queue.messages.unit_reports import WriterGone as Gone
 
 
@@ -34,7 +39,7 @@ class Unit:
         return int(reply.value)
 
     def confirm(self, unit: int, *extents: int) -> None:
-        assert self.h.ask(Freed(unit, column(extents)), self.name) == Done()
+        assert self.h.ask(ExtentsFreedReport(unit, column(extents)), self.name) == Done()
 
 
 @pytest.fixture
@@ -86,7 +91,7 @@ def test_a_confirmed_extent_is_forgotten(h: Harness) -> None:
     Unit(h).register(6)
     assert h.freed == [(unit, 6)]
     with pytest.raises(ProtocolError, match="only the unit itself"):
-        h.ask(Freed(unit, column([6])), "w")
+        h.ask(ExtentsFreedReport(unit, column([6])), "w")
 
 
 def test_what_a_dead_writer_had_is_freed_also_when_everybody_had_died(h: Harness) -> None:
@@ -123,7 +128,7 @@ def test_nothing_is_put_into_a_lost_unit(h: Harness) -> None:
     h.put(1)
     late = h.publish(1)
     h.ask(CloseExtents([(unit, 99)]))
-    h.ask(SpaceShort(unit, ["w"], 1), "A")
+    h.ask(SpaceShortReport(unit, ["w"], 1), "A")
     new = Unit(h, boot_id="b").register()
     with pytest.raises(UnitLostError, match=f"unit {unit} was lost"):
         h.ask(late)
@@ -154,10 +159,10 @@ def test_a_recalled_extent_takes_no_more_blocks_and_is_shorter(h: Harness) -> No
     extent = publish.block.extent
     assert h.state.blocks.leased == 4096
     for _ in range(2):  # it is told again to each new controller
-        assert h.ask(Recalled(unit, column([extent]), column([64])), "A") == Done()
+        assert h.ask(ExtentsRecalledReport(unit, column([extent]), column([64])), "A") == Done()
         assert h.state.blocks.leased == 64
         assert h.state.blocks.extents[unit, extent].closed
-    h.ask(Recalled(unit, column([extent]), column([1 << 20])), "A")
+    h.ask(ExtentsRecalledReport(unit, column([extent]), column([1 << 20])), "A")
     assert h.state.blocks.extents[unit, extent].length == 64, "it never becomes longer"
     h.clear([0])
     assert h.freed == [(unit, extent)]
@@ -172,12 +177,12 @@ def test_a_recalled_extent_in_which_nothing_lives_is_freed(h: Harness) -> None:
     extent = h.clients["w"].extent
     h.clear([0])
     assert h.freed == [], "its writer may put more into it"
-    h.ask(Recalled(unit, column([extent]), column([64])), "A")
+    h.ask(ExtentsRecalledReport(unit, column([extent]), column([64])), "A")
     assert h.freed == [(unit, extent)]
 
 
 def test_only_the_unit_itself_may_say_what_it_has_recalled(h: Harness) -> None:
     with pytest.raises(ProtocolError, match="only the unit itself"):
-        h.ask(Recalled(h.unit, column([1]), column([64])), "w")
+        h.ask(ExtentsRecalledReport(h.unit, column([1]), column([64])), "w")
     with pytest.raises(ProtocolError, match="report of recalled extents has 2 extents but 1 lengths"):
-        h.ask(Recalled(h.unit, column([1, 2]), column([64])), "A")
+        h.ask(ExtentsRecalledReport(h.unit, column([1, 2]), column([64])), "A")

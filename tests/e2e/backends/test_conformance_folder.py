@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.conformance import StoreConformance
@@ -51,7 +51,7 @@ def test_a_system_over_it(tmp_path: Path) -> None:
         meta = client.put(data, partition_id="p")
         assert len(list(folder.iterdir())) == 1
         assert CURRENT.system is not None
-        with Onlooker(CURRENT.system) as onlooker:
+        with ControlClient(CURRENT.system) as onlooker:
             status = onlooker.status()
         assert [unit.tier for unit in status.units] == ["store"]
         assert status.partitions[0].stored == {"store": status.partitions[0].nbytes}

@@ -13,16 +13,16 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.control_client import Onlooker
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.system import NodeGone
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.node.system.launcher import start_local
-from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
-from transfer_queue.node.system.store_process import look_again
+from transfer_queue.node.system.store_process import reload_members
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0
@@ -44,12 +44,12 @@ class Nodes:
         conf = {"backend": {"storage_backend": backend, backend: BACKENDS[backend]}}
         config = {"settings": Settings.from_config(conf).to_json()}
         name = f"stores-{uuid.uuid4().hex[:8]}"
-        self.systems = [start_local(name, config, seat=Seat("node-0", LOOPBACK, 1), timeout=SECONDS)]
+        self.systems = [start_local(name, config, seat=NodeRole("node-0", LOOPBACK, 1), timeout=SECONDS)]
         try:
             home = self.systems[0]
             assert home.store is not None
             for at in range(1, count):
-                seat = Seat(f"node-{at}", LOOPBACK, 0, home.description.remote, home.store.join)
+                seat = NodeRole(f"node-{at}", LOOPBACK, 0, home.description.remote, home.store.join)
                 self.systems.append(start_local(f"{name}-{at}", config, seat=seat, key=home.key, timeout=SECONDS))
         except BaseException:
             self.stop()
@@ -62,9 +62,9 @@ class Nodes:
         supervisor.suspend()
         for process in processes:
             process.kill()
-        with Onlooker(self.systems[0]) as asking:
+        with ControlClient(self.systems[0]) as asking:
             asking.ask(NodeGone(f"node-{at}", "just now"), Done)
-        look_again(SystemFolder(self.systems[0].folder))
+        reload_members(SystemFolder(self.systems[0].folder))
 
     def stop(self) -> None:
         for system in reversed(self.systems):
@@ -126,7 +126,7 @@ def test_values_go_from_any_node_to_any_until_a_node_is_killed(nodes: Nodes) -> 
 
 def test_a_node_that_joins_nothing_is_told() -> None:
     """A keeper whose first node is not there does not come up, in words."""
-    seat = Seat("node-1", LOOPBACK, 0, "127.0.0.1:9", "127.0.0.1:9")
+    seat = NodeRole("node-1", LOOPBACK, 0, "127.0.0.1:9", "127.0.0.1:9")
     conf = {"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": MOONCAKE}}
     config = {"settings": Settings.from_config(conf).to_json()}
     with pytest.raises(StartError, match=r"no Mooncake master answers at 127\.0\.0\.1:9"):

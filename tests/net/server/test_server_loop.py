@@ -15,13 +15,13 @@ from echo import CONTROLLER, KEY, EchoService, Running, descriptors, one, parked
 
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, Seal
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool, new_socket
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
-from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 
 ENCODE = msgspec.msgpack.Encoder().encode
 
@@ -60,10 +60,10 @@ def read_frames(sock: socket.socket, count: int) -> list[tuple[bytes, bytes]]:
 
 def test_many_frames_in_one_read_are_answered_in_order(running: Running) -> None:
     with raw(running.address) as sock:
-        requests = [Envelope(i, 0, CreatePartition(f"p{i}")) for i in range(1, 501)]
+        requests = [RequestEnvelope(i, 0, CreatePartition(f"p{i}")) for i in range(1, 501)]
         sock.sendall(b"".join(pack_frame(ENCODE(request)) for request in requests))
-        answers = [msgspec.msgpack.decode(body, type=Answer) for body, _ in read_frames(sock, 500)]
-    assert answers == [Answer(i, Done(f"p{i}")) for i in range(1, 501)]
+        answers = [msgspec.msgpack.decode(body, type=ReplyEnvelope) for body, _ in read_frames(sock, 500)]
+    assert answers == [ReplyEnvelope(i, Done(f"p{i}")) for i in range(1, 501)]
 
 
 def test_messages_sent_together_with_the_proof_are_served(running: Running) -> None:
@@ -71,8 +71,8 @@ def test_messages_sent_together_with_the_proof_are_served(running: Running) -> N
         handshake = ClientHandshake("client", "raw", KEY)
         sock.sendall(handshake.start())
         proof = handshake.receive(sock.recv(4096))
-        sock.sendall(proof + pack_frame(ENCODE(Envelope(1, 0, CreatePartition("p")))))
-        assert msgspec.msgpack.decode(read_frames(sock, 1)[0][0], type=Answer) == Answer(1, Done("p"))
+        sock.sendall(proof + pack_frame(ENCODE(RequestEnvelope(1, 0, CreatePartition("p")))))
+        assert msgspec.msgpack.decode(read_frames(sock, 1)[0][0], type=ReplyEnvelope) == ReplyEnvelope(1, Done("p"))
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 20 << 20])
@@ -100,9 +100,9 @@ def test_a_socket_file_is_its_owners_alone(running: Running) -> None:
 
 def test_a_failing_service_costs_one_connection(running: Running) -> None:
     with raw(running.address) as good, raw(running.address) as bad:
-        bad.sendall(pack_frame(ENCODE(Envelope(1, 0, Seal("p")))))
+        bad.sendall(pack_frame(ENCODE(RequestEnvelope(1, 0, Seal("p")))))
         assert bad.recv(10) == b""
-        good.sendall(pack_frame(ENCODE(Envelope(1, 0, CreatePartition("p")))))
+        good.sendall(pack_frame(ENCODE(RequestEnvelope(1, 0, CreatePartition("p")))))
         assert len(read_frames(good, 1)) == 1
     assert running.server.counters["errors"] == 1
     until(lambda: len(running.service.gone) == 2)
@@ -257,7 +257,7 @@ def test_a_failing_tick_neither_ends_nor_spins_the_loop(tmp_path: Path) -> None:
 
 
 def test_stop_from_a_signal_handler(tmp_path: Path) -> None:
-    server = Server(EchoService(), KEY)
+    server = ServerLoop(EchoService(), KEY)
     server.listen(str(tmp_path / "s.sock"))
     previous = signal.signal(signal.SIGUSR1, lambda *_: server.stop())
     try:

@@ -17,15 +17,15 @@ import pytest
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, numbers, recover
-from transfer_queue.journal.segment import Clock
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.node.controller import journal_service, state_writer
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.state_writer import StateWriter
 from transfer_queue.sampler import SequentialSampler
 
-CLOCK = Clock(b"b" * 16, 0.0)
+CLOCK = ClockIdentity(b"b" * 16, 0.0)
 
 
 class Loop:
@@ -61,7 +61,7 @@ class Served:
         for _ in range(count):
             self.sequence += 1
             request = Publish("p", 1, tags=[{"n": self.sequence}], pre_allocate=0)
-            self.controller.handle("c", 1, Envelope(self.sequence, self.sequence - 1, request), 0.0)
+            self.controller.handle("c", 1, RequestEnvelope(self.sequence, self.sequence - 1, request), 0.0)
             committed = self.journaling.commit()
         return committed
 

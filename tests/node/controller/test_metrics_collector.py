@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.storage import UnitStatusReply
 from transfer_queue.messages.unit_reports import Measure, Measured, RegisterUnit, ServerMeasures, UnitMeasures
@@ -38,7 +38,7 @@ class Loop:
         for number, peer in UNITS.items():
             self.core.opened(f"unit-{number}", peer)
             request = RegisterUnit(f"{number}.sock", f"/{number}", f"boot-{number}", f"unit-{number}")
-            self.core.handle(f"unit-{number}", peer, Envelope(1, 0, request), 0.0)
+            self.core.handle(f"unit-{number}", peer, RequestEnvelope(1, 0, request), 0.0)
         assert self.core.unit_peers == UNITS
         self.asked: queue.Queue[tuple[int, int]] = queue.Queue()
         self.events = 0
@@ -130,7 +130,7 @@ def test_a_large_state_is_looked_at_in_many_short_events(loop: Loop, monkeypatch
     monkeypatch.setattr(metrics_collector, "STEP_SECONDS", 0.0001)
     monkeypatch.setattr(metrics_collector, "UNITS_SECONDS", 0.0)
     for number in range(3000):
-        loop.core.handle("c", 1, Envelope(number + 1, 0, CreatePartition(f"p{number}", 0)), 0.0)
+        loop.core.handle("c", 1, RequestEnvelope(number + 1, 0, CreatePartition(f"p{number}", 0)), 0.0)
     before = loop.events
     snapshot = loop.scrape().get()
     assert loop.events - before >= 10

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from transfer_queue.node.hosting import child_process
-from transfer_queue.node.hosting.child_process import LONGEST_PAUSE, STEADY_SECONDS, Child
+from transfer_queue.node.hosting.child_process import LONGEST_PAUSE, STEADY_SECONDS, ChildServer
 from transfer_queue.node.hosting.server_process import READY
 
 
@@ -26,14 +26,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def child(patience: float = 60.0) -> Child:
+def child(patience: float = 60.0) -> ChildServer:
     def build() -> None:
         raise AssertionError
 
-    return Child("controller", build, True, patience)  # type: ignore[arg-type]
+    return ChildServer("controller", build, True, patience)  # type: ignore[arg-type]
 
 
-def forked(each: Child, up: bool) -> None:
+def forked(each: ChildServer, up: bool) -> None:
     """A process that comes up or fails to."""
     ready, say = os.pipe()
     each.forked(1, ready, 0.0)

@@ -18,14 +18,14 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal.journal import Journal, recover
-from transfer_queue.journal.segment import Clock
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import ClearKeys
 from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.system.client_liveness import LOOKS, Departed, Presence, lives
+from transfer_queue.node.system.client_liveness import LOOKS, ClientLiveness, DepartedClients, lives
 from transfer_queue.node.system.locks import is_alive
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.sampler import SequentialSampler
@@ -33,7 +33,7 @@ from transfer_queue.sampler import SequentialSampler
 
 def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
     assert not lives(tmp_path, "c1")
-    presence = Presence(tmp_path, "c1")
+    presence = ClientLiveness(tmp_path, "c1")
     assert lives(tmp_path, "c1")
     presence.end()
     presence.end()
@@ -42,7 +42,7 @@ def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_speak_for_its_dead_parent(tmp_path: Path) -> None:
-    presence = Presence(tmp_path, "parent")
+    presence = ClientLiveness(tmp_path, "parent")
     go, wait = os.pipe()[::-1]
     child = os.fork()
     if not child:
@@ -62,8 +62,8 @@ def test_a_killed_client_is_dead(tmp_path: Path) -> None:
     said, say = os.pipe()
     child = os.fork()
     if not child:
-        Presence(tmp_path, "killed")
-        kept = Presence(tmp_path, "held")
+        ClientLiveness(tmp_path, "killed")
+        kept = ClientLiveness(tmp_path, "held")
         os.write(say, b"+")
         while kept:
             time.sleep(100)
@@ -80,8 +80,8 @@ def test_what_killed_clients_leave_is_removed(tmp_path: Path) -> None:
     """When the next one comes or goes; of those that live, connected or not, nothing is."""
     for name in ("before", "connected", "killed"):
         (tmp_path / name).touch()
-    alive = Presence(tmp_path, "alive")
-    departed = Departed(tmp_path)
+    alive = ClientLiveness(tmp_path, "alive")
+    departed = DepartedClients(tmp_path)
     service = ControllerService(Controller(SequentialSampler()), StateFiles(tmp_path / "states"), departed=departed)
     service.opened(1, Hello("client", "connected"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
@@ -97,8 +97,8 @@ def test_what_killed_clients_leave_is_removed(tmp_path: Path) -> None:
 
 def test_a_sweep_looks_at_a_few(tmp_path: Path) -> None:
     """All are looked at in turn, however many live and are silent."""
-    living = [Presence(tmp_path, f"alive{number}") for number in range(LOOKS)]
-    departed = Departed(tmp_path)
+    living = [ClientLiveness(tmp_path, f"alive{number}") for number in range(LOOKS)]
+    departed = DepartedClients(tmp_path)
     (tmp_path / "dead").touch()
     departed.left("dead")
     departed.sweep(())
@@ -121,14 +121,14 @@ def test_who_was_swept_before_it_held_its_lock_begins_anew(tmp_path: Path, monke
         lock(file, kind)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    presence = Presence(tmp_path, "c1")
+    presence = ClientLiveness(tmp_path, "c1")
     assert lives(tmp_path, "c1")
     presence.end()
 
 
 def test_a_process_that_can_open_no_file_takes_nobody_for_dead(tmp_path: Path) -> None:
-    alive = Presence(tmp_path, "c1")
-    departed = Departed(tmp_path)
+    alive = ClientLiveness(tmp_path, "c1")
+    departed = DepartedClients(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
@@ -168,12 +168,12 @@ def test_a_controller_asks_before_it_takes_a_client_for_gone(tmp_path: Path) -> 
     first = core()
     for client in ("silent", "dead"):
         first.opened(client, 1)
-        first.handle(client, 1, Envelope(1, 0, ClearKeys("p", [])), 0.0)
-    files = Journal(journal, recover(journal, Clock.now()), Clock.now(), durable=False)
+        first.handle(client, 1, RequestEnvelope(1, 0, ClearKeys("p", [])), 0.0)
+    files = Journal(journal, recover(journal, ClockIdentity.now()), ClockIdentity.now(), durable=False)
     files.append(first.take_records())
     files.commit()
     files.close()
-    presence = Presence(clients, "silent")
+    presence = ClientLiveness(clients, "silent")
     second = core()
     second.tick(time.monotonic() + GRACE_SECONDS)
     assert (list(second.connections), list(second.departed)) == (["silent"], ["dead"])

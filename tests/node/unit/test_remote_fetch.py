@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import Answer, Envelope
+from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.storage import ReadPieces
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.unit import remote_fetch
-from transfer_queue.node.unit.remote_fetch import fetched
+from transfer_queue.node.unit.remote_fetch import fetch_blocks
 from transfer_queue.storage.unit.unit_effects import Fetch
 
 KEY = bytes(range(32))
@@ -31,7 +31,7 @@ class Unit:
     def __init__(self, number: int, barrier: threading.Barrier) -> None:
         self._number = number
         self._barrier = barrier
-        self._decode = msgspec.msgpack.Decoder(Envelope).decode
+        self._decode = msgspec.msgpack.Decoder(RequestEnvelope).decode
         self._asked = 0
 
     def opened(self, peer: int, hello: Hello) -> None:
@@ -45,7 +45,7 @@ class Unit:
             self._barrier.wait(SECONDS)
         self._asked += 1
         there = bool(np.frombuffer(request.generations, "<i8").all())
-        answer = msgspec.msgpack.encode(Answer(envelope.sequence, Done(there)))
+        answer = msgspec.msgpack.encode(ReplyEnvelope(envelope.sequence, Done(there)))
         nbytes = int(np.frombuffer(request.lengths, "<i8").sum()) if there else 0
         return [Outgoing(peer, answer, [memoryview(bytes([self._number]) * nbytes)] if nbytes else [])]
 
@@ -63,12 +63,12 @@ class Unit:
 def units(count: int) -> Iterator[dict[int, str]]:
     """Where so many of them listen, from number 1 on."""
     barrier = threading.Barrier(count)
-    servers: list[tuple[Server, threading.Thread]] = []
+    servers: list[tuple[ServerLoop, threading.Thread]] = []
     remotes = {}
     try:
         for number in range(1, count + 1):
             service: Any = Unit(number, barrier)
-            server = Server(service, KEY)
+            server = ServerLoop(service, KEY)
             host, port = server.listen(("127.0.0.1", 0))
             remotes[number] = f"{host}:{port}"
             thread = threading.Thread(target=server.run, daemon=True)
@@ -90,7 +90,7 @@ def test_units_are_asked_at_once() -> None:
     with units(3) as remotes:
         wanted = [(unit, 64 * at, 1, LENGTH) for at in range(2) for unit in (1, 2, 3)]
         fetch, into = order(remotes, wanted)
-        assert fetched(fetch, KEY) == set(range(6))
+        assert fetch_blocks(fetch, KEY) == set(range(6))
         assert into == [bytearray([unit] * LENGTH) for unit, *_ in wanted]
 
 
@@ -98,7 +98,7 @@ def test_more_units_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_fetch, "MOST_LANES", 1)
     with units(1) as remotes:
         fetch, into = order({1: remotes[1], 2: remotes[1]}, [(1, 0, 1, 5), (2, 0, 1, 5), (1, 64, 0, 5)])
-        assert fetched(fetch, KEY) == {0, 1}, "the last was gone"
+        assert fetch_blocks(fetch, KEY) == {0, 1}, "the last was gone"
         assert into[:2] == [bytearray([1] * 5)] * 2
 
 
@@ -107,7 +107,7 @@ def test_a_unit_that_is_gone_holds_up_no_other(caplog: pytest.LogCaptureFixture)
         pass
     with units(1) as remotes:
         fetch, into = order({1: remotes[1], 7: gone[1]}, [(7, 0, 1, 5), (1, 0, 1, 5), (8, 0, 1, 5)])
-        assert fetched(fetch, KEY) == {1}
+        assert fetch_blocks(fetch, KEY) == {1}
         assert into[1] == bytearray([1] * 5)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2

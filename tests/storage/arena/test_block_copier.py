@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from differential import differential, row_lengths
 from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.unit_reports import Move, Moved, Repack
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move, Repack
 from transfer_queue.storage.arena import block_copier
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.block_copier import Mover
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.arena.block_copier import BlockCopier
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 
 CAPACITY = 1 << 20
 Rows = list[bytes]
 
 
-def written(room: ArenaRoom, columns: list[Rows]) -> NewBlock:
+def written(room: ArenaPool, columns: list[Rows]) -> NewBlock:
     """A block in an extent of its own, laid out by hand: each column from a multiple of 64 bytes on."""
     content, dims = b"", []
     for rows in columns:
@@ -38,9 +38,9 @@ def written(room: ArenaRoom, columns: list[Rows]) -> NewBlock:
     return NewBlock(*place, len(content), len(columns[0]), schema, np.array(dims, "<i8").tobytes())
 
 
-def moved(room: ArenaRoom, blocks: list[NewBlock], repacks: list[Repack]) -> Moved:
+def moved(room: ArenaPool, blocks: list[NewBlock], repacks: list[Repack]) -> BlocksMovedReport:
     """Return the answer of a unit to an order."""
-    work = Mover(
+    work = BlockCopier(
         0, room.arena, Move(1, blocks_message(blocks), {}, repacks, {}), lambda nbytes: room.lease(0, nbytes, 0)
     )
     while (answer := work.step()) is None:
@@ -48,7 +48,7 @@ def moved(room: ArenaRoom, blocks: list[NewBlock], repacks: list[Repack]) -> Mov
     return answer
 
 
-def columns_of(room: ArenaRoom, block: NewBlock) -> dict[str, Rows]:
+def columns_of(room: ArenaPool, block: NewBlock) -> dict[str, Rows]:
     """The rows of each field of a block, read by hand."""
     dims, found, at = np.frombuffer(block.dims, "<i8").tolist(), {}, 0
     for spec in block.schema:
@@ -66,7 +66,7 @@ def columns_of(room: ArenaRoom, block: NewBlock) -> dict[str, Rows]:
 @differential(30)
 def test_the_rows_are_those_that_were_written(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     arena = Arena.create(tmp_path_factory.mktemp("mover") / "arena", CAPACITY)
-    room = ArenaRoom(arena)
+    room = ArenaPool(arena)
     blocks, contents, repacks = [], [], []
     content = 0
     for at in range(data.draw(st.integers(1, 4))):
@@ -103,7 +103,7 @@ def test_the_rows_are_those_that_were_written(tmp_path_factory: pytest.TempPathF
 def test_a_block_that_is_shorter_than_its_rows_is_not_repacked(tmp_path: Path) -> None:
     """Some of its bytes do not exist: the unit must not copy other bytes instead."""
     arena = Arena.create(tmp_path / "arena", CAPACITY)
-    room = ArenaRoom(arena)
+    room = ArenaPool(arena)
     block = msgspec.structs.replace(written(room, [[b"a" * 40, b"b" * 40]]), nbytes=64)
     answer = moved(room, [block], [Repack(0, np.array([1], "<i4").tobytes(), ["f0"])])
     assert answer.repacked in ([], [None])

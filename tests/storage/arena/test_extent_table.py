@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent, ExtentTable
+from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent
 
 
 def table_of(granules: int) -> ExtentTable:
@@ -15,7 +15,7 @@ def table_of(granules: int) -> ExtentTable:
     return table
 
 
-def leased(table: ExtentTable, nbytes: int, slot: int = 1) -> Extent:
+def leased(table: ExtentTable, nbytes: int, slot: int = 1) -> LeasedExtent:
     extent = table.lease(slot, nbytes)
     assert extent is not None
     return extent
@@ -23,8 +23,8 @@ def leased(table: ExtentTable, nbytes: int, slot: int = 1) -> Extent:
 
 def test_a_lease_is_rounded_up_to_granules_and_counted() -> None:
     table = table_of(4)
-    assert leased(table, 1) == Extent(1, 0, GRANULE, 1)
-    assert leased(table, GRANULE + 1) == Extent(2, GRANULE, 2 * GRANULE, 1)
+    assert leased(table, 1) == LeasedExtent(1, 0, GRANULE, 1)
+    assert leased(table, GRANULE + 1) == LeasedExtent(2, GRANULE, 2 * GRANULE, 1)
     assert (table.held, table.leased, table.free_bytes, table.tail) == (
         4 * GRANULE, 3 * GRANULE, GRANULE, GRANULE,
     )  # fmt: skip
@@ -123,7 +123,7 @@ class AgainstGranules(RuleBasedStateMachine):
         return extent
 
     @rule(extent=consumes(extents))
-    def free(self, extent: Extent) -> None:
+    def free(self, extent: LeasedExtent) -> None:
         assert self.table.free(extent.number) == extent
         self.granules = [0 if number == extent.number else number for number in self.granules]
 

@@ -16,7 +16,7 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.free_space_reclaim import PERIOD
 from transfer_queue.storage.unit import extent_pool
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 
 GRANULES = 64
@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
-    return StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "arena", GRANULES * GRANULE)), slots)
+    return StorageUnit(0, ArenaPool(Arena.create(tmp_path / "arena", GRANULES * GRANULE)), slots)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_idle_moments_fill_before_they_grow(unit: StorageUnit, writer: Writer) -
 
 def test_a_full_file_system(small_tmpfs: Path, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was given to others is not had again: that is an error at the put, and what is still there is leased."""
-    unit = StorageUnit(0, ArenaRoom(Arena.create(small_tmpfs / "arena")), slots)
+    unit = StorageUnit(0, ArenaPool(Arena.create(small_tmpfs / "arena")), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     parts = [writer.lease(16) for _ in range(12)]
     unit.free([part.extent for part in parts[1:]])
@@ -153,7 +153,7 @@ def test_a_unit_that_starts_again_knows_what_was_given_back(
     holes = unit.room.arena.holes.copy()
     folder = unit.room.arena.folder
     unit.room.arena.close()
-    again = StorageUnit(0, ArenaRoom(Arena.reopen(folder)), slots)
+    again = StorageUnit(0, ArenaPool(Arena.reopen(folder)), slots)
     assert np.array_equal(again.room.arena.holes, holes)
     assert holes.sum() == GRANULES - 4 - RESERVE
     again.check()

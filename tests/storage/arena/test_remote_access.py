@@ -11,7 +11,7 @@ import pytest
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent
+from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, read_pieces, write_bytes
 
 HELD = 4 * GRANULE
@@ -92,13 +92,13 @@ def test_requests_that_make_no_sense_are_refused(arena: Arena) -> None:
 
 
 def test_bytes_are_written_into_their_extent_and_nowhere_else(arena: Arena) -> None:
-    extent = Extent(5, GRANULE, GRANULE, 3)
+    extent = LeasedExtent(5, GRANULE, GRANULE, 3)
     payload = memoryview(b"written")
     write_bytes(arena, extent, WriteBytes(3, 5, GRANULE + 64, 0), payload)
     assert bytes(arena.memory[GRANULE + 64 : GRANULE + 71]) == b"written"
     for offset in (GRANULE - 1, 2 * GRANULE - 6, 0, -1):
         with pytest.raises(ProtocolError, match="not within"):
             write_bytes(arena, extent, WriteBytes(3, 5, offset, 0), payload)
-    for gone in (None, Extent(5, GRANULE, GRANULE, 4)):
+    for gone in (None, LeasedExtent(5, GRANULE, GRANULE, 4)):
         with pytest.raises(UnitLostError, match="write it anew"):
             write_bytes(arena, gone, WriteBytes(3, 5, GRANULE, 0), payload)

@@ -9,7 +9,7 @@ import pytest
 from transfer_queue.config.store_options import STORE_OPTIONS
 from transfer_queue.storage.stores.base import Store
 from transfer_queue.storage.stores.registry import BUILT_IN, has_server
-from transfer_queue.storage.stores.store_server import Keeper
+from transfer_queue.storage.stores.store_server import StoreServer
 
 
 def named(path: str) -> object:
@@ -29,7 +29,7 @@ def test_the_paths_of_a_store_name_its_classes(name: str):
     if BUILT_IN[name].server:
         server = named(BUILT_IN[name].server)
         assert isinstance(server, type)
-        assert issubclass(server, Keeper)
+        assert issubclass(server, StoreServer)
 
 
 def test_the_system_starts_nothing_for_a_store_without_a_server():

@@ -14,9 +14,9 @@ from transfer_queue.messages.descriptors import DISK, MEMORY, Blocks
 from transfer_queue.messages.unit_reports import Move
 from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent
-from transfer_queue.storage.unit.disk_pool import A_TURN, PAUSES, DiskRoom
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
+from transfer_queue.storage.unit.disk_pool import A_TURN, PAUSES, DiskPool
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 
 SIZE = 16 * GRANULE
 
@@ -32,7 +32,7 @@ def held(path: Path, offset: int, length: int) -> int:
         return sum(page & 1 for page in pages) * mmap.PAGESIZE
 
 
-def move(room: ArenaRoom, source: Arena, offset: int, nbytes: int) -> tuple[Extent, bytes]:
+def move(room: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[LeasedExtent, bytes]:
     """Has a block of another arena copied; the extent, and what lies there."""
 
     def column(value: int, kind: str) -> bytes:
@@ -57,7 +57,7 @@ def test_what_was_moved_there_is_let_go_of(tmp_path: Path) -> None:
     source = Arena.create(tmp_path / "memory", SIZE)
     source.grow(SIZE)
     source.memory[:SIZE] = np.random.default_rng(1).integers(0, 256, SIZE, "u1")
-    room = DiskRoom(Arena.create(tmp_path / "disk", SIZE, DISK))
+    room = DiskPool(Arena.create(tmp_path / "disk", SIZE, DISK))
     extent, found = move(room, source, 0, 5 * GRANULE)
     assert found == source.view(0, 5 * GRANULE).tobytes()
     file = os.open(room.folder / "arena", os.O_RDWR)
@@ -84,7 +84,7 @@ def test_what_was_moved_there_is_let_go_of(tmp_path: Path) -> None:
 def test_many_are_let_go_of_in_turns(tmp_path: Path) -> None:
     source = Arena.create(tmp_path / "memory", SIZE)
     source.grow(SIZE)
-    room = DiskRoom(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
+    room = DiskPool(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
     for _ in range(A_TURN + 3):
         move(room, source, 0, 100)
     room.turn(0.0)
@@ -101,7 +101,7 @@ def test_many_are_let_go_of_in_turns(tmp_path: Path) -> None:
 def test_idle_units_make_memory_resident_alone(tmp_path: Path, tier: str) -> None:
     """On disk that would write zeros, which would then be in memory."""
     arena = Arena.create(tmp_path / tier, SIZE, tier)
-    room = DiskRoom(arena) if tier == DISK else ArenaRoom(arena)
+    room = DiskPool(arena) if tier == DISK else ArenaPool(arena)
     for _ in range(100):
         if not room.idle(short=False):
             break

@@ -15,15 +15,15 @@ from slot_standin import StandInSlots
 from test_unit import Writer
 
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.storage import Return
-from transfer_queue.messages.unit_reports import Recalled
+from transfer_queue.messages.storage import ReturnExtent
+from transfer_queue.messages.unit_reports import ExtentsRecalledReport
 from transfer_queue.storage.arena import free_space_reclaim
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.free_space_reclaim import PERIOD
 from transfer_queue.storage.arena.writer_locks import SlotFolder, hold_slot
 from transfer_queue.storage.unit import extent_recall
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.extent_recall import INTERVAL
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 
@@ -32,7 +32,7 @@ CAPACITY = 16 * GRANULE
 
 @pytest.fixture
 def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
-    return StorageUnit(0, ArenaRoom(Arena.create(tmp_path / "arena", CAPACITY)), slots)
+    return StorageUnit(0, ArenaPool(Arena.create(tmp_path / "arena", CAPACITY)), slots)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
     return [
         (np.frombuffer(body.extents, "<i8").tolist(), np.frombuffer(body.lengths, "<i8").tolist())
         for body in bodies
-        if isinstance(body, Recalled)
+        if isinstance(body, ExtentsRecalledReport)
     ]
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_used_goes_to_who_needs_it(
     assert (unit.room.arena.generations[2:16] > before[2:16]).all()
     unit.check()
     assert unit.register() == np.array([lease.extent, met.extent], "<i8").tobytes()
-    assert [type(report.body) for report in unit.unsettled()] == [Recalled]
+    assert [type(report.body) for report in unit.unsettled()] == [ExtentsRecalledReport]
 
 
 def test_an_extent_without_blocks_is_free(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
@@ -84,7 +84,7 @@ def test_an_extent_without_blocks_is_free(unit: StorageUnit, slots: StandInSlots
     assert short.lease(16).offset == 0
     assert unit.table.get(lease.extent) is None
     assert told(unit) == []
-    assert idle.ask(Return(idle.slot, [lease.extent])) == Done()  # the writer finds it recalled, and returns it
+    assert idle.ask(ReturnExtent(idle.slot, [lease.extent])) == Done()  # the writer finds it recalled, and returns it
     unit.check()
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from transfer_queue.errors import AttachError, ConnectionLostError
-from transfer_queue.storage.arena.extent_table import Extent
+from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, Store
-from transfer_queue.storage.unit.object_pool import RETRY_SECONDS, Names, VirtualRoom, key_of
+from transfer_queue.storage.unit.object_pool import RETRY_SECONDS, ObjectNames, ObjectPool, key_of
 from transfer_queue.storage.unit.unit_effects import Effect
 
 
@@ -62,7 +62,7 @@ class Later:
             then(outcome)
 
 
-def leased(room: VirtualRoom, store: Memory, nbytes: int) -> Extent:
+def leased(room: ObjectPool, store: Memory, nbytes: int) -> LeasedExtent:
     extent = room.lease(1, nbytes, 7)
     assert extent is not None
     store.names.add(key_of(room.boot_id, extent.offset))
@@ -72,7 +72,7 @@ def leased(room: VirtualRoom, store: Memory, nbytes: int) -> Extent:
 
 def test_room_is_there_again_once_the_store_has_removed(tmp_path: Path) -> None:
     store, later = Memory(), Later()
-    room = VirtualRoom(Names.create(tmp_path / "a"), store, later, capacity=1000)
+    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     served: list[bool] = []
     room.attach(lambda: served.append(True) or [], lambda numbers: [])  # type: ignore[func-returns-value]
     first = leased(room, store, 500)
@@ -92,7 +92,7 @@ def test_room_is_there_again_once_the_store_has_removed(tmp_path: Path) -> None:
 
 def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
     store, later = Memory(), Later()
-    room = VirtualRoom(Names.create(tmp_path / "a"), store, later, capacity=1000)
+    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     store.down = True
     room.free(leased(room, store, 10))
     later.done()
@@ -110,11 +110,11 @@ def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
 def test_a_unit_that_starts_again(tmp_path: Path) -> None:
     """It has what was leased, and removes what the one before it was about to."""
     store, later = Memory(), Later()
-    room = VirtualRoom(Names.create(tmp_path / "a"), store, later)
+    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
     kept, freed = leased(room, store, 10), leased(room, store, 20)
     slot = room.take_slot()
     room.free(freed)  # and is killed before it is removed
-    again = VirtualRoom(Names.reopen(tmp_path / "a"), store, later)
+    again = ObjectPool(ObjectNames.reopen(tmp_path / "a"), store, later)
     again.check()
     assert again.boot_id == room.boot_id
     assert again.table.leased_extents() == [kept]
@@ -130,11 +130,11 @@ def test_a_unit_that_starts_again(tmp_path: Path) -> None:
 
 def test_many_extents_make_the_file_longer(tmp_path: Path) -> None:
     store, later = Memory(), Later()
-    room = VirtualRoom(Names.create(tmp_path / "a"), store, later)
+    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
     extents = [room.lease(1, 64, n) for n in range(5000)]
     assert all(extent is not None for extent in extents)
     room.check()
-    again = VirtualRoom(Names.reopen(tmp_path / "a"), store, later)
+    again = ObjectPool(ObjectNames.reopen(tmp_path / "a"), store, later)
     assert again.table.leased_extents() == extents
     again.close()
     room.close()
@@ -144,7 +144,7 @@ def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
     """When a reader says so, and when what keeps the bytes lives anew."""
     lives = ["one"]
     store, later = Memory(), Later()
-    room = VirtualRoom(Names.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
+    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
     asked: list[list[int]] = []
     room.attach(list, lambda numbers: asked.append(numbers) or [])  # type: ignore[func-returns-value]
     here, gone = leased(room, store, 10), leased(room, store, 20)
@@ -173,8 +173,8 @@ def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
 
 def test_what_is_no_room_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AttachError):
-        Names.reopen(tmp_path)
-    Names.create(tmp_path / "a").close()
+        ObjectNames.reopen(tmp_path)
+    ObjectNames.create(tmp_path / "a").close()
     (tmp_path / "a" / "header").write_text("{}")
     with pytest.raises(AttachError):
-        Names.reopen(tmp_path / "a")
+        ObjectNames.reopen(tmp_path / "a")

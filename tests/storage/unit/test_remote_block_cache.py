@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages.storage import Keep, KeptReply
+from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
-from transfer_queue.storage.unit.remote_block_cache import IDLE_SECONDS, READER_SECONDS, SHARE, Kept
-from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch
+from transfer_queue.storage.unit.extent_pool import ArenaPool
+from transfer_queue.storage.unit.remote_block_cache import IDLE_SECONDS, READER_SECONDS, SHARE, RemoteBlockCache
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch, SendReply
 
 CAPACITY = 8 << 20
 BLOCK = 128 << 10
@@ -25,8 +25,8 @@ BLOCK = 128 << 10
 class Harness:
     def __init__(self, folder: Path) -> None:
         self.arena = Arena.create(folder / "arena", CAPACITY)
-        self.room = ArenaRoom(self.arena)
-        self.kept = Kept(self.room, lambda nbytes: self.room.lease(0, nbytes, 0), self.release)
+        self.room = ArenaPool(self.arena)
+        self.kept = RemoteBlockCache(self.room, lambda nbytes: self.room.lease(0, nbytes, 0), self.release)
 
     def release(self, extents: object) -> None:
         for number in list(extents):  # type: ignore[call-overload]
@@ -38,7 +38,7 @@ class Harness:
 
     def ask(self, reader: str, blocks: list[int], now: float = 0.0, peer: int = 1, nbytes: int = BLOCK) -> list[Effect]:
         columns = ([9] * len(blocks), [64 * block for block in blocks], blocks, [nbytes] * len(blocks))
-        request = Keep(*(np.array(column, "<i8").tobytes() for column in columns), {9: "host:1"})
+        request = CacheBlocks(*(np.array(column, "<i8").tobytes() for column in columns), {9: "host:1"})
         return self.kept.asked(reader, peer, 5, request, now)
 
     @property
@@ -54,8 +54,8 @@ def h(tmp_path: Path) -> Iterator[Harness]:
 
 
 def places(effect: Effect) -> list[int]:
-    assert isinstance(effect, Answer)
-    assert isinstance(effect.reply, KeptReply)
+    assert isinstance(effect, SendReply)
+    assert isinstance(effect.reply, CachedBlocksReply)
     return list(np.frombuffer(effect.reply.offsets, "<i8").tolist())
 
 
@@ -81,7 +81,7 @@ def test_all_who_ask_while_blocks_come_wait_for_one_fetch(h: Harness) -> None:
     for number, view in enumerate(fetch.into):
         view[:] = bytes([number + 1]) * len(view)
     answers = h.kept.came(fetch.number, {0, 1}, 1.0)
-    assert [answer.peer for answer in answers if isinstance(answer, Answer)] == [2, 1]
+    assert [answer.peer for answer in answers if isinstance(answer, SendReply)] == [2, 1]
     first, second = places(answers[0])
     assert (places(answers[1]), h.arena.memory[first], h.arena.memory[second]) == ([second], 1, 2)
     (known,) = h.ask("three", [2, 1], 2.0)
@@ -161,7 +161,7 @@ def test_who_has_gone_is_not_answered(h: Harness) -> None:
 def test_columns_that_do_not_fit_together_are_refused(h: Harness) -> None:
     for units, offsets in ((bytes(8), bytes(16)), (bytes(7), bytes(7))):
         with pytest.raises(ProtocolError):
-            h.kept.asked("one", 1, 1, Keep(units, offsets, offsets, offsets, {}), 0.0)
+            h.kept.asked("one", 1, 1, CacheBlocks(units, offsets, offsets, offsets, {}), 0.0)
 
 
 @given(st.data())
@@ -180,8 +180,8 @@ def test_a_copy_holds_its_block_as_long_as_its_generation_lasts(
             if isinstance(effect, Fetch):
                 coming.append(effect)
                 continue
-            assert isinstance(effect, Answer)
-            assert isinstance(effect.reply, KeptReply)
+            assert isinstance(effect, SendReply)
+            assert isinstance(effect.reply, CachedBlocksReply)
             generations = np.frombuffer(effect.reply.generations, "<i8").tolist()
             blocks = asked.pop(effect.peer)
             told.extend(each for each in zip(blocks, places(effect), generations, strict=True) if each[1] >= 0)

@@ -15,7 +15,7 @@ from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_r
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode
-from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed, allocated, flat_on_device
+from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock, allocated, flat_on_device
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.remote_ranges import elsewhere
@@ -43,7 +43,7 @@ def landed(arenas, reply, layout="jagged"):
     columns = {}
     for each in found.pieces(arenas.memory):
         # a landing is of one unit
-        packed = Packed(each)
+        packed = DeviceBlock(each)
         memory = allocated(CPU, packed.nbytes)
         memory[:] = 0xA5
         for start, length, at in zip(
@@ -97,7 +97,7 @@ def test_tensors_of_a_device_are_written_to_the_host(monkeypatch, dtype, strided
     tensor = tensor.permute(1, 2, 0)[1:] if strided else tensor
     wanted = np.zeros(encode_row({"x": tensor}).nbytes, np.uint8)
     encode_row({"x": tensor}).write_into(wanted)
-    monkeypatch.setattr(encode, "_dense", encode._Distant)
+    monkeypatch.setattr(encode, "_dense", encode._DeviceColumn)
     found = np.zeros_like(wanted)
     encode_row({"x": tensor}).write_into(found)
     assert np.array_equal(found, wanted)
@@ -135,10 +135,10 @@ def test_only_what_is_wanted_takes_memory():
     fields = {"small": torch.arange(64), "large": torch.arange(64 * 16384).reshape(64, 16384)}
     arenas.write(encode_columns(fields, 64))
     (pieces,) = elsewhere(arenas.reply(fields=["small"]), (0,)).pieces(arenas.memory)
-    assert Packed(pieces).nbytes == 512
+    assert DeviceBlock(pieces).nbytes == 512
     reply = arenas.reply([(0, 60), (0, 3)], ["large"])
     (pieces,) = elsewhere(reply, (0,)).pieces(arenas.memory)
-    assert Packed(pieces).nbytes == 2 * 16384 * 8
+    assert DeviceBlock(pieces).nbytes == 2 * 16384 * 8
     assert same_rows(landed(arenas, reply, "dense")["large"], [fields["large"][60], fields["large"][3]])
 
 

@@ -92,21 +92,21 @@ def aligned(nbytes: Numbers) -> Numbers:
     return taken
 
 
-class Held(Protocol):
+class BlockSource(Protocol):
     """The blocks of one unit, wherever they are."""
 
     def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
         """What these blocks take (`aligned`), one after the other, and never much of it at once."""
 
 
-class Mapped(Held):
+class Mapped(BlockSource):
     """Those of an arena that is mapped here: memory is all of it."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory.data
 
     def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
-        """See `Held.pieces`. Nothing is copied."""
+        """See `BlockSource.pieces`. Nothing is copied."""
         starts, lengths = runs(offset, nbytes)
         for at in range(0, len(starts), _PIECES):
             some = slice(at, at + _PIECES)
@@ -122,7 +122,7 @@ def runs(offset: Numbers, nbytes: Numbers) -> tuple[list[int], list[int]]:
 
 def write_blocks(
     path: Path, origin: str, number: Numbers, unit: Numbers, offset: Numbers, nbytes: Numbers,
-    held: Callable[[int], Held],
+    held: Callable[[int], BlockSource],
 ) -> int:  # fmt: skip
     """Writes these blocks (columns of equal length) into a new file, and syncs it; how many bytes it has.
 
@@ -155,7 +155,7 @@ def write_blocks(
     return total + len(index)
 
 
-def _write_segment(file: int, unit: Numbers, offset: Numbers, nbytes: Numbers, units: Mapping[int, Held]) -> int:
+def _write_segment(file: int, unit: Numbers, offset: Numbers, nbytes: Numbers, units: Mapping[int, BlockSource]) -> int:
     """Writes the blocks of one segment; its checksum."""
     checksum = 0
     for one in np.unique(unit).tolist():

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.client.checkpoint.block_file import BlockFile, Held, aligned, write_blocks
-from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, Entry, write_manifest
+from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, aligned, write_blocks
+from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, BlockFileEntry, write_manifest
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.serialization import Columns
@@ -35,7 +35,7 @@ MOST_FILES = 32  # of one checkpoint; what is beyond is written anew, the smalle
 
 
 @dataclass(frozen=True)
-class Cut:
+class CheckpointSave:
     """What is being saved. name, origin, origins: see `messages.BeginCheckpoint` and `CutReply`.
 
     state: the file of the state. blocks: number, unit, offset, generation, nbytes of all that it needs, ascending by
@@ -49,7 +49,7 @@ class Cut:
     origins: dict[str, int] = field(default_factory=dict)
 
 
-def save_blocks(draft: Path, cut: Cut, previous: Path | None, held: Callable[[int], Held]) -> None:
+def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: Callable[[int], BlockSource]) -> None:
     """Fills a folder with all blocks of a cut, and says in its manifest which files they are in.
 
     previous: a folder of an older checkpoint; its files are shared where they hold enough that is needed. held: what a
@@ -57,18 +57,18 @@ def save_blocks(draft: Path, cut: Cut, previous: Path | None, held: Callable[[in
     """
     numbers = cut.blocks["number"]
     left = np.ones(len(numbers), bool)
-    entries: list[Entry] = []
+    entries: list[BlockFileEntry] = []
     for path, shared in reusable(previous, cut) if previous is not None else ():
         with contextlib.suppress(OSError):  # a file system without links: it is written anew
             os.link(path, draft / path.name, follow_symlinks=False)
             left[np.searchsorted(numbers, shared)] = False
-            entries.append(Entry(len(entries), path.stem, path.name, len(shared), path.stat().st_size))
+            entries.append(BlockFileEntry(len(entries), path.stem, path.name, len(shared), path.stat().st_size))
     if left.any():
         name = uuid.uuid4().hex
         columns = [cut.blocks[column][left] for column in ("number", "unit", "offset", "nbytes")]
         number, unit, offset, nbytes = columns
         size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
-        entries.append(Entry(len(entries), name, f"{name}{SUFFIX}", int(left.sum()), size))
+        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(left.sum()), size))
     write_manifest(draft, entries)
 
 
@@ -83,7 +83,7 @@ def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
     return MOST if origin == own else origins.get(origin, 0)
 
 
-def reusable(previous: Path, cut: Cut) -> list[tuple[Path, np.ndarray]]:
+def reusable(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray]]:
     """Returns the files of an older checkpoint that this one can share, and which of its blocks each file holds.
 
     At least half of the bytes of such a file are needed, and none of the needed numbers is another block in it.
@@ -120,7 +120,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Source:
+class BlockLoadSource:
     """Blocks to load, in the order of files and positions. file: which; position, nbytes: where in it."""
 
     files: list[BlockFile]
@@ -132,7 +132,7 @@ class Source:
 
 def sources(
     files: list[BlockFile], numbers: np.ndarray | None, shared: Callable[[str], int] = lambda origin: MOST
-) -> Source:
+) -> BlockLoadSource:
     """Returns where blocks lie in files. A block that is in two of them is taken from the first.
 
     Args:
@@ -161,10 +161,10 @@ def sources(
                 f"state is of another checkpoint than the data: load both of one"
             )
     chosen = {name: column[np.sort(first)] for name, column in whole.items()}
-    return Source(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
+    return BlockLoadSource(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
 
 
-def pieces(source: Source, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """(piece of each block, where in it, bytes of each piece): how the blocks are laid out where they are loaded.
 
     external: in a store, where an extent is one object, freed whole: large blocks have one of their own.
@@ -185,7 +185,7 @@ def pieces(source: Source, external: bool = False) -> tuple[np.ndarray, np.ndarr
 
 
 def copy_in(
-    source: Source,
+    source: BlockLoadSource,
     piece: np.ndarray,
     within: np.ndarray,
     spaces: list[list[Bytes]],
@@ -229,7 +229,7 @@ def copy_in(
                     space[put : put + size] = buffer[read : read + size]
 
 
-def placed(source: Source, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]) -> list[Columns]:
+def placed(source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]) -> list[Columns]:
     """Where the blocks lie now, ascending by number; and where their copies do."""
     order = np.argsort(source.number)
     found = []

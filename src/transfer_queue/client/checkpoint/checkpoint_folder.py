@@ -41,7 +41,7 @@ _AT_FDCWD = -100
 _CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class BlockFileEntry(msgspec.Struct, frozen=True):
     """One file of blocks in the manifest."""
 
     position: int
@@ -186,7 +186,7 @@ def write_json(path: Path, content: Any) -> None:
         os.fsync(file.fileno())
 
 
-def write_manifest(storage: Path, entries: list[Entry]) -> None:
+def write_manifest(storage: Path, entries: list[BlockFileEntry]) -> None:
     """Says which files of blocks a folder has."""
     write_json(storage / MANIFEST, msgspec.to_builtins(entries))
 
@@ -279,18 +279,18 @@ def _check(folder: Path) -> None:
     manifest(folder / STORAGE)
 
 
-def manifest(storage: Path) -> list[Entry]:
+def manifest(storage: Path) -> list[BlockFileEntry]:
     """The files of blocks of a checkpoint; see `check`."""
     with reading(storage):
         return _manifest(storage)
 
 
-def _manifest(storage: Path) -> list[Entry]:
+def _manifest(storage: Path) -> list[BlockFileEntry]:
     path = storage / MANIFEST
     if not path.is_file():
         raise CheckpointNotFoundError(f"{path} is missing: the checkpoint is not whole, or another program's")
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[Entry])
+        entries = msgspec.json.decode(path.read_bytes(), type=list[BlockFileEntry])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text
         raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
     there = sorted(found.name for found in storage.iterdir() if found.name != MANIFEST)

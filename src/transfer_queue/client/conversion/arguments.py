@@ -67,10 +67,10 @@ def keys(keys: Sequence[str] | str) -> list[str]:
 
 def count(batch_size: int | None) -> int:
     """A number of rows."""
-    return natural(batch_size, "batch_size")  # type: ignore[arg-type]
+    return validated_count(batch_size, "batch_size")  # type: ignore[arg-type]
 
 
-def natural(value: int, what: str) -> int:
+def validated_count(value: int, what: str) -> int:
     """A whole number that is not negative, and fits into the 63 bits that travel."""
     try:
         number = int(value.__index__())
@@ -110,7 +110,7 @@ def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
     """Global indexes, as a list or one int, as i8 [rows]."""
     one = hasattr(indexes, "__index__") and np.ndim(indexes) == 0
     listed: list[Any] = [indexes] if one else _listed(indexes, "global_indexes")
-    return np.array([natural(index, "a global index") for index in listed], "<i8")
+    return np.array([validated_count(index, "a global index") for index in listed], "<i8")
 
 
 def parser(data_parser: DataParser | None) -> None:
@@ -151,7 +151,9 @@ def partition_options(options: PartitionOptions) -> PartitionOptions:
     )  # fmt: skip
     given = {name: getattr(options, name) for name in counts}
     needed = ("producers", "replicas")
-    numbers = {name: natural(value, name) for name, value in given.items() if value is not None or name in needed}
+    numbers = {
+        name: validated_count(value, name) for name, value in given.items() if value is not None or name in needed
+    }
     return msgspec.structs.replace(options, **numbers, keep_seconds=seconds(options.keep_seconds, "keep_seconds"))
 
 
@@ -277,7 +279,7 @@ def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | N
     return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
 
 
-def where(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:
+def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:
     """Entries that tags must have, as they travel; None is no entry."""
     if where is not None and not isinstance(where, Mapping):
         raise InvalidArgumentError(f"where must be a dict of tag entries, got {where!r}")
@@ -286,14 +288,14 @@ def where(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]
     return tag(where or {}, allow_pickle) or {}
 
 
-def plain(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
+def plain_value(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """A sampling_config as it travels."""
     if sampling_config is not None and not isinstance(sampling_config, Mapping):
         raise InvalidArgumentError(f"sampling_config must be a dict, got {sampling_config!r}")
     return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
 
 
-def shown(keys: list[str]) -> str:
+def describe(keys: list[str]) -> str:
     """Keys for a message, not too many of them."""
     return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"
 

@@ -14,11 +14,11 @@ from transfer_queue.messages.queries import StatusReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promoted
 from transfer_queue.wire.blocks.encode import EncodedBlock
-from transfer_queue.wire.blocks.row_addressing import sense_in
+from transfer_queue.wire.blocks.row_addressing import decode_guard
 from transfer_queue.wire.objects.object_values import decode_tag_value
 
 
-@sense_in("a server's reply")
+@decode_guard("a server's reply")
 def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> BatchMeta:
     """Return the BatchMeta of the rows of a reply; if it has no rows, an empty BatchMeta with the known fields."""
     rows = np.frombuffer(reply.rows, "<i8")
@@ -97,7 +97,7 @@ def tags_of_new(sent: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
     ]
 
 
-@sense_in("a server's reply")
+@decode_guard("a server's reply")
 def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
     """Tags with opaque values decoded; None stays None."""
     if listed is None:
@@ -107,7 +107,7 @@ def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
     return listed
 
 
-@sense_in("a server's reply")
+@decode_guard("a server's reply")
 def status(reply: StatusReply, fields: int | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(int64 indexes, int8 matrix [rows, fields], or [rows] where fields is None); (None, None) where unknown."""
     if not reply.known:

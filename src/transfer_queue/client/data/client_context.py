@@ -1,6 +1,6 @@
 """What all operations of one client share: its session, its space, the units' memory, the settings.
 
-A forked child never uses its parent's: `ClientState.forked` drops the inherited descriptors, and the child's
+A forked child never uses its parent's: `ClientContext.forked` drops the inherited descriptors, and the child's
 client makes a state of its own, with an id, extents and locks of its own.
 """
 
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from transfer_queue.client.checkpoint.block_file import Held, Mapped
-from transfer_queue.client.checkpoint.checkpoint_data import Cut, Loaded
+from transfer_queue.client.checkpoint.block_file import BlockSource, Mapped
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loaded
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.extent_allocator import Held as HeldSlot
-from transfer_queue.client.data.extent_allocator import Space
+from transfer_queue.client.data.extent_allocator import ExtentAllocator
+from transfer_queue.client.data.extent_allocator import SlotLockProtocol as HeldSlot
 from transfer_queue.client.data.known_fields import FieldKinds
 from transfer_queue.client.data.lease_renewal import Renewals
-from transfer_queue.client.data.remote_chunks import DistantArena, DistantSpace
-from transfer_queue.client.data.remote_io import bring, received
-from transfer_queue.client.data.store_io import StoredBlocks, StoredSpace, Stores
+from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
+from transfer_queue.client.data.remote_io import fetch_remote, received
+from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections, StoredBlocks
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -46,7 +46,7 @@ from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.session import Session, Target
-from transfer_queue.node.system.client_liveness import Presence
+from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
@@ -54,7 +54,7 @@ from transfer_queue.storage.arena.writer_locks import hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.wire.blocks.remote_ranges import HERE, Elsewhere, Pieces
+from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import U8
 
@@ -102,14 +102,14 @@ class SystemAddress(Protocol):
     def log_of(self, target: Target) -> str:
         """Where a server of the system writes its log."""
 
-    def presence(self, client_id: str) -> Presence | None:
+    def presence(self, client_id: str) -> ClientLiveness | None:
         """Says that a client of this process lives, for as long as it does; None where that cannot be said."""
 
     def alive(self) -> bool:
         """Whether the system runs; a server of one that does comes back after it was killed."""
 
 
-class ClientState:
+class ClientContext:
     """The session of one client id in one process, and what it has learned of its system.
 
     settings, config: known after the first call. space: where it writes. hold: locks a slot file.
@@ -140,16 +140,16 @@ class ClientState:
         """Units of arenas in memory on this node."""
         self.unreachable: set[int] = set()
         """Units on other nodes that could not be reached when they were last asked."""
-        self.stores = Stores()
+        self.stores = StoreConnections()
         self._near: StoreAddress | None = None
         """Where the system's external store is reached from this node."""
-        self._space: Space | None = None
-        self._presence: Presence | None = None
+        self._space: ExtentAllocator | None = None
+        self._presence: ClientLiveness | None = None
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
         self._warned: set[str] = set()
         self.lost_cuts: set[str] = set()
-        self.cuts: dict[str, tuple[Cut, str | os.PathLike[str] | None]] = {}
+        self.cuts: dict[str, tuple[CheckpointSave, str | os.PathLike[str] | None]] = {}
         self.loaded: Loaded | None = None
         self.kinds = FieldKinds()
 
@@ -190,7 +190,7 @@ class ClientState:
         return self._units
 
     @property
-    def space(self) -> Space:
+    def space(self) -> ExtentAllocator:
         """Where this client writes; `learn` must have run."""
         if self._space is None:
             raise NotInitializedError("the client has not reached its system yet")
@@ -221,7 +221,7 @@ class ClientState:
                 self._take(reply.units)
                 numbers = self._of_tier(MEMORY)
                 first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
-                self._space = Space(
+                self._space = ExtentAllocator(
                     self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas,
                     self._of_tier(DISK), self._nodes(), self.system.node,
                     self._settings.storage_backend != "SimpleStorage",
@@ -267,7 +267,9 @@ class ClientState:
         patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
         try:
             addresses = {unit: self._units[unit].remote if unit in self._remote else "" for unit in self._elsewhere}
-            return (yield from bring(reply, addresses, self._keepers, self.memory, partial(self._receive, patient)))
+            return (
+                yield from fetch_remote(reply, addresses, self._keepers, self.memory, partial(self._receive, patient))
+            )
         except UnitLostError:
             return None
         except ConnectionLostError:
@@ -320,7 +322,9 @@ class ClientState:
         self.unreachable.discard(unit)
         return UnitLostError(f"storage unit {unit} is lost with its node: {error}")
 
-    def _receive(self, patient: bool, found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+    def _receive(
+        self, patient: bool, found: RemoteRanges, pieces: RangePieces, buffer: U8
+    ) -> Generator[Call, AnyReply, bool]:
         """Brings the pieces of one unit: from its store, or from its node. patient: see `minding`."""
         external = self.external(pieces.unit)
         if external is None:
@@ -379,12 +383,12 @@ class ClientState:
                     self._arenas[unit] = found
         return found
 
-    def held(self, unit: int) -> Held:
+    def held(self, unit: int) -> BlockSource:
         """What a unit has, to be saved; where it lies elsewhere it comes in round trips that block."""
         external = self.external(unit)
         if external is not None:
             return StoredBlocks(self.session, *external, self.settings.call_timeout)
-        return DistantArena(self.session, unit) if unit in self._remote else Mapped(self.memory(unit))
+        return RemoteArena(self.session, unit) if unit in self._remote else Mapped(self.memory(unit))
 
     def space_in(self, place: Reserved, nbytes: int, within: float) -> Any:
         """Reserved space, to be filled in slices; elsewhere that takes round trips that block.
@@ -393,9 +397,9 @@ class ClientState:
         """
         external = self.external(place.unit)
         if external is not None:
-            return StoredSpace(*external, place, nbytes, within)
+            return StoreAllocator(*external, place, nbytes, within)
         if place.session:
-            return DistantSpace(self.session, place)
+            return RemoteAllocator(self.session, place)
         return self.arena(place.unit).view(place.offset, nbytes)
 
     def stale(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
@@ -403,7 +407,7 @@ class ClientState:
         if self.external(unit) is not None:
             return False  # a name stands for one block for ever: what was read was it
         if unit in self._remote:
-            return not DistantArena(self.session, unit).unchanged(offsets, generations)
+            return not RemoteArena(self.session, unit).unchanged(offsets, generations)
         return bool((self.arena(unit).generations[offsets // GRANULE] != generations.view("<u8")).any())
 
     def memory(self, unit: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -413,7 +417,7 @@ class ClientState:
     def unchanged(self, reply: LookupReply) -> bool:
         """Whether every block of a lookup still is what its descriptor says; to be asked after its bytes are copied.
 
-        Of blocks elsewhere it says nothing: `bring` has seen to these.
+        Of blocks elsewhere it says nothing: `fetch_remote` has seen to these.
         """
         blocks = reply.blocks
         if len(blocks.unit) == _ONE.size:  # arrays of one element take ten times as long

@@ -20,10 +20,10 @@ from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser
 from transfer_queue.client.conversion.data_parser import checked_parser_result, parser_columns
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.client_context import ClientState
-from transfer_queue.client.data.device_get import land, moved
+from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.lease_renewal import Renewals
-from transfer_queue.client.data.remote_io import send_to
+from transfer_queue.client.data.remote_io import write_remote
 from transfer_queue.client.operations.long_waits import LongWait
 from transfer_queue.errors import (
     AuthenticationError,
@@ -40,7 +40,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
-from transfer_queue.messages.descriptors import NESTED, NewBlock, Place, schema_parts
+from transfer_queue.messages.descriptors import NESTED, BlockLocation, NewBlock, schema_parts
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
@@ -65,10 +65,10 @@ PUT_ATTEMPTS = 5  # attempts of a put whose storage unit is lost each time
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 
 
-class Transfers:
+class DataPath:
     """Requests, puts and gets of one client, over its state."""
 
-    def __init__(self, state: ClientState) -> None:
+    def __init__(self, state: ClientContext) -> None:
         self._state = state
 
     @property
@@ -174,7 +174,7 @@ class Transfers:
             reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
             [] if parts else encoded.schema, encoded.dims, reserved.length,
             [
-                Place(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session)
+                BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session)
                 for copy in reserved.copies
             ],
             reserved.session, parts,
@@ -223,7 +223,7 @@ class Transfers:
             copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
         for place in reserved.places:
             if place.session:
-                yield from self._state.minding(send_to(place, written))
+                yield from self._state.minding(write_remote(place, written))
 
     def _reserve(self, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS) -> Operation[Reserved]:
         """Space for a block. Where there is none, this client first hands back what it has leased and not filled.
@@ -282,7 +282,7 @@ class Transfers:
                 return TensorDict({}, batch_size=0)
             tables = [field.name for field in reply.types if field.kind == NESTED]
             if device is not None:
-                landed = yield from land(self._state, reply, device, layout)
+                landed = yield from get_to_device(self._state, reply, device, layout)
                 if landed is not None:
                     return nested(landed, tables)
             brought = yield from self._state.bring(reply)
@@ -297,7 +297,7 @@ class Transfers:
             if self._state.unchanged(reply):
                 if failure is not None:
                     raise failure
-                return nested(values if device is None else moved(values, reply, device), tables)
+                return nested(values if device is None else copy_to_device(values, reply, device), tables)
         raise StorageKeyNotFoundError(
             f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
         )

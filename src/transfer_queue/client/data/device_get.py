@@ -15,24 +15,24 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.client_context import ClientState
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages.descriptors import NESTED, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import Call
 from transfer_queue.storage.stores.base import DevicePath, Piece
-from transfer_queue.wire.blocks.device_memory import DeviceArena, Packed
+from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
 from transfer_queue.wire.blocks.gather import gather, stack_of, table_of
-from transfer_queue.wire.blocks.remote_ranges import Elsewhere, Pieces, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges, elsewhere
 from transfer_queue.wire.buffers.copies import U8
 from transfer_queue.wire.buffers.tensors import settle
 
 _NOTHING: U8 = np.empty(0, np.uint8)
 
 
-def land(
-    state: ClientState, reply: LookupReply, device: torch.device, layout: str
+def get_to_device(
+    state: ClientContext, reply: LookupReply, device: torch.device, layout: str
 ) -> Generator[Call, AnyReply, TensorDict | None]:
     """What a lookup names, tensors on the device; None where it is to be had by way of the host, or not any more."""
     external = yield from state.only_store(reply)
@@ -51,7 +51,7 @@ def land(
     return table_of({field.name: columns[field.name] for field in reply.types if field.kind != NESTED}, reply.count)
 
 
-def moved(values: TensorDict, reply: LookupReply, device: torch.device) -> TensorDict:
+def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device) -> TensorDict:
     """The same with the fields of tensors on a device; what is an object stays on the host."""
     columns: dict[str, Any] = {}
     for field in reply.types:
@@ -86,7 +86,7 @@ def _of(reply: LookupReply, names: set[str]) -> LookupReply:
 def _received(
     path: DevicePath, unit: UnitInfo, reply: LookupReply, device: torch.device, layout: str, within: float
 ) -> Generator[Call, AnyReply, dict[str, Any] | None]:
-    """The columns of tensors on the device, received from a store; None as in `land`."""
+    """The columns of tensors on the device, received from a store; None as in `get_to_device`."""
     found = elsewhere(reply, (unit.unit,))
     pieces = found.pieces(lambda unit: _NOTHING) if found is not None and reply.types else []
     if found is None or not pieces:  # nothing is worth a detour
@@ -105,13 +105,15 @@ class _Landing:
     columns: by field, once `read` has found all of them; None where there is no memory for that.
     """
 
-    def __init__(self, path: DevicePath, found: Elsewhere, pieces: Pieces, device: torch.device, layout: str) -> None:
+    def __init__(
+        self, path: DevicePath, found: RemoteRanges, pieces: RangePieces, device: torch.device, layout: str
+    ) -> None:
         self.columns: dict[str, Any] | None = None
         self._path = path
         self._found = found
         self._device = device
         self._layout = layout
-        self._packed = Packed(pieces)
+        self._packed = DeviceBlock(pieces)
 
     def read(self, pieces: Sequence[Piece], into: None, within: float) -> list[str]:
         """See `Store.read`. In one thread to the end, so that nobody gives the memory up while it is received into."""

@@ -36,7 +36,7 @@ from typing import Protocol
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.storage import Lease, LeaseReply, OpenSlot, Return, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.session import NOT_MADE
 from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot
@@ -53,7 +53,7 @@ OPEN_EXTENTS = 4
 _SLOT_ATTEMPTS = 3
 
 
-class Held(Protocol):
+class SlotLockProtocol(Protocol):
     """A lock on a slot file, as `ownership.SlotLock`."""
 
     def release(self) -> None:
@@ -86,16 +86,16 @@ class _NoLock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _WriterSlot:
     """session: of one on another node; "" elsewhere."""
 
     number: int
-    lock: Held
+    lock: SlotLockProtocol
     session: str = ""
 
 
 @dataclass(slots=True, eq=False)
-class _Extent:
+class _OpenExtent:
     unit: int
     number: int
     offset: int
@@ -123,7 +123,7 @@ class _Extent:
         return self.unit, self.number
 
 
-class Space(Allocator[Call]):
+class ExtentAllocator(Allocator[Call]):
     """The space of one client, `writer` by name, in these storage units; the first is preferred.
 
     hold: locks a slot file for the life of the client. replicas: units that each block is to lie in. disks: units on
@@ -136,7 +136,7 @@ class Space(Allocator[Call]):
         self,
         writer: str,
         units: Sequence[int],
-        hold: Callable[[Path], Held] = hold_slot,
+        hold: Callable[[Path], SlotLockProtocol] = hold_slot,
         replicas: int = 1,
         disks: Sequence[int] = (),
         nodes: Mapping[int, str] | None = None,
@@ -157,11 +157,11 @@ class Space(Allocator[Call]):
         self._sessions: dict[int, str] = {}
         """Unit on another node -> under which name the slot there was asked for, until it is over."""
         self._session_numbers = itertools.count(1)
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _WriterSlot] = {}
         """Unit -> this writer's slot there and the lock on it, of all and only the units it has leased from."""
-        self._extents: dict[tuple[int, int], _Extent] = {}
+        self._extents: dict[tuple[int, int], _OpenExtent] = {}
         """(unit, extent) -> all and only the extents that are open or have reservations in flight."""
-        self._open: list[_Extent] = []
+        self._open: list[_OpenExtent] = []
         """The open ones, oldest first; at most OPEN_EXTENTS for each replica."""
         self._places: set[tuple[int, int]] = set()
         """(unit, place) of the extents that have one."""
@@ -315,7 +315,7 @@ class Space(Allocator[Call]):
                 with self._mutex:
                     slot = self._slots.get(unit)
                 if slot is not None:  # else it was lost meanwhile
-                    yield Call(("unit", unit), Return(slot.number, numbers, unit))
+                    yield Call(("unit", unit), ReturnExtent(slot.number, numbers, unit))
                 pending = [name for name in pending if name[0] != unit]
         finally:
             with self._mutex:
@@ -400,7 +400,7 @@ class Space(Allocator[Call]):
                 if unit not in self._slots:
                     try:
                         lock = _NoLock() if session else self._hold(Path(reply.lock_path))
-                        self._slots[unit] = _Slot(reply.slot, lock, session)
+                        self._slots[unit] = _WriterSlot(reply.slot, lock, session)
                     except ProtocolError:  # withdrawn, because a connection ended in between
                         if attempt == _SLOT_ATTEMPTS - 1:
                             raise
@@ -410,7 +410,7 @@ class Space(Allocator[Call]):
 
     def _lease(
         self, units: Sequence[int], nbytes: int, want: int, wait: float | None, shared: bool
-    ) -> Generator[Call, AnyReply, _Extent | None]:
+    ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         """Lease an extent from the first of these units that has room; if none has, wait for the first unit.
 
         shared: all tasks of an event loop that need an extent now share one. None if another task has leased it.
@@ -429,7 +429,7 @@ class Space(Allocator[Call]):
 
     def _lease_of(
         self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
-    ) -> Generator[Call, AnyReply, _Extent | None]:
+    ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         try:
             return (yield from self._lease_once(unit, nbytes, want, wait, shared))
         except ProtocolError:
@@ -441,11 +441,11 @@ class Space(Allocator[Call]):
 
     def _lease_once(
         self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
-    ) -> Generator[Call, AnyReply, _Extent | None]:
+    ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         yield from self._cancel_orphans()
         slot = yield from self._claim_slot(unit)
         call = Call(
-            ("unit", unit), Lease(slot, nbytes, want, wait, unit), wait, turn=("lease", unit) if shared else None
+            ("unit", unit), LeaseExtent(slot, nbytes, want, wait, unit), wait, turn=("lease", unit) if shared else None
         )
         try:
             reply = yield call
@@ -456,9 +456,9 @@ class Space(Allocator[Call]):
             raise
         if reply is NOT_MADE:
             return None
-        if not isinstance(reply, LeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
+        if not isinstance(reply, ExtentLeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
             raise ProtocolError(f"storage unit {unit} answered a lease of {nbytes} bytes with {reply}")
-        return _Extent(unit, reply.extent, reply.offset, reply.length, reply.generation)
+        return _OpenExtent(unit, reply.extent, reply.offset, reply.length, reply.generation)
 
     def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
         while self._orphans:
@@ -486,7 +486,7 @@ class Space(Allocator[Call]):
                 self._retire(extent)
         return None
 
-    def _allot(self, extent: _Extent) -> None:
+    def _allot(self, extent: _OpenExtent) -> None:
         """Finds a place at which the extent can be offered."""
         slot = self._slots.get(extent.unit)
         place = next((p for p in range(PLACES) if (extent.unit, p) not in self._places), None)
@@ -494,7 +494,7 @@ class Space(Allocator[Call]):
             extent.place = place
             self._places.add((extent.unit, place))
 
-    def _take(self, extent: _Extent) -> bool:
+    def _take(self, extent: _OpenExtent) -> bool:
         """Whether a block may be written there; where it was offered and recalled it may not."""
         if not extent.offered:
             return True
@@ -502,7 +502,7 @@ class Space(Allocator[Call]):
         extent.offered = False
         return slot is not None and slot.lock.take(extent.place)
 
-    def _leave(self, extent: _Extent, offer: bool) -> None:
+    def _leave(self, extent: _OpenExtent, offer: bool) -> None:
         """Nothing is in flight there: the extent is offered, or its place is free."""
         if extent.place < 0 or (offer and not extent.certain):
             return
@@ -514,7 +514,7 @@ class Space(Allocator[Call]):
         if slot is not None:
             slot.lock.leave(extent.place, *((extent.number, extent.used) if offer else ()))
 
-    def _place(self, extent: _Extent, nbytes: int, size: int) -> Reserved:
+    def _place(self, extent: _OpenExtent, nbytes: int, size: int) -> Reserved:
         slot = self._slots.get(extent.unit)
         session = ("", 0) if slot is None or not slot.session else (slot.session, slot.number)
         reserved = Reserved(
@@ -533,25 +533,25 @@ class Space(Allocator[Call]):
             self._retire(extent)
         return reserved
 
-    def _find(self, reserved: Reserved) -> _Extent:
+    def _find(self, reserved: Reserved) -> _OpenExtent:
         extent = self._extents.get((reserved.unit, reserved.extent))
         if extent is None or reserved.offset not in extent.flights:
             raise InvalidArgumentError(f"{reserved} is not in flight: it was published or abandoned before, "
                                        f"or another client reserved it")  # fmt: skip
         return extent
 
-    def _end(self, reserved: Reserved) -> _Extent:
+    def _end(self, reserved: Reserved) -> _OpenExtent:
         extent = self._find(reserved)
         extent.flights.remove(reserved.offset)
         return extent
 
-    def _retire(self, extent: _Extent) -> None:
+    def _retire(self, extent: _OpenExtent) -> None:
         extent.open = False
         if extent in self._open:
             self._open.remove(extent)
         self._settle(extent)
 
-    def _settle(self, extent: _Extent) -> None:
+    def _settle(self, extent: _OpenExtent) -> None:
         """Queues an extent that is over where it belongs."""
         if extent.open or extent.flights:
             if not extent.flights:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.client.checkpoint.block_file import Held, runs
+from transfer_queue.client.checkpoint.block_file import BlockSource, runs
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import FetchState, SendState
@@ -26,7 +26,7 @@ from transfer_queue.storage.protocols import Bytes, Reserved
 MOST_READ = 16 << 20  # bytes in one round trip
 
 
-class DistantArena(Held):
+class RemoteArena(BlockSource):
     """The arena of a unit on another node, to be saved."""
 
     def __init__(self, session: Session, unit: int) -> None:
@@ -34,7 +34,7 @@ class DistantArena(Held):
         self._unit = unit
 
     def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
-        """See `Held.pieces`."""
+        """See `BlockSource.pieces`."""
         for start, length in zip(*runs(offset, nbytes)):
             for begin in range(0, length, MOST_READ):
                 yield [self._fetch(start + begin, min(MOST_READ, length - begin))]
@@ -55,7 +55,7 @@ class DistantArena(Held):
         return _is_done(exchange(self._session, Call(("unit", self._unit), request)))
 
 
-class DistantSpace:
+class RemoteAllocator:
     """Space that is reserved in a unit on another node, to be filled: what is assigned to slices of it is sent."""
 
     def __init__(self, session: Session, place: Reserved) -> None:

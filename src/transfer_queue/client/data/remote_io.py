@@ -16,11 +16,11 @@ from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostErr
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.messages.storage import Keep, KeptReply, ReadPieces, WriteBytes
-from transfer_queue.net.calls import Call, Outcome, answers, together
+from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply, ReadPieces, WriteBytes
+from transfer_queue.net.calls import Call, Outcome, parallel, replies_of
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.storage.protocols import Reserved
-from transfer_queue.wire.blocks.remote_ranges import HERE, Elsewhere, Pieces, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges, elsewhere
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import HUGE, U8, allocate
 
@@ -30,11 +30,11 @@ AT_ONCE = 256 << 20  # bytes of the requests that are made at once, so that each
 LEAST_AT_ONCE = 16 << 20  # of each of them
 
 
-Receive = Callable[[Elsewhere, Pieces, U8], Generator[Call, AnyReply, bool]]
+Receive = Callable[[RemoteRanges, RangePieces, U8], Generator[Call, AnyReply, bool]]
 """Brings the pieces of one unit into a buffer; False where they are not there any more."""
 
 
-def bring(
+def fetch_remote(
     reply: LookupReply, units: Mapping[int, str], keepers: Sequence[int], memory: Memory, receive: Receive
 ) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
     """The reply and the memory to gather from, once what lies in these units is here; None: look it up again.
@@ -50,14 +50,14 @@ def bring(
     if keepers:
         kept = yield from _kept(reply, found, pieces, units, keepers)
         if kept is not reply:
-            return (yield from bring(kept, units, (), memory, receive))
+            return (yield from fetch_remote(kept, units, (), memory, receive))
     buffer = _buffer(found.nbytes, sum(each.nbytes for each in pieces))
-    if not (yield from at_once([receive(found, each, buffer) for each in pieces])):
+    if not (yield from fetch_parallel([receive(found, each, buffer) for each in pieces])):
         return None
     return found.reply, lambda unit: buffer if unit == HERE else memory(unit)
 
 
-def at_once(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
+def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
     """Run several operations at once, and return whether all of them return True.
 
     What they request at the same time is requested in parallel. Ends with the first one that returns False or fails.
@@ -75,7 +75,7 @@ def at_once(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[
                 if not stop.value:
                     return False
         if asked:
-            yield together([call for _, call in asked])
+            yield parallel([call for _, call in asked])
         steps = [(operation, _answer(operation, call.outcome)) for operation, call in asked]
     return True
 
@@ -89,7 +89,11 @@ def _answer(operation: Generator[Call, AnyReply, bool], outcome: Outcome | None)
 
 
 def _kept(
-    reply: LookupReply, found: Elsewhere, pieces: Sequence[Pieces], units: Mapping[int, str], keepers: Sequence[int]
+    reply: LookupReply,
+    found: RemoteRanges,
+    pieces: Sequence[RangePieces],
+    units: Mapping[int, str],
+    keepers: Sequence[int],
 ) -> Generator[Call, AnyReply, LookupReply]:
     """The reply with the places of copies on this node, where there are any of blocks that are wanted for the most."""
     wanted = (2 * found.wanted(pieces) >= found.lengths) & (found.lengths >= LEAST_KEPT)
@@ -104,15 +108,15 @@ def _kept(
     for keeper in dict.fromkeys(by[wanted].tolist()):
         mine = wanted & (by == keeper)
         remotes = {unit: units[unit] for unit in set(found.units[mine].tolist())}
-        request = Keep(
+        request = CacheBlocks(
             found.units[mine].tobytes(), found.offsets[mine].tobytes(), found.generations[mine].tobytes(),
             found.lengths[mine].tobytes(), remotes,
         )  # fmt: skip
         asked.append((mine, Call(("unit", keeper), request)))
-    replies = yield from answers([call for _, call in asked])
+    replies = yield from replies_of([call for _, call in asked])
     for (mine, call), answer in zip(asked, replies, strict=True):
         _, keeper = call.target
-        if not isinstance(answer, KeptReply):
+        if not isinstance(answer, CachedBlocksReply):
             raise ProtocolError(f"storage unit {keeper} answered Keep with {type(answer).__name__}")
         offsets, generations = np.frombuffer(answer.offsets, "<i8"), np.frombuffer(answer.generations, "<i8")
         here = offsets >= 0
@@ -126,7 +130,7 @@ def _kept(
     return msgspec.structs.replace(reply, blocks=msgspec.structs.replace(blocks, **moved))
 
 
-def send_to(place: Reserved, written: U8) -> Generator[Call, AnyReply, None]:
+def write_remote(place: Reserved, written: U8) -> Generator[Call, AnyReply, None]:
     """Has the unit of a place, on another node, write these bytes there. UnitLostError where it has taken it back."""
     for begin in range(0, len(written), MOST_WRITTEN):
         piece = written[begin : begin + MOST_WRITTEN].data
@@ -143,13 +147,13 @@ def _buffer(nbytes: int, wanted: int) -> U8:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def received(found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+def received(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
     """Receives the pieces of one unit; False where they are not there any more."""
     mine = found.of(pieces.unit)
     blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()
     none = np.empty(0, np.int64)
     most = max(AT_ONCE // len(np.unique(found.units)), LEAST_AT_ONCE)
-    last = Pieces(pieces.unit, none, none, none)  # which asks whether all was as it should be
+    last = RangePieces(pieces.unit, none, none, none)  # which asks whether all was as it should be
     parts = [*_parts(pieces, most), last]
     for part in parts:
         views = [
@@ -167,7 +171,7 @@ def received(found: Elsewhere, pieces: Pieces, buffer: U8) -> Generator[Call, An
     return True
 
 
-def _parts(pieces: Pieces, at_once: int) -> Iterator[Pieces]:
+def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
     """The same in requests that a unit takes: large pieces are cut, small ones asked for in numbers.
 
     at_once: bytes of one request.
@@ -192,4 +196,4 @@ def _parts(pieces: Pieces, at_once: int) -> Iterator[Pieces]:
             done += size
             if done == lengths[first]:
                 first, done = first + 1, 0
-        yield Pieces(pieces.unit, *(np.array(column, np.int64) for column in (begins, sizes, places)))
+        yield RangePieces(pieces.unit, *(np.array(column, np.int64) for column in (begins, sizes, places)))

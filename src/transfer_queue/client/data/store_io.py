@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import torch
 
-from transfer_queue.client.checkpoint.block_file import Held, aligned
+from transfer_queue.client.checkpoint.block_file import BlockSource, aligned
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.system import Topology
-from transfer_queue.messages.unit_reports import Missed
+from transfer_queue.messages.unit_reports import BlockMissing
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
@@ -30,7 +30,7 @@ from transfer_queue.storage.protocols import Bytes, Reserved
 from transfer_queue.storage.stores.base import DevicePath, Piece, Store, StoreAddress, connect
 from transfer_queue.storage.unit.object_pool import key_of, number_of
 from transfer_queue.wire.blocks.encode import EncodedBlock
-from transfer_queue.wire.blocks.remote_ranges import Elsewhere, Pieces
+from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges
 from transfer_queue.wire.buffers.copies import U8
 from transfer_queue.wire.buffers.tensors import settle
 
@@ -39,7 +39,7 @@ MOST_READ = 16 << 20  # bytes of what is saved, in one request
 _inherited: list[dict[str, Store]] = []  # kept for good
 
 
-class Stores:
+class StoreConnections:
     """The connections of one client, by where their stores are."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Stores:
             store.close()
 
 
-class Reads(Protocol):
+class StoreReads(Protocol):
     """What reads pieces into a buffer of its kind: a `Store`, or on a device."""
 
     def read(self, pieces: Sequence[Piece], into: Any, within: float) -> list[str]:
@@ -115,7 +115,7 @@ def write_from(path: DevicePath, device: torch.device, key: str, encoded: Encode
 
 
 def read(
-    store: Reads, unit: UnitInfo, found: Elsewhere, pieces: Pieces, buffer: Any, within: float
+    store: StoreReads, unit: UnitInfo, found: RemoteRanges, pieces: RangePieces, buffer: Any, within: float
 ) -> Generator[Call, AnyReply, bool]:
     """Reads the pieces of one unit; False where they are not there any more."""
     wanted = _by_block(unit, found, pieces)
@@ -131,10 +131,10 @@ def read(
 def _missed(unit: UnitInfo, keys: list[str]) -> Call:
     """Tells a unit what was not there."""
     extents = np.array([number_of(key) for key in keys], "<i8").tobytes()
-    return Call(("unit", unit.unit), Missed(unit.unit, extents))
+    return Call(("unit", unit.unit), BlockMissing(unit.unit, extents))
 
 
-def _by_block(unit: UnitInfo, found: Elsewhere, pieces: Pieces) -> list[Piece]:
+def _by_block(unit: UnitInfo, found: RemoteRanges, pieces: RangePieces) -> list[Piece]:
     """The same pieces, cut where blocks end: each extent is an object of its own in the store."""
     begins = found.at
     wanted = []
@@ -152,7 +152,7 @@ def _by_block(unit: UnitInfo, found: Elsewhere, pieces: Pieces) -> list[Piece]:
     return wanted
 
 
-class StoredBlocks(Held):
+class StoredBlocks(BlockSource):
     """The blocks of a unit in an external store, to be saved. within: seconds for the store to answer."""
 
     def __init__(self, session: Session, store: Store, unit: UnitInfo, within: float) -> None:
@@ -162,7 +162,7 @@ class StoredBlocks(Held):
         self._within = within
 
     def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
-        """See `Held.pieces`. Many small blocks are read at once, of large ones some MiB."""
+        """See `BlockSource.pieces`. Many small blocks are read at once, of large ones some MiB."""
         wanted: list[Piece] = []
         filled = 0
         for start, length, taken in zip(offset.tolist(), nbytes.tolist(), aligned(nbytes).tolist()):
@@ -194,7 +194,7 @@ class StoredBlocks(Held):
         return into.data
 
 
-class StoredSpace:
+class StoreAllocator:
     """Reserved space in an external store, to be filled: what is assigned to slices of it is written once all is there.
 
     within: seconds for the store to have room.

@@ -19,13 +19,13 @@ import numpy as np
 
 from transfer_queue.client.checkpoint import checkpoint_data, checkpoint_folder
 from transfer_queue.client.checkpoint.block_file import BlockFile
-from transfer_queue.client.checkpoint.checkpoint_data import Cut, Loaded
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loaded
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
-from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, Operation, Transfers
+from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, DataPath, Operation
 from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
 from transfer_queue.config.validators import Boolean
 from transfer_queue.core.columns.schema import MOST
-from transfer_queue.core.state.serialization import needed, relocate, saved, trusted
+from transfer_queue.core.state.serialization import load_untrusted, needed, relocate, save_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import PLACE, BlockTable
 from transfer_queue.errors import (
@@ -38,7 +38,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.journal import state_file
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.checkpoints import BeginCheckpoint, CutReply, EndCheckpoint, LoadState
+from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 
@@ -46,7 +46,7 @@ _NONE = np.zeros(0, "i8")
 STATE_SECONDS = 600.0  # for the controller to write its state, or to take one over
 
 
-class CheckpointOperations(Transfers):
+class CheckpointOperations(DataPath):
     """The operations of one client that save and load checkpoints."""
 
     def begin_checkpoint(
@@ -55,7 +55,7 @@ class CheckpointOperations(Transfers):
         previous: str | os.PathLike[str] | None = None,
         *,
         timeout: float | None = None,
-    ) -> Operation[Cut]:
+    ) -> Operation[CheckpointSave]:
         """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
 
         The system continues meanwhile, but does not reuse the space of the saved samples. Most programs call
@@ -85,14 +85,14 @@ class CheckpointOperations(Transfers):
             yield from self._end_badly(self._state.lost_cuts.pop(), None)
         name = uuid.uuid4().hex
         try:
-            reply = yield from self._ask(BeginCheckpoint(name), CutReply, timeout, parked=STATE_SECONDS)
+            reply = yield from self._ask(BeginCheckpoint(name), BeginCheckpointReply, timeout, parked=STATE_SECONDS)
             path = self._state.system.states / name
             blocks = BlockTable()
             with _there():
                 if not self._state.system.shares_states:
                     fetch_state(self._state.session, name, path)
                 blocks.restore(state_file.read(path)["state"]["blocks"])
-            cut = Cut(name, reply.origin, path, needed(blocks), reply.origins)
+            cut = CheckpointSave(name, reply.origin, path, needed(blocks), reply.origins)
             if not (yield from self._state.reach(np.unique(cut.blocks["unit"]).tolist())):
                 raise UnitLostError("a storage unit was lost while its samples were about to be saved; save again")
             if checkpoint_dir is not None:
@@ -102,7 +102,7 @@ class CheckpointOperations(Transfers):
             yield from self._end_badly(name, error)
             raise
 
-    def end_checkpoint(self, cut: Cut, *, timeout: float | None = None) -> Operation[bool]:
+    def end_checkpoint(self, cut: CheckpointSave, *, timeout: float | None = None) -> Operation[bool]:
         """End a pending save and release its samples.
 
         Args:
@@ -135,7 +135,7 @@ class CheckpointOperations(Transfers):
             raise (yield from self._lost_or(cut, lost))
         return bool(held) and not gone and lost is None
 
-    def _lost_or(self, cut: Cut, error: TransferQueueError) -> Operation[TransferQueueError]:
+    def _lost_or(self, cut: CheckpointSave, error: TransferQueueError) -> Operation[TransferQueueError]:
         """Return UnitLostError if an error means that a unit with samples of the cut is lost; else the error itself."""
         if not isinstance(error, UnitLostError):
             yield from self._state.learn_again()
@@ -144,7 +144,7 @@ class CheckpointOperations(Transfers):
         return UnitLostError(f"a storage unit was lost while its samples were saved: {error}; save again")
 
     def save_controller_checkpoint(
-        self, path: str | os.PathLike[str], *, cut: Cut | None = None, timeout: float | None = None
+        self, path: str | os.PathLike[str], *, cut: CheckpointSave | None = None, timeout: float | None = None
     ) -> Operation[None]:
         """Write the controller's state, which is everything except the bytes of the samples, into a file.
 
@@ -182,7 +182,7 @@ class CheckpointOperations(Transfers):
         self,
         checkpoint_dir: str | os.PathLike[str],
         *,
-        cut: Cut | None = None,
+        cut: CheckpointSave | None = None,
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> Operation[None]:
@@ -267,7 +267,7 @@ class CheckpointOperations(Transfers):
     def _load_blocks(
         self,
         folder: Path,
-        sources: Callable[[list[BlockFile]], checkpoint_data.Source],
+        sources: Callable[[list[BlockFile]], checkpoint_data.BlockLoadSource],
         pickled: PickledValues | None,
         timeout: float | None,
     ) -> Operation[Loaded]:
@@ -349,7 +349,7 @@ class CheckpointOperations(Transfers):
             lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
             relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
             state.units, state.draining = dict(self._state.units), set()
-            state_file.write(sent, {**tree, "state": saved(state)}, sync=False)
+            state_file.write(sent, {**tree, "state": save_state(state)}, sync=False)
             if not self._state.system.shares_states:
                 send_state(self._state.session, sent, name)
             yield from self._ask(LoadState(name), Done, timeout, parked=STATE_SECONDS)
@@ -371,7 +371,9 @@ class CheckpointOperations(Transfers):
 
     # ------------------------------------------------------------ shared
 
-    def _cut_of(self, folder: Path, cut: Cut | None) -> tuple[Cut | None, str | os.PathLike[str] | None]:
+    def _cut_of(
+        self, folder: Path, cut: CheckpointSave | None
+    ) -> tuple[CheckpointSave | None, str | os.PathLike[str] | None]:
         """The cut that is saved into a folder, as given or as `begin_checkpoint` was told, and the older checkpoint."""
         return (cut, None) if cut is not None else self._state.cuts.get(os.path.abspath(folder), (None, None))
 
@@ -418,7 +420,7 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
         raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError(f"{path} is not a saved state of a controller; pass the file that a save has written")
-    return tree, trusted(tree["state"])
+    return tree, load_untrusted(tree["state"])
 
 
 def _needed_of(tree: dict[str, Any], state: State) -> tuple[np.ndarray, Callable[[str], int]]:

@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.empty_columns import column_of_no_rows
-from transfer_queue.client.data.data_path import Operation, Transfers
+from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.operations.long_waits import report
-from transfer_queue.client.operations.merge_lookups import joined
+from transfer_queue.client.operations.merge_lookups import merge_lookups
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages.base import Done
@@ -32,7 +32,7 @@ class _Awaited(NamedTuple):
     places: LookupReply | None = None
 
 
-class FetchOperations(Transfers):
+class FetchOperations(DataPath):
     """The operations of one client that read values, and what fetches share."""
 
     def get_data(
@@ -164,7 +164,7 @@ class FetchOperations(Transfers):
             found = []
             for request in requests:
                 found.append((yield from self._look_up(request, timeout)))
-            return found[0] if len(found) == 1 else joined(found, [positions for _, positions in parts])
+            return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
 
         return (yield from self._read(look, layout, device))
 
@@ -192,7 +192,7 @@ class FetchOperations(Transfers):
         )  # fmt: skip
         try:
             reply = yield from self._claimed(
-                msgspec.structs.replace(claim, quiet=True, ahead=arguments.natural(ahead, "ahead"))
+                msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
             )
         except WaitTimeoutError:  # from a controller that does not know `quiet` yet, or from a call that took too long
             return _Awaited(BatchMeta(), False)
@@ -236,13 +236,13 @@ class FetchOperations(Transfers):
         replicas: int | None = None,
         places: bool = False,
     ) -> Claim:
-        sampling = arguments.plain(sampling_config)
+        sampling = arguments.plain_value(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
         if task is None:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         task = arguments.text(task, "task_name")
         lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
-        replicas = None if replicas is None else arguments.natural(replicas, "replicas")
+        replicas = None if replicas is None else arguments.validated_count(replicas, "replicas")
         wait, since = arguments.seconds(wait), arguments.version(since)
         finite, hold = arguments.flag(finite, "finite"), arguments.flag(hold, "hold")
         return Claim(

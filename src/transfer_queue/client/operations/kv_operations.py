@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
-from transfer_queue.client.data.data_path import Operation, Transfers
+from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
@@ -22,7 +22,7 @@ from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 
 
-class KVOperations(Transfers):
+class KVOperations(DataPath):
     """The operations of one client that name samples by their keys."""
 
     def kv_retrieve_meta(
@@ -233,13 +233,13 @@ class KVOperations(Transfers):
             reply = yield from self._look_up(request, timeout)
             if not reply.count:
                 raise InvalidArgumentError(
-                    f"keys {arguments.shown(wanted)} were not found in partition {partition_id!r}; kv_list() shows "
+                    f"keys {arguments.describe(wanted)} were not found in partition {partition_id!r}; kv_list() shows "
                     f"what is there"
                 )
             if reply.count > 0 and not reply.types:
                 raise InvalidArgumentError(
-                    f"keys {arguments.shown(wanted)} of partition {partition_id!r} are not ready: they share no field "
-                    f"yet; client.explain(partition_id, key=...) says what each of them has"
+                    f"keys {arguments.describe(wanted)} of partition {partition_id!r} are not ready: they share no "
+                    f"field yet; client.explain(partition_id, key=...) says what each of them has"
                 )
             if reply.unknown or reply.lacking:
                 words = _left_out(partition_id, reply)
@@ -333,7 +333,7 @@ class KVOperations(Transfers):
         allow = self._state.settings.allow_pickle
         if partition_id is not None:
             arguments.partition(partition_id)
-        request = ListKeys(None if partition_id is None else [partition_id], arguments.where(where, allow))
+        request = ListKeys(None if partition_id is None else [partition_id], arguments.validated_filter(where, allow))
         listed: dict[str, dict[str, dict[str, Any]]] = {}
         while True:
             page = yield from self._ask(request, KeysReply, timeout)
@@ -395,7 +395,7 @@ def _left_out(partition_id: str, reply: LookupReply) -> str:
     """Return a phrase that names the keys and fields that a lookup by keys left out."""
     parts = []
     if reply.unknown:
-        parts.append(f"keys {arguments.shown(reply.unknown)}, which were not found in partition {partition_id!r}")
+        parts.append(f"keys {arguments.describe(reply.unknown)}, which were not found in partition {partition_id!r}")
     if reply.lacking:
         found = abs(reply.count)
         parts += [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.data.data_path import Operation, Transfers
+from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, Nack, RankGone
 from transfer_queue.metadata import BatchMeta
 
 
-class LeaseOperations(Transfers):
+class LeaseOperations(DataPath):
     """The operations of one client on leases."""
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[bool]:
@@ -100,6 +100,6 @@ class LeaseOperations(Transfers):
             0
         """
         request = RankGone(
-            partition_id, arguments.text(task_name, "task_name"), arguments.natural(dp_rank, "dp_rank")
+            partition_id, arguments.text(task_name, "task_name"), arguments.validated_count(dp_rank, "dp_rank")
         )  # fmt: skip
         return int((yield from self._ask(request, Done, timeout)).value)

@@ -7,12 +7,12 @@ import numpy as np
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.row_addressing import sense_in
+from transfer_queue.wire.blocks.row_addressing import decode_guard
 from transfer_queue.wire.buffers.block_layout import columns
 
 
-@sense_in("a lookup's reply")
-def joined(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
+@decode_guard("a lookup's reply")
+def merge_lookups(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
     """One lookup whose row positions[i][j] is row j of replies[i]. All must have the same fields."""
     count = sum(reply.count for reply in replies)
     names = [t.name for t in replies[0].types]

@@ -35,9 +35,9 @@ from transfer_queue.messages.partitions import (
     CreatePartition,
     ListPartitions,
     Seal,
+    SetGroupDemand,
     SetPolicyVersion,
-    Want,
-    Wanted,
+    TakeGroupDemand,
 )
 from transfer_queue.messages.puts import ClearRows, Drop, Reserve
 from transfer_queue.messages.queries import (
@@ -47,7 +47,7 @@ from transfer_queue.messages.queries import (
     ConsumptionStatus,
     Explain,
     ProductionStatus,
-    Show,
+    ShowRows,
     StatusReply,
     Watch,
 )
@@ -132,7 +132,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             request = Reserve(partition_id, arguments.count(batch_size), None, pre_alloc_sample_num(), wait=wait)
             return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
-            shown = yield from self._ask(Show(partition_id, fields), ClaimReply, timeout)
+            shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
             return self._meta(partition_id, shown)
         if mode != "fetch":
             raise InvalidArgumentError(f"mode must be 'fetch', 'insert' or 'force_fetch', got {mode!r}")
@@ -269,7 +269,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             The changes; falsy if there were none.
 
         Raises:
-            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
+            InvalidArgumentError: `validated_filter` is not a dict of tag entries, or `since` is not a version.
 
         Example:
             >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
@@ -283,7 +283,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         timeout = get_metadata_timeout() if timeout is None else timeout
         allow = self._state.settings.allow_pickle
         timeout = arguments.seconds(timeout)
-        watch = Watch(partition_id, arguments.version(since), arguments.where(where, allow), timeout)
+        watch = Watch(partition_id, arguments.version(since), arguments.validated_filter(where, allow), timeout)
         return partition_change((yield from self._ask(watch, ChangeReply, None, parked=timeout)), allow)
 
     def put(
@@ -599,7 +599,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             >>> created = client.create_partition("train_0", max_staleness=1, rows_per_version=64)
             >>> client.set_policy_version("train_0", 1)
         """
-        request = SetPolicyVersion(partition_id, arguments.natural(version, "version"))
+        request = SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
         yield from self._ask(request, Done, timeout)
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
@@ -620,7 +620,9 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             >>> client.wanted("train_0", "update")
             4
         """
-        request = Want(partition_id, arguments.text(task_name, "task_name"), arguments.natural(groups, "groups"))
+        request = SetGroupDemand(
+            partition_id, arguments.text(task_name, "task_name"), arguments.validated_count(groups, "groups")
+        )
         yield from self._ask(request, Done, timeout)
 
     def wanted(
@@ -651,8 +653,8 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             1
         """
         wait = arguments.seconds(timeout)
-        taken = None if most is None else arguments.natural(most, "most")
-        request = Wanted(partition_id, arguments.text(task_name, "task_name"), taken, wait)
+        taken = None if most is None else arguments.validated_count(most, "most")
+        request = TakeGroupDemand(partition_id, arguments.text(task_name, "task_name"), taken, wait)
         return int((yield from self._ask(request, Done, None, parked=wait)).value)
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
@@ -692,7 +694,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
             >>> client.drain_unit(0, undo=True)
         """
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.seconds(timeout)
-        drain = Drain(arguments.natural(unit, "unit"), arguments.flag(undo, "undo"), wait)
+        drain = Drain(arguments.validated_count(unit, "unit"), arguments.flag(undo, "undo"), wait)
         yield from self._ask(drain, Done, None, parked=wait)
 
     # ------------------------------------------------------------ progress
@@ -871,7 +873,7 @@ class Operations(FetchOperations, KVOperations, LeaseOperations, CheckpointOpera
         names = None if fields is None else arguments.names(fields, "fields")
         task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")
         count = None if batch_size is None else arguments.count(batch_size)
-        sampling = arguments.plain(sampling_config)
+        sampling = arguments.plain_value(sampling_config)
         index = arguments.whole(global_index, "global_index must be an int (a key is passed as key=)")
         request = Explain(partition_id, index, key, task, names, count, sampling)
         return str((yield from self._ask(request, Done, timeout)).value)

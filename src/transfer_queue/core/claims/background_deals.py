@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from transfer_queue.core.claims.batch_selection import LongDeal, Made, Shares
+from transfer_queue.core.claims.batch_selection import ComputedDeal, DealTooLong, Shares
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Waiter
+from transfer_queue.core.state.wait_queues import RequestKey
 
 
-class Job:
+class BackgroundDeal:
     """A long deal. waiter: the claim that began it. stale: the task's consumption was reset since."""
 
-    def __init__(self, number: int, partition: Partition, task: str, waiter: Waiter, long: LongDeal) -> None:
+    def __init__(self, number: int, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> None:
         self.number = number
         self.partition = partition
         self.task = task
@@ -18,17 +18,17 @@ class Job:
         self.long = long
         self.stale = False
 
-    def made(self, shares: Shares) -> Made | None:
+    def made(self, shares: Shares) -> ComputedDeal | None:
         """The deal, to be checked against the state of now; None where it is void."""
-        return None if self.stale else Made(self.partition, self.long, shares)
+        return None if self.stale else ComputedDeal(self.partition, self.long, shares)
 
 
-class Works:
+class BackgroundDeals:
     """At most one job of each (partition, task). begun: how many there were so far."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, Job] = {}
-        self._of: dict[tuple[str, str], Job] = {}
+        self._jobs: dict[int, BackgroundDeal] = {}
+        self._of: dict[tuple[str, str], BackgroundDeal] = {}
         self.begun = 0
 
     def __len__(self) -> int:
@@ -38,14 +38,14 @@ class Works:
         """Whether a deal of this task is under way."""
         return (partition, task) in self._of
 
-    def begin(self, partition: Partition, task: str, waiter: Waiter, long: LongDeal) -> Job:
+    def begin(self, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> BackgroundDeal:
         """A job more."""
         self.begun += 1
-        job = Job(self.begun, partition, task, waiter, long)
+        job = BackgroundDeal(self.begun, partition, task, waiter, long)
         self._jobs[job.number] = self._of[partition.name, task] = job
         return job
 
-    def end(self, number: int) -> Job:
+    def end(self, number: int) -> BackgroundDeal:
         """A job is done."""
         job = self._jobs.pop(number)
         del self._of[job.partition.name, job.task]

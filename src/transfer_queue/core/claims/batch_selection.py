@@ -15,9 +15,9 @@ import numpy as np
 from transfer_queue.core.claims import final_rounds, lease_decisions
 from transfer_queue.core.control.unknown_names import not_taken
 from transfer_queue.core.events import records as r
-from transfer_queue.core.ready.ready_sets import Ready, ReadySet
-from transfer_queue.core.samplers.claim_samplers import Samplers, available, deals_itself, group_size
-from transfer_queue.core.samplers.sampler_view import PartitionView, asked
+from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, available, deals_itself, group_size
+from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -30,7 +30,7 @@ from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
 
-class LongDeal(Exception):
+class DealTooLong(Exception):
     """A deal that is not to be computed in the loop. count: the batch_size with which it was prepared."""
 
     def __init__(self, deal: Deal, count: int) -> None:
@@ -39,10 +39,10 @@ class LongDeal(Exception):
         self.count = count
 
 
-class Made:
+class ComputedDeal:
     """A long deal of a partition, computed meanwhile."""
 
-    def __init__(self, partition: Partition, long: LongDeal, shares: Shares) -> None:
+    def __init__(self, partition: Partition, long: DealTooLong, shares: Shares) -> None:
         self.partition = partition
         self.long = long
         self.shares = shares
@@ -62,7 +62,7 @@ class Made:
         )
 
 
-class Outcome:
+class ClaimOutcome:
     """What a claim gets: rows (global indexes in dealt order), the records that say so, or the end.
 
     rows None: nothing now. ended: nothing ever. busy: nothing until the long deal is made that is under way for its
@@ -78,12 +78,12 @@ class Outcome:
         self.records = list(records)
         self.ended = ended
         self.busy = False
-        self.long: LongDeal | None = None
+        self.long: DealTooLong | None = None
 
 
-def waiting(long: LongDeal | None = None) -> Outcome:
+def wait_for_deal(long: DealTooLong | None = None) -> ClaimOutcome:
     """Nothing until what is under way is made; long: the deal that begins with this claim."""
-    outcome = Outcome()
+    outcome = ClaimOutcome()
     outcome.busy, outcome.long = True, long
     return outcome
 
@@ -91,8 +91,8 @@ def waiting(long: LongDeal | None = None) -> Outcome:
 LONGEST_LEASE = 1e9  # seconds
 LONG = 512  # items; as many are balanced within a millisecond
 Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
-NOTHING = Outcome()
-ENDED = Outcome(ended=True)
+NOTHING = ClaimOutcome()
+ENDED = ClaimOutcome(ended=True)
 
 
 def sampling_of(claim: Claim) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def sampling_of(claim: Claim) -> dict[str, Any]:
     return {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
 
 
-def check(state: State, samplers: Samplers, claim: Claim) -> None:
+def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
     """Raises for a claim that can never be right."""
     if claim.count < 0:
         raise InvalidArgumentError(f"batch_size must not be negative, and is {claim.count}")
@@ -128,7 +128,7 @@ def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) ->
         sampler.begin(claim)
         return
     try:
-        asked(sampler, sampler.validate, claim.count, sampling_of(claim))
+        call_sampler(sampler, sampler.validate, claim.count, sampling_of(claim))
     except InvalidArgumentError as error:
         size = group_size(sampler)
         if partition is None or partition.groups.size is not None or not _takes_declared(sampler, partition):
@@ -151,11 +151,11 @@ def _keeps(sampler: AnySampler, claim: Claim) -> bool:
         return sampler.begin(claim).key is not None
     if dealer(sampler) is None and not isinstance(sampler, RankConsistentSampler):
         return False
-    return asked(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
+    return call_sampler(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
 
 
-def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRecord]:
-    """What the claim's sampler passes over now; to be applied before `decide`."""
+def passes_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
+    """What the claim's sampler passes over now; to be applied before `select_batch`."""
     partition = state.partitions.get(claim.partition)
     sampler = samplers.of(claim, partition)
     if partition is None:
@@ -167,7 +167,7 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
     else:
         offered = partition.offered(partition.ready_set(claim.task, tuple(claim.fields)))
         sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
-        passed = asked(sampler, sampler.passes_over, offered, **sampling)
+        passed = call_sampler(sampler, sampler.passes_over, offered, **sampling)
     records: list[r.AnyRecord] = []
     gone = np.zeros(0, "i8")
     for reason, rows in passed.items():
@@ -178,7 +178,9 @@ def passes_over(state: State, samplers: Samplers, claim: Claim) -> list[r.AnyRec
     return records
 
 
-def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, made: Made | None = None) -> Outcome:
+def select_batch(
+    state: State, samplers: SamplerRegistry, claim: Claim, busy: bool = False, made: ComputedDeal | None = None
+) -> ClaimOutcome:
     """What this claim gets now. busy: a deal of its task is under way, no other begins. made: one that is ready."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
@@ -190,14 +192,14 @@ def decide(state: State, samplers: Samplers, claim: Claim, busy: bool = False, m
     if inner is not None:
         try:
             outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim, busy, made)
-        except LongDeal as long:
-            outcome = Outcome(np.zeros(0, "i8")) if claim.probe else waiting(long)
+        except DealTooLong as long:
+            outcome = ClaimOutcome(np.zeros(0, "i8")) if claim.probe else wait_for_deal(long)
     else:
-        outcome = waiting() if busy else _decide_plainly(partition, sampler, claim)
+        outcome = wait_for_deal() if busy else _decide_plainly(partition, sampler, claim)
     return _outcome(partition, claim, outcome)
 
 
-def _outcome(partition: Partition, claim: Claim, outcome: Outcome) -> Outcome:
+def _outcome(partition: Partition, claim: Claim, outcome: ClaimOutcome) -> ClaimOutcome:
     """Return the outcome for this claim."""
     if outcome.busy:
         return outcome
@@ -208,7 +210,7 @@ def _outcome(partition: Partition, claim: Claim, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> Outcome | None:
+def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> ClaimOutcome | None:
     """The batch that was dealt under this key before; None where none was.
 
     Raises BatchGoneError where its rows are cleared or set aside, StorageKeyNotFoundError where values are lost,
@@ -233,7 +235,7 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> O
         lost = partition.losses.words(claim.fields, partition.rows.positions_of(batch.rows))
         if lost:
             raise StorageKeyNotFoundError(f"{words}; {lost}")
-        return Outcome(batch.rows)
+        return ClaimOutcome(batch.rows)
     if dealt.gone(*key):
         raise BatchGoneError(
             f"{words} before, and its rows are cleared since{_or_left(dealt.left, key[0])}; it is not replaced by "
@@ -253,11 +255,11 @@ def _decide_by_deal(
     inner: RankConsistentSampler,
     claim: Claim,
     busy: bool,
-    made: Made | None,
-) -> Outcome:
+    made: ComputedDeal | None,
+) -> ClaimOutcome:
     """sampler: as it was set, inner: the one inside of all others, itself where there is none around it."""
     sampling = sampling_of(claim)
-    key = asked(sampler, sampler.deal_key, sampling)
+    key = call_sampler(sampler, sampler.deal_key, sampling)
     known = _known(partition, claim, key)
     if known is not None:
         return known
@@ -265,7 +267,7 @@ def _decide_by_deal(
     if _takes_declared(sampler, partition):
         _validate(sampler, partition, claim)  # the groups may have been declared after the claim came
     if busy:
-        return waiting()
+        return wait_for_deal()
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     offered = partition.offered(ready)
     sampling["partition"] = PartitionView(partition)
@@ -278,7 +280,7 @@ def _decide_by_deal(
     if partition.sealed and claim.count > 0 and key is not None:
         end = _end(state, partition, sampler, inner, ready, claim, key, sampling, deal)
         given = final_rounds.decide(end)
-        return NOTHING if given is None else Outcome(*given, ended=given[0] is None)
+        return NOTHING if given is None else ClaimOutcome(*given, ended=given[0] is None)
     if claim.ahead and key is not None and _needed_by_others(state, partition, sampler, inner, ready, claim, key):
         return NOTHING
     if ready.total >= claim.count > 0:
@@ -289,12 +291,12 @@ def _decide_by_deal(
         return NOTHING
     if inner.drop_last:
         end = _end(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
-        return Outcome(None, final_rounds.drop(end), ended=True)
+        return ClaimOutcome(None, final_rounds.drop(end), ended=True)
     # counted only here, where there are fewer groups than a deal takes
     if inner.deals_finally:
         shares = deal(claim.count, final=True)
     else:
-        rest = asked(sampler, sampler.remainder, offered, **sampling)
+        rest = call_sampler(sampler, sampler.remainder, offered, **sampling)
         shares = deal(rest) if 0 < rest < claim.count else {}
     return _dealt(partition, sampler, claim, key, shares) if shares else ENDED
 
@@ -309,20 +311,21 @@ def _check_declared(partition: Partition, sampler: AnySampler) -> None:
         )
 
 
-def _deal(sampler: Dealer, offered: Ready, count: int, sampling: dict[str, Any]) -> Shares:
+def _deal(sampler: Dealer, offered: ReadySets, count: int, sampling: dict[str, Any]) -> Shares:
     """Raises LongDeal for one that takes long."""
-    found: Deal | None = asked(sampler, sampler.prepare, offered, count, **sampling)
+    found: Deal | None = call_sampler(sampler, sampler.prepare, offered, count, **sampling)
     if found is None:
         return {}
     if found.size > LONG:
-        raise LongDeal(found, count)
-    return asked(sampler, found.run)  # type: ignore[no-any-return]
+        raise DealTooLong(found, count)
+    return call_sampler(sampler, found.run)  # type: ignore[no-any-return]
 
 
-def computed(sampler: AnySampler, deal: Deal) -> Shares:
+def compute_deal(sampler: AnySampler, deal: Deal) -> Shares:
     """What a long deal of a built-in sampler gives. Touches no state: it runs in a thread of its own."""
     columns = {
-        rank: np.array(sampled, "i8") for rank, (sampled, _) in asked(cast(BaseSampler, sampler), deal.run).items()
+        rank: np.array(sampled, "i8")
+        for rank, (sampled, _) in call_sampler(cast(BaseSampler, sampler), deal.run).items()
     }
     return {rank: (column, column) for rank, column in columns.items()}  # what is sampled is consumed
 
@@ -337,11 +340,11 @@ def _end(
     key: tuple[int, int],
     sampling: dict[str, Any],
     deal: Callable[..., Shares],
-) -> final_rounds.End:
+) -> final_rounds.FinalRound:
     """The claim at the end of its partition, with what its samplers' deals need."""
     size = group_size(sampler)
     unit = size or 1
-    return final_rounds.End(
+    return final_rounds.FinalRound(
         partition, inner, ready, cast(ReadyIndexes, shown(sampler, partition.offered(ready), sampling)), claim, key,
         _ranks(state, inner, claim, key), inner.ranks(claim.sampling) is not None, unit,
         groups=size is not None and (size > 1 or partition.groups.explicit),
@@ -396,7 +399,7 @@ def _dealt(
     claim: Claim,
     key: tuple[int, int] | None,
     shares: Shares,
-) -> Outcome:
+) -> ClaimOutcome:
     mine = shares.get(key[0] if key is not None else 0)
     if mine is None:
         raise SamplerError(
@@ -412,10 +415,10 @@ def _dealt(
         consumed = b"".join(_column(taken) for _, taken in shares.values())
     batch_index = key[1] if key is not None else None
     record = r.Dealt(claim.partition, claim.task, batch_index, claim.count, kept, consumed)
-    return Outcome(np.array(mine[0], "i8"), [record])
+    return ClaimOutcome(np.array(mine[0], "i8"), [record])
 
 
-def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, claim: Claim) -> Outcome:
+def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, claim: Claim) -> ClaimOutcome:
     begun = sampler.begin(claim)
     known = _known(partition, claim, begun.key)
     if known is not None:
@@ -429,7 +432,7 @@ def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, cl
     enough = ready.total >= claim.count
     if enough and claim.probe:
         # a user's sampler may have side effects: it is asked only by a claim that takes what it deals
-        return Outcome(np.zeros(0, "i8"))
+        return ClaimOutcome(np.zeros(0, "i8"))
     if enough:
         outcome = _deal_by_user(partition, sampler, ready, claim, claim.count, begun.key)
         if outcome is not NOTHING or not deals:
@@ -443,7 +446,7 @@ def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, cl
         if rest <= 0 or (deals and rest == claim.count):
             return ENDED
         if claim.probe:
-            return Outcome(np.zeros(0, "i8"))
+            return ClaimOutcome(np.zeros(0, "i8"))
         outcome = _deal_by_user(partition, sampler, ready, claim, rest, begun.key)
     return ENDED if outcome is NOTHING else outcome
 
@@ -456,7 +459,7 @@ def _deal_by_user(
     size: int,
     key: tuple[int, int] | None,
     final: bool = False,
-) -> Outcome:
+) -> ClaimOutcome:
     """Return a deal of a user's sampler; NOTHING if it returns none. Raises SamplerError for an invalid deal."""
     shares = sampler.deal(claim, partition, ready, size, key, final)
     if not shares:
@@ -471,20 +474,22 @@ def _deal_by_user(
     return outcome
 
 
-def _dealt_before(state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim) -> Outcome:
+def _dealt_before(
+    state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim
+) -> ClaimOutcome:
     """Return a batch that a user's sampler reports as dealt before, and keeps itself."""
     if claim.probe:
-        return Outcome(np.zeros(0, "i8"))
+        return ClaimOutcome(np.zeros(0, "i8"))
     shares = sampler.deal(claim, partition, ready, claim.count, None)
     rows, taken = shares[0]
     if not len(rows):
         return NOTHING
     open_ = sampler.check_known(partition, ready, (rows, taken), claim.count, state.next_index)
     record = r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, _column(rows))], _column(open_))
-    return Outcome(rows, [record] if len(open_) else [])
+    return ClaimOutcome(rows, [record] if len(open_) else [])
 
 
-def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> Outcome:
+def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> ClaimOutcome:
     """With a built-in sampler whose batches belong to nobody."""
     sampling = sampling_of(claim)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
@@ -492,12 +497,12 @@ def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) ->
     if size <= 0:
         return ENDED if final else NOTHING
     sampling["partition"] = PartitionView(partition)
-    sampled, _ = asked(sampler, sampler.sample, partition.offered(ready), size, **sampling)
+    sampled, _ = call_sampler(sampler, sampler.sample, partition.offered(ready), size, **sampling)
     rows = np.array(sampled, "i8")
     if not len(rows):
         return ENDED if final else NOTHING
     column = rows.tobytes()
-    return Outcome(rows, [r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, column)], column)])
+    return ClaimOutcome(rows, [r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, column)], column)])
 
 
 def _size(
@@ -508,7 +513,7 @@ def _size(
         return claim.count, False
     if not is_final(partition, ready, sampler):
         return 0, False
-    return min(claim.count, asked(sampler, sampler.remainder, partition.offered(ready), **sampling)), True
+    return min(claim.count, call_sampler(sampler, sampler.remainder, partition.offered(ready), **sampling)), True
 
 
 def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool:

@@ -20,11 +20,11 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.claim_samplers import Samplers
-from transfer_queue.core.samplers.sampler_view import PartitionView, asked
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
+from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Queue, Waiter, Waiting, share_key
+from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, share_key
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import dealer
@@ -32,14 +32,14 @@ from transfer_queue.sampler.sampler_wrapper import dealer
 PLACED = 32  # claims met together that are told where their values lie; more of them ask for it one by one
 
 
-def run(
+def batchable_claims(
     partition: Partition,
     sampler: AnySampler,
-    queued: Sequence[tuple[Waiter, Waiting]],
+    queued: Sequence[tuple[RequestKey, ParkedRequest]],
     at: int,
     have: int,
-    connected: Container[Waiter],
-) -> list[Waiting]:
+    connected: Container[RequestKey],
+) -> list[ParkedRequest]:
     """The one at this place of a queue, and those behind it that are to be met with it. have: rows to be dealt."""
     first = queued[at][1]
     claim, found = first.claim, [first]
@@ -63,11 +63,11 @@ def run(
     return found
 
 
-def shares(
-    partition: Partition, samplers: Samplers, waits: Sequence[Waiting], connected: Container[Waiter]
-) -> Iterator[list[Waiting]]:
+def batchable_shares(
+    partition: Partition, samplers: SamplerRegistry, waits: Sequence[ParkedRequest], connected: Container[RequestKey]
+) -> Iterator[list[ParkedRequest]]:
     """Those who may ask for dealt batches, as they are to be answered together."""
-    found: list[Waiting] = []
+    found: list[ParkedRequest] = []
     for waiting in waits:
         if waiting.waiter not in connected:
             continue
@@ -83,7 +83,7 @@ def shares(
         yield found
 
 
-def dealt_with(partition: Partition, claim: Claim, queue: Queue) -> list[Waiting]:
+def dealt_with(partition: Partition, claim: Claim, queue: ClaimQueue) -> list[ParkedRequest]:
     """Those for whom there are shares of the deal by which a claim was met."""
     key, dealt = share_key(claim.sampling), partition.dealt.get(claim.task)
     if key is None or dealt is None:
@@ -150,11 +150,13 @@ def _rank(claim: Claim) -> int:
     return rank
 
 
-def meet(core: ControllerContext, waits: list[Waiting]) -> list[Effect]:
-    """Meets what `run` or `shares` has found."""
+def meet_together(core: ControllerContext, waits: list[ParkedRequest]) -> list[Effect]:
+    """Meets what `batchable_claims` or `batchable_shares` has found."""
     claim = waits[0].claim
     partition = core.state.partitions[claim.partition]
-    sampler = cast(BaseSampler, core.samplers.of(claim, partition))  # `run` and `shares` leave out users' samplers
+    sampler = cast(
+        BaseSampler, core.samplers.of(claim, partition)
+    )  # `batchable_claims` and `batchable_shares` leave out users' samplers
     batches = _dealt_before(partition, sampler, waits)
     if batches is None and _is_enough(core, partition, sampler, waits):
         batches = _deal(partition, sampler, claim, len(waits))
@@ -163,7 +165,7 @@ def meet(core: ControllerContext, waits: list[Waiting]) -> list[Effect]:
     rows = np.concatenate(batches) if batches else np.zeros(0, "i8")
     positions = partition.rows.positions_of(rows)
     if not batches or (positions < 0).any():
-        return [effect for waiting in waits for effect in claim_handler.retry(core, waiting)]
+        return [effect for waiting in waits for effect in claim_handler.retry_claim(core, waiting)]
     handed = [
         consumer_state.handed(partition, each.client, each.claim, mine)
         for each, mine in zip(waits, batches, strict=True)
@@ -179,7 +181,7 @@ def meet(core: ControllerContext, waits: list[Waiting]) -> list[Effect]:
     peers = [core.peers[waiting.waiter] for waiting in waits]
     for waiting in waits:
         core.unpark(waiting.waiter)
-    core.apply(r.Answered([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)]))
+    core.apply(r.RepliesSent([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)]))
     effects: list[Effect] = []
     for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
         core.movers.given(waiting.client, consumer_state.consumer_of(waiting.claim))
@@ -189,7 +191,7 @@ def meet(core: ControllerContext, waits: list[Waiting]) -> list[Effect]:
     return effects
 
 
-def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Waiting]) -> list[np.ndarray] | None:
+def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> list[np.ndarray] | None:
     """The batches that were dealt to them; none of them where some cannot be given as they are, None where none was."""
     dealt = partition.dealt.get(waits[0].claim.task)
     if dealt is None or dealer(sampler) is None:
@@ -204,7 +206,7 @@ def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Waitin
     return batches if len(batches) == len(waits) else []
 
 
-def _is_enough(core: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[Waiting]) -> bool:
+def _is_enough(core: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> bool:
     """Whether they can all be met by one deal now."""
     claim = waits[0].claim
     if core.works.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
@@ -219,13 +221,13 @@ def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int)
     sampling = {**batch_selection.sampling_of(claim), "partition": PartitionView(partition)}
     offered, count = partition.offered(ready), number * claim.count
     if isinstance(sampler, RankConsistentSampler):
-        ((sampled, _),) = asked(sampler, sampler.deal, offered, count, **sampling).values()
+        ((sampled, _),) = call_sampler(sampler, sampler.deal, offered, count, **sampling).values()
     else:
-        sampled, _ = asked(sampler, sampler.sample, offered, count, **sampling)
+        sampled, _ = call_sampler(sampler, sampler.sample, offered, count, **sampling)
     return list(np.array(sampled, "i8").reshape(number, claim.count))
 
 
-def _record(sampler: BaseSampler, waits: list[Waiting], batches: list[np.ndarray]) -> r.Dealt:
+def _record(sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.ndarray]) -> r.Dealt:
     claim, key = waits[0].claim, _key(sampler, waits[0].claim)
     columns = [rows.tobytes() for rows in batches]
     ranks = [0] * len(waits) if key is None else [_rank(waiting.claim) for waiting in waits]

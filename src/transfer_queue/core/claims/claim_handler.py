@@ -14,7 +14,7 @@ from transfer_queue.core.claims import batch_selection, consumer_state, lease_de
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.unknown_names import not_taken
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send, Work
+from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.puts import clear_decisions
 from transfer_queue.core.queries import value_locations
@@ -23,17 +23,17 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.remote_calls import PendingCall
 from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Waiter, Waiting
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.envelopes import AnyReply, Envelope
+from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 
 
 @handles(Claim)
 def handle_claim(core: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """A claim arrived."""
     try:
-        batch_selection.check(core.state, core.samplers, claim)
+        batch_selection.check_claim(core.state, core.samplers, claim)
         if not claim.count and not claim.probe:
             return [Send(caller.peer, caller.envelope.sequence, ClaimReply(rows=b""))]
         outcome = _decide(core, claim)
@@ -48,7 +48,9 @@ def handle_claim(core: ControllerContext, caller: Caller, claim: Claim) -> list[
     return _give(core, caller, claim, outcome)
 
 
-def retry(core: ControllerContext, waiting: Waiting, made: batch_selection.Made | None = None) -> list[Effect]:
+def retry_claim(
+    core: ControllerContext, waiting: ParkedRequest, made: batch_selection.ComputedDeal | None = None
+) -> list[Effect]:
     """Looks again at a parked claim. made: the deal that it began, where that was computed meanwhile."""
     claim = waiting.claim
     waiter = waiting.waiter
@@ -64,7 +66,7 @@ def retry(core: ControllerContext, waiting: Waiting, made: batch_selection.Made 
     return _decided(core, waiting, peer, outcome)
 
 
-def look(core: ControllerContext, waiting: Waiting, pending: PendingCall) -> list[Effect]:
+def look(core: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or because its turn for a call has come."""
     claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
     if peer is None:
@@ -73,7 +75,7 @@ def look(core: ControllerContext, waiting: Waiting, pending: PendingCall) -> lis
         runner.answers = pending.answers
     try:
         if pending.fresh:
-            batch_selection.check(core.state, core.samplers, claim)
+            batch_selection.check_claim(core.state, core.samplers, claim)
             if not claim.count and not claim.probe:
                 core.unpark(waiting.waiter)
                 return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
@@ -94,10 +96,10 @@ def look(core: ControllerContext, waiting: Waiting, pending: PendingCall) -> lis
     return _decided(core, waiting, peer, outcome)
 
 
-def check_again(core: ControllerContext, waiting: Waiting) -> list[Effect]:
+def check_again(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
     try:
-        batch_selection.check(core.state, core.samplers, waiting.claim)
+        batch_selection.check_claim(core.state, core.samplers, waiting.claim)
     except Ask:
         pass  # the sampler checks it when its turn comes
     except TransferQueueError as error:
@@ -105,7 +107,9 @@ def check_again(core: ControllerContext, waiting: Waiting) -> list[Effect]:
     return []
 
 
-def _decided(core: ControllerContext, waiting: Waiting, peer: int, outcome: batch_selection.Outcome) -> list[Effect]:
+def _decided(
+    core: ControllerContext, waiting: ParkedRequest, peer: int, outcome: batch_selection.ClaimOutcome
+) -> list[Effect]:
     """Return the effects of a decision about a parked claim."""
     claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
@@ -113,10 +117,10 @@ def _decided(core: ControllerContext, waiting: Waiting, peer: int, outcome: batc
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
         return []
     core.unpark(waiter)
-    return _give(core, Caller(waiting.client, peer, Envelope(waiting.sequence, 0, claim)), claim, outcome)
+    return _give(core, Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim)), claim, outcome)
 
 
-def nothing(core: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
+def empty_reply(core: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
     """The reply to a claim that gets no rows, with the known types of its fields, and of nested ones around them."""
     partition = core.state.partitions.get(claim.partition)
     fields = []
@@ -128,7 +132,9 @@ def nothing(core: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
     return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
 
 
-def _began(core: ControllerContext, claim: Claim, waiter: Waiter, outcome: batch_selection.Outcome) -> list[Effect]:
+def _began(
+    core: ControllerContext, claim: Claim, waiter: RequestKey, outcome: batch_selection.ClaimOutcome
+) -> list[Effect]:
     """The long deal, if the claim began one."""
     long = outcome.long
     if long is None:
@@ -136,23 +142,23 @@ def _began(core: ControllerContext, claim: Claim, waiter: Waiter, outcome: batch
     partition = core.state.partitions[claim.partition]
     sampler = core.samplers.of(claim, partition)
     job = core.works.begin(partition, claim.task, waiter, long)
-    return [Work(job.number, lambda: batch_selection.computed(sampler, long.deal))]
+    return [ComputeDeal(job.number, lambda: batch_selection.compute_deal(sampler, long.deal))]
 
 
-def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.Outcome) -> list[Effect]:
+def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome) -> list[Effect]:
     client = caller.client
     if claim.probe or (outcome.rows is None and not outcome.records):
-        return [Send(caller.peer, caller.envelope.sequence, nothing(core, claim, outcome.ended))]
-    rows, records = outcome.rows, lease_decisions.claimed(claim, outcome.records)
+        return [Send(caller.peer, caller.envelope.sequence, empty_reply(core, claim, outcome.ended))]
+    rows, records = outcome.rows, lease_decisions.mark_claimed(claim, outcome.records)
     deals = [record for record in records if isinstance(record, r.Dealt)]
     core.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
     partition = core.state.partitions[claim.partition]
     if rows is None:  # the end, at which others were dealt what is left, or it was passed over
-        return core.commit(caller, Decision(records, lambda: nothing(core, claim, outcome.ended)))
+        return core.commit(caller, Decision(records, lambda: empty_reply(core, claim, outcome.ended)))
     core.movers.given(client, consumer_state.consumer_of(claim))
     unit = claim_samplers.unit(core.samplers.of(claim, partition), partition)
-    leased = lease_decisions.grant(core.state, partition, client, claim, rows, deals, unit)
-    token = leased.token if isinstance(leased, r.Leased) else 0
+    leased = lease_decisions.grant_lease(core.state, partition, client, claim, rows, deals, unit)
+    token = leased.token if isinstance(leased, r.RowsLeased) else 0
     handed = consumer_state.handed(partition, client, claim, rows) if not token else []
     warning = warning_of(core, partition, claim, rows)
     count = lease_decisions.deliveries(partition, claim.task, rows) if token else None
@@ -165,7 +171,7 @@ def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_
             return told
         return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
-    effects = core.commit(caller, Decision([*lease_decisions.recorded(records, leased), *handed], reply))
+    effects = core.commit(caller, Decision([*lease_decisions.with_lease(records, leased), *handed], reply))
     return [with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
 
 
@@ -179,18 +185,20 @@ def with_places(
     return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
-def _decide(core: ControllerContext, claim: Claim, made: batch_selection.Made | None = None) -> batch_selection.Outcome:
+def _decide(
+    core: ControllerContext, claim: Claim, made: batch_selection.ComputedDeal | None = None
+) -> batch_selection.ClaimOutcome:
     """What a claim gets, after what its sampler passes over is gone; nothing until what it needs is made."""
     partition = core.state.partitions.get(claim.partition)
     if partition is not None and core.making.waits(core.samplers, partition, claim):
-        return batch_selection.waiting()
+        return batch_selection.wait_for_deal()
     timed = core.samplers.holds_up(claim)
     began = core.timer() if timed else 0.0
     try:
         for record in batch_selection.passes_over(core.state, core.samplers, claim):
             core.apply(record)
         busy = core.works.busy(claim.partition, claim.task)
-        return batch_selection.decide(core.state, core.samplers, claim, busy, made)
+        return batch_selection.select_batch(core.state, core.samplers, claim, busy, made)
     finally:
         if timed:
             core.samplers.note(core.timer() - began)
@@ -205,7 +213,7 @@ def _come_back(core: ControllerContext, client: str, claim: Claim, rows: np.ndar
         if not len(partition.holds.of(claim.task, client, rank)):
             gone = partition.holds.left_by(claim.task, rank, core.connections)
             if gone is not None:
-                core.apply(r.Inherited(partition.name, claim.task, gone, rank, client))
+                core.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
         held = partition.holds.of(claim.task, client, rank)
         ended = held if rows is None else np.setdiff1d(held, rows)
         for record in clear_decisions.finished(partition, claim.task, client, ended):
@@ -214,11 +222,14 @@ def _come_back(core: ControllerContext, client: str, claim: Claim, rows: np.ndar
 
 def warning_of(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """Return a warning for the log of the client that sent the claim; None if there is none."""
-    words = spanning(core, partition, claim, rows), not_taken(core.samplers.of(claim, partition), claim.sampling)
+    words = (
+        spanning_warning(core, partition, claim, rows),
+        not_taken(core.samplers.of(claim, partition), claim.sampling),
+    )
     return ". ".join(filter(None, words)) or None
 
 
-def spanning(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def spanning_warning(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
     size = claim_samplers.group_size(core.samplers.of(claim, partition))
     if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:

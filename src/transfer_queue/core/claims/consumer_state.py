@@ -10,7 +10,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import Want, Wanted
+from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 
 def rank_of(claim: Claim) -> int:
@@ -40,7 +40,7 @@ def handed(partition: Partition, client: str, claim: Claim, rows: np.ndarray) ->
     rank = rank_of(claim)
     live = rows[partition.rows.positions_of(rows) >= 0]
     fresh = np.setdiff1d(live, holds.of(claim.task, client, rank))
-    return [r.Handed(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
+    return [r.RowsHeld(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
 
 
 def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
@@ -76,7 +76,7 @@ def missing(partition: Partition | None, task: str, size: int) -> int:
     return max(0, partition.wants.groups[task] - max(0, there) - promised)
 
 
-def want(state: State, request: Want) -> list[r.AnyRecord]:
+def want(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
     """A task says how many groups it wants."""
     if request.groups < 0:
         raise InvalidArgumentError(f"groups must not be negative, and is {request.groups}")
@@ -88,7 +88,9 @@ def want(state: State, request: Want) -> list[r.AnyRecord]:
     return [r.GroupsWanted(request.partition, request.task, request.groups)]
 
 
-def taken(partition: Partition | None, client: str, request: Wanted, size: int) -> tuple[int, list[r.AnyRecord]]:
+def taken(
+    partition: Partition | None, client: str, request: TakeGroupDemand, size: int
+) -> tuple[int, list[r.AnyRecord]]:
     """How many groups a producer is told, and the record of its promise to make them."""
     count = missing(partition, request.task, size)
     if request.most is None or not count or partition is None:

@@ -13,7 +13,7 @@ from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Ack, Cancel, Finish, Nack, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.partitions import Want, Wanted
+from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 
 @handles(ResetConsumption)
@@ -62,14 +62,14 @@ def rank_gone(core: ControllerContext, caller: Caller, request: RankGone) -> Dec
     return Decision(records, lambda: Done(count))
 
 
-@handles(Want)
-def want(core: ControllerContext, caller: Caller, request: Want) -> Decision:
+@handles(SetGroupDemand)
+def want(core: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
     """A task says how many groups it wants."""
     return Decision(consumer_state.want(core.state, request), Done)
 
 
-@handles(Wanted)
-def wanted(core: ControllerContext, caller: Caller, request: Wanted) -> Decision | ParkDecision:
+@handles(TakeGroupDemand)
+def wanted(core: ControllerContext, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
     """How many a producer is to make."""
     partition = core.state.partitions.get(request.partition)
     size = core.group_size_of(request.partition) or 1
@@ -95,6 +95,6 @@ def cancel(core: ControllerContext, caller: Caller, request: Cancel) -> list[Eff
         known = core.peers.get(waiter, caller.peer)
         core.unpark(waiter)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "cancelled by its client")))
-    for record in lease_decisions.unseen(core.state, *waiter):
+    for record in lease_decisions.return_unseen(core.state, *waiter):
         core.apply(record)
     return [*effects, Send(caller.peer, caller.envelope.sequence, Done(there))]

@@ -39,7 +39,7 @@ Given = tuple[Union[np.ndarray, None], list[r.AnyRecord]]
 
 
 @dataclass(frozen=True)
-class End:
+class FinalRound:
     """A claim of a sealed partition for a share that was not dealt yet.
 
     ranks: all that there are. in_rounds: whether a deal gives every one of them its share. unit: rows of a unit.
@@ -75,19 +75,19 @@ class End:
         return max(1, self.rows_of(rank) // self.unit)
 
 
-def decide(end: End) -> Given | None:
+def decide(end: FinalRound) -> Given | None:
     """What the claim gets; None: it waits."""
     if end.sampler.deals_finally:
         return _by_itself(end)
     return _by_round(end) if end.in_rounds else _by_rank(end)
 
 
-def drop(end: End) -> list[r.AnyRecord]:
+def drop(end: FinalRound) -> list[r.AnyRecord]:
     """Passes over everything that is left."""
     return _given(end, {}, end.have)[1]
 
 
-def _by_itself(end: End) -> Given | None:
+def _by_itself(end: FinalRound) -> Given | None:
     """For a sampler that says itself what the last rounds are."""
     shares = end.deal(end.claim.count)
     if not shares:
@@ -98,7 +98,7 @@ def _by_itself(end: End) -> Given | None:
     return _given(end, cut, 0 if shares else end.have)
 
 
-def _by_round(end: End) -> Given | None:
+def _by_round(end: FinalRound) -> Given | None:
     """For deals that are rounds: nothing is ever owed."""
     ranks = len(end.ranks)
     full = end.claim.count * ranks // end.unit
@@ -119,12 +119,12 @@ def _by_round(end: End) -> Given | None:
     return _given(end, cut, rest if rest < few and end.final() else 0)
 
 
-def _round(end: End, count: int) -> dict[Key, Any]:
+def _round(end: FinalRound, count: int) -> dict[Key, Any]:
     """A deal of so many rows for every rank."""
     return {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(end.deal(count).items())}
 
 
-def _in_order(end: End, sizes: list[int]) -> dict[Key, Any]:
+def _in_order(end: FinalRound, sizes: list[int]) -> dict[Key, Any]:
     """All that is left, in order, as a round of so many units for each rank."""
     rows = _all_rows(end)
     cuts = [0, *accumulate(size * end.unit for size in sizes)]
@@ -132,7 +132,7 @@ def _in_order(end: End, sizes: list[int]) -> dict[Key, Any]:
     return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
 
 
-def _by_rank(end: End) -> Given | None:
+def _by_rank(end: FinalRound) -> Given | None:
     """For a sampler that deals to the rank that asks."""
     rank, number = end.key
     begins = number not in end.dealt.rounds
@@ -147,7 +147,7 @@ def _by_rank(end: End) -> Given | None:
     return _divided(end, lacking, begins) if end.final() else None
 
 
-def _divided(end: End, lacking: dict[int, int], begins: bool) -> Given:
+def _divided(end: FinalRound, lacking: dict[int, int], begins: bool) -> Given:
     """What is left, over all shares that it is to make: owed ones first, then those of a last round."""
     left = end.have
     if left < sum(lacking.values()):
@@ -167,7 +167,7 @@ def _by_number(key: Key) -> tuple[int, int]:
     return key[1], key[0]
 
 
-def _fewest_first(end: End, count: int) -> list[Key]:
+def _fewest_first(end: FinalRound, count: int) -> list[Key]:
     """So many of the owed shares, those of the ranks with the fewest batches first: too few are left for all."""
     rounds = {rank: end.dealt.lacks(rank) for rank in end.ranks}
     heap = [(end.dealt.counts.get(rank, 0), rank) for rank in end.ranks]
@@ -191,7 +191,7 @@ def evenly(count: int, most: list[int]) -> list[int]:
     return sizes
 
 
-def _may_reach(end: End, need: int) -> bool:
+def _may_reach(end: FinalRound, need: int) -> bool:
     """Whether so many units are ready or may become so."""
     if end.have >= need:
         return True
@@ -212,7 +212,7 @@ def _may_reach(end: End, need: int) -> bool:
 # --- rows and records
 
 
-def _cut(end: End, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
+def _cut(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
     """One deal, cut into shares of so many units: a sampler's groups lie one behind the other in what it deals."""
     total = sum(sizes) * end.unit
     rows = end.deal(total)[end.key[0]][0] if total else []
@@ -231,7 +231,7 @@ def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
         )
 
 
-def _given(end: End, cut: dict[Key, Any], rest: int) -> Given:
+def _given(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
     """Records the shares, and the passing over of the last `rest` of the other units."""
     claim = end.claim
     check_undealt(end.partition, claim.task, cut)
@@ -257,7 +257,7 @@ def passing(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r
     return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
 
 
-def _all_rows(end: End) -> np.ndarray:
+def _all_rows(end: FinalRound) -> np.ndarray:
     """The rows of all units that are ready."""
     if not end.groups:
         return np.array(end.offered[:], "i8")

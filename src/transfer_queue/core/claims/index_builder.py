@@ -13,12 +13,12 @@ from functools import partial
 from typing import NamedTuple
 
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.claims import Claim
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import ranked_keys
 
 SMALL = 8  # chunks of 4096 rows; for so many all is made at once
@@ -32,7 +32,7 @@ RANKED = 16
 Part = Callable[[], None]
 
 
-class Needs(NamedTuple):
+class IndexNeeds(NamedTuple):
     """What dealing to a claim needs. size: of groups that are dealt whole, 0 where rows are dealt one by one.
 
     keys: by which rows are ordered or picked, and whether this is of the rows of whole groups.
@@ -41,20 +41,20 @@ class Needs(NamedTuple):
     task: str
     fields: tuple[str, ...]
     size: int
-    keys: tuple[tuple[Key, bool], ...]
+    keys: tuple[tuple[RankKey, bool], ...]
 
 
-def needs(samplers: Samplers, partition: Partition, claim: Claim) -> Needs:
+def needs(samplers: SamplerRegistry, partition: Partition, claim: Claim) -> IndexNeeds:
     """A user's sampler may ask for anything, which is then made at once."""
     sampler = samplers.of(claim, partition)
     size = 0
-    keys: tuple[tuple[Key, bool], ...] = ()
+    keys: tuple[tuple[RankKey, bool], ...] = ()
     if not isinstance(sampler, UserSampler):
         size, keys = claim_samplers.unit(sampler, partition), tuple(ranked_keys(sampler))
-    return Needs(claim.task, tuple(claim.fields), size, keys)
+    return IndexNeeds(claim.task, tuple(claim.fields), size, keys)
 
 
-def next_part(partition: Partition, wanted: Needs) -> Part | None:
+def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     """What makes the next part; None where all is made."""
     rows, groups = partition.rows, partition.groups
     begun = partition.begun_set(wanted.task, wanted.fields)
@@ -75,16 +75,16 @@ def next_part(partition: Partition, wanted: Needs) -> Part | None:
     return None
 
 
-class Making:
+class IndexBuilder:
     """What is being made, for whom: (partition, needs), each has a part in turn. True while there is any."""
 
     def __init__(self) -> None:
-        self._jobs: deque[tuple[Partition, Needs]] = deque()
+        self._jobs: deque[tuple[Partition, IndexNeeds]] = deque()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def waits(self, samplers: Samplers, partition: Partition, claim: Claim) -> bool:
+    def waits(self, samplers: SamplerRegistry, partition: Partition, claim: Claim) -> bool:
         """Whether a claim has to wait for what it needs, which is made from here on."""
         if len(partition.rows.chunks) <= SMALL:
             return False

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lease_table import Lease
+from transfer_queue.core.tables.lease_table import RowLease
 
 Entry = tuple[float, str, int]  # when, partition, token
 LEAST = 1024
 
 
-class Deadlines:
+class LeaseDeadlines:
     """The ends of all leases of a state, on the controller's clock. Those that it has already run anew."""
 
     def __init__(self, state: State) -> None:
@@ -24,7 +24,7 @@ class Deadlines:
         self._most = LEAST  # entries, of which most are of leases that are over
         self._restored = any(partition.leases.by_token for partition in state.partitions.values())
 
-    def begin(self, partition: str, lease: Lease, now: float) -> None:
+    def begin(self, partition: str, lease: RowLease, now: float) -> None:
         """A lease begins, or begins anew."""
         self._ends[lease.token] = now + lease.seconds
         heapq.heappush(self._heap, (now + lease.seconds, partition, lease.token))
@@ -63,7 +63,7 @@ class Deadlines:
                 heapq.heappush(self._heap, (end, name, token))
         return None
 
-    def due(self, now: float) -> Iterator[tuple[Partition, Lease]]:
+    def due(self, now: float) -> Iterator[tuple[Partition, RowLease]]:
         """Those whose end has come; each must be ended before the next is taken."""
         if self._restored:
             self._restored = False
@@ -74,6 +74,6 @@ class Deadlines:
             _, name, token = self._heap[0]
             yield self._state.partitions[name], self._state.partitions[name].leases.by_token[token]
 
-    def _lease(self, name: str, token: int) -> Lease | None:
+    def _lease(self, name: str, token: int) -> RowLease | None:
         partition = self._state.partitions.get(name)
         return None if partition is None else partition.leases.by_token.get(token)

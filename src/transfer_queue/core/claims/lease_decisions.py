@@ -12,7 +12,7 @@ from transfer_queue.core.control.unknown_names import no_partition
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lease_table import Lease
+from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
@@ -21,7 +21,7 @@ POISON = "poison"  # the reason of what was delivered too often
 NONE = np.zeros(0, "i8")
 
 
-def claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyRecord]:
+def mark_claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyRecord]:
     """What a claim's outcome records, where it is to be acknowledged."""
     if claim.lease is None:
         return list(records)
@@ -30,9 +30,9 @@ def claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyRecord]:
     ]
 
 
-def grant(
+def grant_lease(
     state: State, partition: Partition, client: str, claim: Claim, rows: np.ndarray, deals: list[r.Dealt], unit: int
-) -> r.Leased | r.LeaseAcked | None:
+) -> r.RowsLeased | r.LeaseAcked | None:
     """What the client has of these rows, which the claim got, once its deals are recorded.
 
     A lease of those that are claimed by then; without a lease those of a kept batch that wait for an ack are consumed.
@@ -58,18 +58,18 @@ def grant(
     if not len(mine):
         return None
     replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
-    return r.Leased(
+    return r.RowsLeased(
         claim.partition, claim.task, state.next_token, client, mine.tobytes(), claim.lease, batch, replicas, unit
     )
 
 
-def recorded(records: Sequence[r.AnyRecord], lease: r.Leased | r.LeaseAcked | None) -> list[r.AnyRecord]:
+def with_lease(records: Sequence[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcked | None) -> list[r.AnyRecord]:
     """The records with this one. A lease is one with the deal of its rows: at no time has nobody them."""
     if lease is None:
         return list(records)
     for at, record in enumerate(records):
         if isinstance(record, r.Dealt) and np.isin(np.frombuffer(lease.rows, "<i8"), _rows_of(record)).all():
-            assert isinstance(lease, r.Leased)
+            assert isinstance(lease, r.RowsLeased)
             return [*records[:at], msgspec.structs.replace(record, lease=lease), *records[at + 1 :]]
     return [*records, lease]
 
@@ -114,10 +114,10 @@ def nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
     if found is None:
         return []
     partition, lease, mine = found
-    return end(partition, lease, mine, "nacked", limit, delivered=request.delivered)
+    return end_lease(partition, lease, mine, "nacked", limit, delivered=request.delivered)
 
 
-def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, Lease, np.ndarray] | None:
+def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
     """What a client says something of, if the lease has any of it."""
     partition = state.partitions.get(name)
     lease = None if partition is None else partition.leases.by_token.get(token)
@@ -146,8 +146,8 @@ def _through(partition: Partition, task: str, token: int, rows: np.ndarray, done
     return r.LeaseAcked(partition.name, task, token, rows.tobytes(), done.tobytes(), free.tobytes())
 
 
-def end(
-    partition: Partition, lease: Lease, rows: np.ndarray, reason: str, limit: int, *, delivered: bool = True
+def end_lease(
+    partition: Partition, lease: RowLease, rows: np.ndarray, reason: str, limit: int, *, delivered: bool = True
 ) -> list[r.AnyRecord]:
     """Rows of a lease are not acknowledged. limit: the system's deliveries after which a row is set aside, 0: never.
 
@@ -167,7 +167,7 @@ def end(
     return records + _set_aside(partition, lease.task, poison)
 
 
-def unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
+def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
     """A client cancels a claim. What it was given under a lease at that moment goes back: it has not seen it."""
     kept = state.clients.get(client)
     met = None if kept is None else kept.replies.get(sequence)
@@ -175,7 +175,7 @@ def unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
     for partition in state.partitions.values() if token else ():
         lease = partition.leases.by_token.get(token)
         if lease is not None:
-            return end(partition, lease, lease.rows, "nacked", 0, delivered=False)
+            return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
     return []
 
 
@@ -184,7 +184,7 @@ def _most(partition: Partition, limit: int) -> int:
     return limit if own is None else own
 
 
-def _poison(partition: Partition, lease: Lease, counted: np.ndarray, limit: int) -> np.ndarray:
+def _poison(partition: Partition, lease: RowLease, counted: np.ndarray, limit: int) -> np.ndarray:
     """Those of these rows that have been delivered too often with this delivery, in whole groups."""
     if not limit or not len(counted):
         return NONE

@@ -6,23 +6,23 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from transfer_queue.core.claims import batch_selection, claim_batching
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.user_sampler import AnySampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Queue, ShareKey, Waiter, Waiting
+from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, ShareKey
 from transfer_queue.messages.claims import Claim
 
 
-def worth_a_try(
-    samplers: Samplers,
+def claims_to_retry(
+    samplers: SamplerRegistry,
     partition: Partition,
     task: str,
-    queue: Queue,
+    queue: ClaimQueue,
     gained: bool,
     shares: Iterable[ShareKey],
     consumed: bool,
-    connected: Container[Waiter],
-) -> Iterator[list[Waiting]]:
+    connected: Container[RequestKey],
+) -> Iterator[list[ParkedRequest]]:
     """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before.
 
     Several at a time are to be met together. Each must be looked at before the next are asked for.
@@ -30,7 +30,7 @@ def worth_a_try(
     connected: those who can be answered.
     """
     of_shares = [waiting for key in shares for waiting in queue.of_share(key)]
-    yield from claim_batching.shares(partition, samplers, of_shares, connected)
+    yield from claim_batching.batchable_shares(partition, samplers, of_shares, connected)
     yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
         yield from [[queue.claims[waiter]] for waiter in queue.finite]
@@ -70,9 +70,9 @@ def worth_a_try(
     queue.recount()
 
 
-def all_of(
-    samplers: Samplers, partition: Partition | None, queue: Queue, connected: Container[Waiter]
-) -> Iterator[list[Waiting]]:
+def all_claims(
+    samplers: SamplerRegistry, partition: Partition | None, queue: ClaimQueue, connected: Container[RequestKey]
+) -> Iterator[list[ParkedRequest]]:
     """Everybody in a queue, those who can be met together at a time."""
     queued = list(queue.claims.items())
     for at, (waiter, waiting) in enumerate(queued):
@@ -88,23 +88,23 @@ def all_of(
 
 
 def _with_others(
-    samplers: Samplers,
+    samplers: SamplerRegistry,
     partition: Partition,
-    queue: Queue,
-    queued: Sequence[tuple[Waiter, Waiting]],
+    queue: ClaimQueue,
+    queued: Sequence[tuple[RequestKey, ParkedRequest]],
     at: int,
     have: int,
-    connected: Container[Waiter],
-) -> Iterator[list[Waiting]]:
+    connected: Container[RequestKey],
+) -> Iterator[list[ParkedRequest]]:
     """One of a queue with those who are to be met with it, then those for whom its deal had shares."""
     waiter, waiting = queued[at]
-    yield claim_batching.run(partition, samplers.of(waiting.claim, partition), queued, at, have, connected)
+    yield claim_batching.batchable_claims(partition, samplers.of(waiting.claim, partition), queued, at, have, connected)
     if waiter not in queue.claims:
         found = claim_batching.dealt_with(partition, waiting.claim, queue)
-        yield from claim_batching.shares(partition, samplers, found, connected)
+        yield from claim_batching.batchable_shares(partition, samplers, found, connected)
 
 
-def _enough(partition: Partition, task: str, queue: Queue) -> bool:
+def _enough(partition: Partition, task: str, queue: ClaimQueue) -> bool:
     """Whether any claim of the queue has as many ready rows as it wants."""
     return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
 

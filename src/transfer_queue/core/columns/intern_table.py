@@ -12,7 +12,7 @@ from transfer_queue.core.columns.schema import Column, Persisted, numbers
 T = TypeVar("T", bound=Hashable)
 
 
-class Interned(Persisted, Generic[T]):
+class InternTable(Persisted, Generic[T]):
     """Equal values stored once, counted, under small numbers that are used again when free."""
 
     uses: list[int] = numbers()
@@ -57,35 +57,35 @@ class Interned(Persisted, Generic[T]):
 
 
 class _Interning(Column):
-    """An `Interned`, whose values are a part of the tree beside it."""
+    """An `InternTable`, whose values are a part of the tree beside it."""
 
     def __init__(self, values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
-        super().__init__(form, Interned, save=save, load=load)
+        super().__init__(form, InternTable, save=save, load=load)
         self._values_key = values_key
 
     def forms(self) -> list[tuple[str, Any, Any]]:
         """See `Column`."""
-        return [(self.key, Interned.form(), msgspec.NODEFAULT), (self._values_key, self.form, msgspec.NODEFAULT)]
+        return [(self.key, InternTable.form(), msgspec.NODEFAULT), (self._values_key, self.form, msgspec.NODEFAULT)]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         """See `Column`."""
-        interned: Interned[Any] = getattr(table, self.name)
+        interned: InternTable[Any] = getattr(table, self.name)
         tree[self.key] = interned.saved()
         tree[self._values_key] = self.encoded(interned.values)
 
     def load(self, table: Any, loaded: Any) -> None:
         """See `Column`."""
-        interned: Interned[Any] = Interned()
+        interned: InternTable[Any] = InternTable()
         interned.load(getattr(loaded, self.key))
         interned.set_values(self.decoded(getattr(loaded, self._values_key)))
         setattr(table, self.name, interned)
 
     def comparable(self, table: Any) -> Any:
         """See `Column`."""
-        interned: Interned[Any] = getattr(table, self.name)
+        interned: InternTable[Any] = getattr(table, self.name)
         return {**interned.comparable(), "values": list(interned.values)}
 
 
 def interned(values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """A column that is an `Interned`. save: returns the part of the tree of its values; load: returns the values."""
+    """A column that is an `InternTable`. save: returns the part of the tree of its values; load: returns the values."""
     return _Interning(values_key, form, save, load)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from transfer_queue.core.columns.schema import Persisted, list_of, require
 
 
-class Intervals(Persisted, array_like=True):
+class IntervalSet(Persisted, array_like=True):
     """Integers as sorted, disjoint, non-adjacent closed intervals."""
 
     starts: list[int] = list_of(int)
@@ -48,7 +48,7 @@ class Intervals(Persisted, array_like=True):
             found.append((first, last))
         return found
 
-    def without(self, other: Intervals | None) -> Iterator[int]:
+    def without(self, other: IntervalSet | None) -> Iterator[int]:
         """The integers that are here and not there, ascending."""
         if other is None or not other.starts:
             for start, end in zip(self.starts, self.ends, strict=True):

@@ -118,7 +118,7 @@ class AnyColumn(metaclass=_ArrayType):
 
 
 class Joined(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of what `joined` returns."""
+    """The form of what `join_columns` returns."""
 
     ends: I8
     values: I8
@@ -660,12 +660,12 @@ def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
 
     def save(rows: dict[Any, Any]) -> tuple[Any, ...]:
         listed = [tuple(getattr(each, name) for name in names) for each in rows.values()]
-        return listed, joined([getattr(each, array) for each in rows.values()])
+        return listed, join_columns([getattr(each, array) for each in rows.values()])
 
     def load(entries: list[tuple[Any, ...]], arrays: Joined) -> dict[Any, Any]:
         made = [
             row(**dict(zip(names, entry, strict=True)), **{array: values})
-            for entry, values in zip(entries, parted(arrays), strict=True)
+            for entry, values in zip(entries, split_columns(arrays), strict=True)
         ]
         return keyed([(getattr(each, by), each) for each in made])
 
@@ -683,15 +683,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_texts = msgspec.msgpack.Decoder(list[str]).decode
 
 
-def joined(columns: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+def join_columns(columns: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
     """Columns of one dtype, one behind the other, and where each ends. Without any they are i8."""
     parts = list(columns)
     ends = np.cumsum([len(part) for part in parts], dtype="i8")
     return {"ends": ends, "values": np.concatenate(parts) if parts else np.zeros(0, "i8")}
 
 
-def parted(saved: Any) -> list[np.ndarray]:
-    """The columns that were joined, as views. saved: what `joined` returned, or a `Joined`.
+def split_columns(saved: Any) -> list[np.ndarray]:
+    """The columns that were joined, as views. saved: what `join_columns` returned, or a `Joined`.
 
     Raises ValueError if they cannot have been joined.
     """
@@ -704,7 +704,7 @@ def parted(saved: Any) -> list[np.ndarray]:
 
 def packed_texts(texts: list[str]) -> dict[str, np.ndarray]:
     """Texts as bytes, in pieces: one piece is decoded in a millisecond, while other threads wait."""
-    return joined([np.frombuffer(_encode(texts[at : at + PIECE]), "u1") for at in range(0, len(texts), PIECE)])
+    return join_columns([np.frombuffer(_encode(texts[at : at + PIECE]), "u1") for at in range(0, len(texts), PIECE)])
 
 
 def unpacked_texts(saved: Any) -> Iterator[list[str]]:
@@ -716,5 +716,5 @@ def unpacked_texts(saved: Any) -> Iterator[list[str]]:
         for at in range(0, len(saved), PIECE):
             yield saved[at : at + PIECE]
     else:
-        for piece in parted(saved):
+        for piece in split_columns(saved):
             yield _decode_texts(piece.data)

@@ -26,13 +26,13 @@ import numpy as np
 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiting
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Reserve
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.unit_reports import SpaceShort
+from transfer_queue.messages.unit_reports import SpaceShortReport
 
 Consumer = tuple[str, str, int]  # partition, task, dp_rank
 _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption, Watch)
@@ -52,7 +52,7 @@ class Movers:
         self.watchers: dict[str, set[str]] = {}
         self.policies: set[str] = set()
         self.busy: dict[str, set[Consumer]] = {}
-        self.short: dict[int, SpaceShort] = {}
+        self.short: dict[int, SpaceShortReport] = {}
         self.freed: dict[int, int] = {}
 
     def restored(self, clients: Iterable[str], partitions: Iterable[str]) -> None:
@@ -126,7 +126,7 @@ class Movers:
         return limited and any(waiting.request.partition == name for waiting in state.waiting.space.values())
 
 
-def _lacks_fields_only(partition: Partition, waiting: Waiting) -> bool:
+def _lacks_fields_only(partition: Partition, waiting: ParkedRequest) -> bool:
     """Whether there are rows enough for a claim, which somebody who has not come yet is to put fields of."""
     claim = waiting.claim
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total

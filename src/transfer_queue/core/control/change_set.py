@@ -7,7 +7,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ShareKey
 
 
-class Change:
+class ChangeSet:
     """What happened to one partition since its parked claims were last looked at.
 
     everything: any of them may be met now, or have come to its end. tasks: any of these tasks' may. consumed: of these

@@ -22,7 +22,7 @@ def known(state: State) -> list[str]:
     return list(clients)
 
 
-class Returning:
+class ReconnectGrace:
     """clients: those awaited. until: the end of their grace, on the controller's clock.
 
     lives: whether the process of a client is known to live; such a client is awaited on.

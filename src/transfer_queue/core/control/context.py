@@ -6,35 +6,35 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
-from transfer_queue.core.claims.background_deals import Works
-from transfer_queue.core.claims.index_builder import Making
-from transfer_queue.core.claims.lease_deadlines import Deadlines
+from transfer_queue.core.claims.background_deals import BackgroundDeals
+from transfer_queue.core.claims.index_builder import IndexBuilder
+from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines
 from transfer_queue.core.control.activity import Movers
-from transfer_queue.core.control.change_set import Change
-from transfer_queue.core.control.connections import Returning, known
+from transfer_queue.core.control.change_set import ChangeSet
+from transfer_queue.core.control.connections import ReconnectGrace, known
 from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, watched_tags
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiter, Waiting
-from transfer_queue.core.units.migration_planner import Moves
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.errors import FieldTypeError, TransferQueueError
-from transfer_queue.messages.base import Failure
+from transfer_queue.messages.base import Failure, name_of
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 from transfer_queue.metrics.timing import Load, Waits
 
 # records after which nobody who waits for rows has a better chance
-_NO_NEWS = frozenset({r.Handed, r.Inherited, r.Aged, r.Leased})
+_NO_NEWS = frozenset({r.RowsHeld, r.HoldInherited, r.AgesRecorded, r.RowsLeased})
 
 
 class ControllerContext:
@@ -77,11 +77,11 @@ class ControllerContext:
         strict: bool,
     ) -> None:
         self.state = State(capacity) if restored is None else restored
-        self.deadlines = Deadlines(self.state)
+        self.deadlines = LeaseDeadlines(self.state)
         self.max_deliveries = max_deliveries
         self.state.watched = watched_tags(sampler)
         self.values = values
-        self.samplers = Samplers(sampler, values, strict)
+        self.samplers = SamplerRegistry(sampler, values, strict)
         self.config = config
         self.timer = timer
         self.boot = boot
@@ -91,20 +91,20 @@ class ControllerContext:
         self.of_connections: Mapping[str, float] = {}
         self.load = Load()
         self.waits = Waits()
-        self.peers: dict[Waiter, int] = {}
-        self.returning = Returning(known(self.state), now, lives)
+        self.peers: dict[RequestKey, int] = {}
+        self.returning = ReconnectGrace(known(self.state), now, lives)
         self.connections: dict[str, set[int]] = {client: set() for client in self.returning.clients}
         self.departed: dict[str, None] = {}
         self.unit_peers: dict[int, int] = {}
         self.movers = Movers()
         self.movers.restored(self.returning.clients, self.state.partitions)
-        self.moves = Moves(self, replicas, marks)
-        self.drains: dict[Waiter, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
-        self.works = Works()
-        self.making = Making()
+        self.moves = MigrationPlanner(self, replicas, marks)
+        self.drains: dict[RequestKey, tuple[int, int, float]] = {}  # peer, unit and deadline of each who waits
+        self.works = BackgroundDeals()
+        self.making = IndexBuilder()
         self.warned: set[str] = set()  # partitions of whose groups somebody was warned
         self.trouble = ""
-        self.changed: dict[str, Change] = {}
+        self.changed: dict[str, ChangeSet] = {}
         self.now = 0.0  # of the event under way
         self._observers: dict[type, list[Callable[[Any], None]]] = {}
         self._observe()
@@ -125,8 +125,8 @@ class ControllerContext:
 
     def _observe(self) -> None:
         of_partitions = {kind for kind in get_args(r.AnyRecord) if "partition" in kind.__struct_fields__}
-        self.observe(of_partitions - _NO_NEWS - {r.Finished}, self._note)
-        self.observe([r.Finished], lambda record: self._note(record) if record.freed else None)
+        self.observe(of_partitions - _NO_NEWS - {r.RowsFinished}, self._note)
+        self.observe([r.RowsFinished], lambda record: self._note(record) if record.freed else None)
         self.observe([r.StateLoaded], lambda record: self.moves.forget())
         self.observe([r.UnitLost, r.ExtentsLost], self._note_loss)
         self.observe([r.ConsumptionForgotten], lambda record: self.works.forget(record.partition, record.task))
@@ -135,13 +135,13 @@ class ControllerContext:
     def _note(self, record: Any) -> None:
         change = self.changed.get(record.partition)
         if change is None:
-            change = self.changed[record.partition] = Change()
+            change = self.changed[record.partition] = ChangeSet()
         change.note(record, self.state.partitions.get(record.partition))
 
     def _note_loss(self, record: r.AnyRecord) -> None:
         for partition in self.state.partitions.values():
             if self.state.losses in partition.losses.events:
-                self.changed.setdefault(partition.name, Change())
+                self.changed.setdefault(partition.name, ChangeSet())
 
     def _note_drop(self, record: r.PartitionDropped) -> None:
         self.movers.dropped(record.partition)
@@ -169,7 +169,7 @@ class ControllerContext:
         for record in decision.records:
             self.apply(record)
         reply, envelope = decision.reply(), caller.envelope
-        replied = r.Replied(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished)
+        replied = r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished)
         apply_record(self.state, replied)
         self.records.append(replied)
         return [Send(caller.peer, envelope.sequence, reply)]
@@ -180,22 +180,22 @@ class ControllerContext:
         tensors = error.tensors if isinstance(error, FieldTypeError) else {}
         return Send(peer, sequence, Failure(type(error).__name__, str(error), tensors))
 
-    def park(self, caller: Caller, request: Claim | Publish | Reserve | Wanted | Watch, wait: float) -> None:
+    def park(self, caller: Caller, request: Claim | Publish | Reserve | TakeGroupDemand | Watch, wait: float) -> None:
         """A request waits from now on, for at most `wait` seconds. CapacityError if too many of its client do."""
         sequence, now = caller.envelope.sequence, self.now
         self.state.waiting.check_room(caller.client, request)
-        self.apply(r.Parked(caller.client, sequence, now, now + wait, request))
+        self.apply(r.RequestParked(caller.client, sequence, now, now + wait, request))
         self.peers[caller.client, sequence] = caller.peer
 
-    def unpark(self, waiter: Waiter) -> None:
+    def unpark(self, waiter: RequestKey) -> None:
         """A request waits no more."""
         waiting = self.state.waiting.by_waiter[waiter]
-        kind, task = type(waiting.request).__name__, getattr(waiting.request, "task", "")
+        kind, task = name_of(type(waiting.request)), getattr(waiting.request, "task", "")
         self.waits.note(kind, task, self.now - waiting.since)
         self.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 
-    def failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
+    def failed(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """A request that waits cannot be met any more."""
         peer = self.peers.get(waiting.waiter)
         self.unpark(waiting.waiter)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 
 from transfer_queue.core.events.effects import Effect, RemoveState
-from transfer_queue.core.state.wait_queues import Waiter
-from transfer_queue.messages.checkpoints import CutReply
+from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.messages.checkpoints import BeginCheckpointReply
 
 Place = tuple[int, int]
 
@@ -14,10 +14,10 @@ Place = tuple[int, int]
 class Cut:
     """One save under way. extents: (unit, extent) of all that its values lie in. asker: who waits for its file."""
 
-    def __init__(self, client: str, extents: frozenset[Place], asker: Waiter, reply: CutReply) -> None:
+    def __init__(self, client: str, extents: frozenset[Place], asker: RequestKey, reply: BeginCheckpointReply) -> None:
         self.client = client
         self.extents = extents
-        self.asker: Waiter | None = asker
+        self.asker: RequestKey | None = asker
         self.reply = reply
 
 
@@ -29,8 +29,8 @@ class Checkpoints(Container[Place]):
 
     def __init__(self) -> None:
         self.cuts: dict[str, Cut] = {}
-        self.loads: set[Waiter] = set()
-        self.peers: dict[Waiter, int] = {}
+        self.loads: set[RequestKey] = set()
+        self.peers: dict[RequestKey, int] = {}
 
     def __contains__(self, place: object) -> bool:
         return any(place in cut.extents for cut in self.cuts.values())

@@ -8,7 +8,7 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.unit_reports import Drained, Move
+from transfer_queue.messages.unit_reports import DrainFinished, Move
 from transfer_queue.sampler.remote_partition import Shown
 from transfer_queue.sampler.sampler_calls import SamplerCall
 
@@ -35,14 +35,14 @@ class RefuseLeases(msgspec.Struct, frozen=True):
     words: str
 
 
-class TellUnit(msgspec.Struct, frozen=True):
+class SendToUnit(msgspec.Struct, frozen=True):
     """Tell this unit to move blocks, or whether it is being drained."""
 
     unit: int
-    request: Union[Move, Drained]
+    request: Union[Move, DrainFinished]
 
 
-class Work(msgspec.Struct, frozen=True):
+class ComputeDeal(msgspec.Struct, frozen=True):
     """Compute `run()`, which takes long and touches nothing of the core, elsewhere than in the loop.
 
     What it returns, or the exception that it raises, goes to `Controller.worked` under this number.
@@ -105,12 +105,12 @@ class Release(msgspec.Struct, frozen=True):
 
 
 Effect = Union[
-    Work,
+    ComputeDeal,
     AskSampler,
     RefuseLeases,
     Send,
     FreeExtents,
-    TellUnit,
+    SendToUnit,
     WriteState,
     ReadState,
     RemoveState,

@@ -13,7 +13,7 @@ import msgspec
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -93,7 +93,7 @@ class Share(msgspec.Struct, array_like=True, frozen=True):
     rows: bytes
 
 
-class Leased(Record, frozen=True):
+class RowsLeased(Record, frozen=True, tag="Leased"):
     """A client was given claimed rows for a while. batch: dp_rank and batch_index of a kept one. See `leases.Lease`."""
 
     partition: str
@@ -122,13 +122,13 @@ class Dealt(Record, frozen=True):
     shares: list[Share]
     consumed: bytes
     claimed: bool = False
-    lease: Leased | None = None
+    lease: RowsLeased | None = None
 
 
 class LeaseAcked(Record, frozen=True):
     """A lease's rows are acknowledged; `consumed`: those with which it is enough, for any lease of their batch.
 
-    token 0: rows of a kept batch were given without a lease, and so are consumed. freed: as in `Finished`.
+    token 0: rows of a kept batch were given without a lease, and so are consumed. freed: as in `RowsFinished`.
     """
 
     partition: str
@@ -171,7 +171,7 @@ class RankLeft(Record, frozen=True):
 class PassedOver(Record, frozen=True):
     """A task shall never be dealt these rows, and is through with them. reason: in a word, for counts.
 
-    freed: those that end with it, as in `Finished`.
+    freed: those that end with it, as in `RowsFinished`.
     """
 
     partition: str
@@ -200,7 +200,7 @@ class RowsDropped(Record, frozen=True):
     unborn: list[tuple[str, int]] = []
 
 
-class Handed(Record, frozen=True):
+class RowsHeld(Record, frozen=True, tag="Handed"):
     """A client was given rows for a task in a partition with `free_when`, and holds them until they are finished."""
 
     partition: str
@@ -210,7 +210,7 @@ class Handed(Record, frozen=True):
     rows: bytes
 
 
-class Inherited(Record, frozen=True):
+class HoldInherited(Record, frozen=True, tag="Inherited"):
     """What a client that is not there any more holds for a rank is `heir`'s, who goes on in its place."""
 
     partition: str
@@ -220,7 +220,7 @@ class Inherited(Record, frozen=True):
     heir: str
 
 
-class Finished(Record, frozen=True):
+class RowsFinished(Record, frozen=True, tag="Finished"):
     """A client holds these rows no longer: the task is through with them. freed: those that end with it."""
 
     partition: str
@@ -230,7 +230,7 @@ class Finished(Record, frozen=True):
     freed: bytes
 
 
-class Aged(Record, frozen=True):
+class AgesRecorded(Record, frozen=True, tag="Aged"):
     """All rows reserved so far were there at this time. time: on the controller's clock."""
 
     partition: str
@@ -280,14 +280,14 @@ class SealCounted(Record, frozen=True):
     partition: str
 
 
-class Parked(Record, frozen=True):
+class RequestParked(Record, frozen=True, tag="Parked"):
     """A request waits. deadline: on the controller's clock."""
 
     client: str
     sequence: int
     since: float
     deadline: float
-    request: Union[Claim, Publish, Reserve, Wanted, Watch]
+    request: Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
 
 
 class Unparked(Record, frozen=True):
@@ -297,7 +297,7 @@ class Unparked(Record, frozen=True):
     sequence: int
 
 
-class Replied(Record, frozen=True):
+class ReplySent(Record, frozen=True, tag="Replied"):
     """The answer to a mutation, kept until the client has it; those up to `acknowledged` and in `finished` go."""
 
     client: str
@@ -307,8 +307,8 @@ class Replied(Record, frozen=True):
     finished: list[tuple[int, int]] = []
 
 
-class Answered(Record, frozen=True):
-    """Answers to requests that were met at once, kept like those in `Replied`: client, sequence, reply."""
+class RepliesSent(Record, frozen=True, tag="Answered"):
+    """Answers to requests that were met at once, kept like those in `ReplySent`: client, sequence, reply."""
 
     answers: list[tuple[str, int, AnyReply]]
 
@@ -381,7 +381,7 @@ class StateLoaded(Record, frozen=True):
     file: str = ""
 
 
-class Repacked(msgspec.Struct, array_like=True, frozen=True):
+class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):
     """Rows of a partition that lie in blocks of their own now, numbered from `first_block` on.
 
     For each row, block by block: its global index (rows, i8), the block that it was in (sources, i8) and its row in
@@ -396,7 +396,7 @@ class Repacked(msgspec.Struct, array_like=True, frozen=True):
     slots: bytes
 
 
-class Moved(Record, frozen=True):
+class BlocksMoved(Record, frozen=True, tag="Moved"):
     """Blocks were copied into an extent of `unit`, which takes no more.
 
     blocks, offsets (i8): those that are needed there instead of in unit `left` (-1: as well as where they are),
@@ -410,7 +410,7 @@ class Moved(Record, frozen=True):
     left: int
     blocks: bytes
     offsets: bytes
-    repacked: list[Repacked] = []
+    repacked: list[RowsRepacked] = []
 
 
 class UnitDraining(Record, frozen=True):
@@ -421,10 +421,9 @@ class UnitDraining(Record, frozen=True):
 
 
 AnyRecord = Union[
-    PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped,
-    ConsumptionForgotten, SealCounted, Parked, Unparked, Replied, ClientForgotten, UnitRegistered, WriterFenced,
-    RowsDropped, Handed, Finished, Aged, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, Leased, LeaseAcked,
-    LeaseEnded, RankLeft,
-    Moved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed,
-    StateLoaded, Inherited, RowsPut, Answered,
+    PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped, ConsumptionForgotten,
+    SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
+    RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
+    LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
+    HoldInherited, RowsPut, RepliesSent,
 ]  # fmt: skip

@@ -21,8 +21,8 @@ from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyReply, Envelope
-from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -33,7 +33,7 @@ class Caller(msgspec.Struct, frozen=True):
     client: str
     peer: int
     """The connection on which the request is answered."""
-    envelope: Envelope
+    envelope: RequestEnvelope
 
     @property
     def waiter(self) -> tuple[str, int]:
@@ -56,7 +56,7 @@ class Decision(msgspec.Struct, frozen=True):
 class ParkDecision(msgspec.Struct, frozen=True):
     """The request cannot be met yet, so it waits."""
 
-    request: Union[Claim, Publish, Reserve, Wanted, Watch]
+    request: Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
     seconds: float
 
 

@@ -115,4 +115,4 @@ def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> 
     positions = partition.rows.positions_of(mine)
     there = positions >= 0
     free = mine[there][partition.holds.done(positions[there], task, times[there])]
-    return [r.Finished(partition.name, task, client, mine.tobytes(), free.tobytes())]
+    return [r.RowsFinished(partition.name, task, client, mine.tobytes(), free.tobytes())]

@@ -24,7 +24,7 @@ def limit(partition: Partition) -> int | None:
     return min((partition.policy_version + options.max_staleness + 1) * options.rows_per_version, r.LARGEST)
 
 
-def check(partition: Partition, count: int) -> None:
+def check_staleness(partition: Partition, count: int) -> None:
     """Raises StalenessError where `count` more rows would be too far ahead."""
     most = limit(partition)
     if most is None or not count or partition.admitted + count <= most:

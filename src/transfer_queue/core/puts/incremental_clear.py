@@ -28,7 +28,7 @@ STEP = CHUNK // 2  # rows; half a millisecond, or a few where they have keys and
 Clear = Union[ClearRows, ClearKeys, ClearPartition]
 
 
-class Job:
+class ClearJob:
     """A request that is being carried out. done: of the rows or keys that it names.
 
     partition: the one that was meant; another one of its name is left alone.
@@ -40,11 +40,11 @@ class Job:
         self.done = 0
 
 
-class Clearing:
+class IncrementalClears:
     """jobs: those under way, each has a step in turn."""
 
     def __init__(self) -> None:
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[ClearJob] = deque()
 
     def begin(self, state: State, caller: Caller) -> bool:
         """Takes a request on where it is a long one; the same again is answered on the newest connection."""
@@ -60,7 +60,7 @@ class Clearing:
             return False
         if isinstance(body, ClearRows) and len(body.rows) % 8:
             return False  # what is no column is refused before any row is cleared
-        self.jobs.append(Job(caller, partition))
+        self.jobs.append(ClearJob(caller, partition))
         return True
 
     def step(self, core: ControllerContext) -> list[Effect]:
@@ -94,7 +94,7 @@ def _length(partition: Partition, body: Clear) -> int:
     return len(body.keys) if isinstance(body, ClearKeys) else partition.rows.count
 
 
-def _part(job: Job, body: Clear) -> tuple[Clear, bool]:
+def _part(job: ClearJob, body: Clear) -> tuple[Clear, bool]:
     """What is asked for in the next step, and whether it is the last."""
     if isinstance(body, ClearPartition):
         if job.partition.rows.count <= STEP:

@@ -116,7 +116,7 @@ def _check_new(state: State, partition: Partition, count: int) -> None:
             f"partition {partition.name!r} is sealed: it takes new fields of its rows, but no new rows. "
             f"Put the {count} rows into another partition."
         )
-    flow_control.check(partition, count)
+    flow_control.check_staleness(partition, count)
     check_capacity(state, count)
 
 
@@ -370,7 +370,7 @@ def check_room(state: State, name: str, count: int) -> None:
     check_capacity(state, count)
     partition = state.partitions.get(name)
     if partition is not None:
-        flow_control.check(partition, count)
+        flow_control.check_staleness(partition, count)
 
 
 def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:

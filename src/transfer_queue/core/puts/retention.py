@@ -20,31 +20,31 @@ def keeps_all(partition: Partition) -> bool:
     return options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
 
 
-def mark(partition: Partition, now: float) -> list[r.AnyRecord]:
+def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
     """Notes the time, where rows have come since it was noted last."""
     if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
         return []
-    return [r.Aged(partition.name, now)]
+    return [r.AgesRecorded(partition.name, now)]
 
 
 def retain(context: ControllerContext, partition: Partition) -> None:
     """Drop what is beyond the partition's retention, one after the other as each changes what is there."""
     if keeps_all(partition):
         return
-    for record in mark(partition, context.now):
+    for record in record_age(partition, context.now):
         context.apply(record)
-    for drop in drops(partition, context.now):
+    for drop in rows_to_drop(partition, context.now):
         context.apply(drop)
 
 
-def due(partition: Partition) -> float | None:
+def next_expiry(partition: Partition) -> float | None:
     """When the next row is too old; None where none is that young."""
     keep = partition.options.keep_seconds
     first = None if keep is None else partition.births.first(partition.rows.start())
     return None if keep is None or first is None else first + keep
 
 
-def drops(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
+def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
     """What is beyond the limits. The caller applies each record before it takes the next."""
     options = partition.options
     if options.keep_seconds is not None:

@@ -38,7 +38,7 @@ TRIES = 3
 """How often a put is prepared again because other requests have changed the fields of its partition meanwhile."""
 
 
-class Job:
+class WidePut:
     """A put that is being prepared."""
 
     def __init__(self, caller: Caller, body: Publish, block: NewBlock) -> None:
@@ -195,7 +195,7 @@ class WidePuts:
     """The wide puts that wait or are being prepared."""
 
     def __init__(self) -> None:
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[WidePut] = deque()
         """The oldest job is prepared first."""
 
     def begin(self, state: State, caller: Caller) -> bool:
@@ -222,7 +222,7 @@ class WidePuts:
             raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
         if body.rows is not None and len(body.rows) != 8 * body.count:
             raise InvalidArgumentError(f"the put has {body.count} rows of values, but names {len(body.rows) // 8} rows")
-        self.jobs.append(Job(caller, body, block))
+        self.jobs.append(WidePut(caller, body, block))
         return True
 
     def closed(self, peer: int) -> None:

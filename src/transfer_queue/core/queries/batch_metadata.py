@@ -24,7 +24,7 @@ from transfer_queue.messages.queries import (
     ProductionStatus,
     RetrieveKeys,
     RetrieveMeta,
-    Show,
+    ShowRows,
     StatusReply,
 )
 
@@ -89,8 +89,8 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
     return out
 
 
-@handles(Show, reads=True)
-def show(core: ControllerContext, caller: Caller, request: Show) -> AnyReply:
+@handles(ShowRows, reads=True)
+def show(core: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply:
     """All live rows; production over those of the fields that exist."""
     partition = _known(core.state, request.partition)
     positions = partition.rows.live_positions(waiting=False)

@@ -12,7 +12,7 @@ from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiter
+from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.tables.change_feed import Tag, begins, known_keys, matcher
 from transfer_queue.messages.queries import ChangeReply, Watch
 
@@ -20,27 +20,27 @@ from transfer_queue.messages.queries import ChangeReply, Watch
 @handles(Watch)
 def watch(core: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
     """What is new to the caller. The request waits if nothing is."""
-    reply = answer(core.state, request)
+    reply = watch_reply(core.state, request)
     if reply is None and request.wait is not None and request.wait > 0:
         core.park(caller, request, request.wait)
-        looked(core.state, request.partition)
+        mark_seen(core.state, request.partition)
         return []
-    return reply or nothing(core.state, request)
+    return reply or empty_watch_reply(core.state, request)
 
 
-def answer(state: State, watch: Watch) -> ChangeReply | None:
+def watch_reply(state: State, watch: Watch) -> ChangeReply | None:
     """The answer to one who asks, None where nothing is new to him."""
     since = -1 if watch.since is None else watch.since
-    return News(state.partitions.get(watch.partition), since).answer(watch.where, begins(watch))
+    return ChangeQuery(state.partitions.get(watch.partition), since).answer(watch.where, begins(watch))
 
 
-def nothing(state: State, watch: Watch) -> ChangeReply:
+def empty_watch_reply(state: State, watch: Watch) -> ChangeReply:
     """The answer where nothing is new."""
     partition = state.partitions.get(watch.partition)
     return ChangeReply(-1) if partition is None else ChangeReply(partition.version, sealed=partition.sealed)
 
 
-def looked(state: State, name: str) -> None:
+def mark_seen(state: State, name: str) -> None:
     """Nothing is new to any of those who watch a partition and have a connection."""
     watches = state.waiting.watches.get(name)
     if watches is not None:
@@ -48,7 +48,7 @@ def looked(state: State, name: str) -> None:
         watches.looked = -1 if partition is None else partition.version
 
 
-def told(state: State, name: str, connected: Container[Waiter]) -> list[tuple[Waiter, ChangeReply]]:
+def watch_replies(state: State, name: str, connected: Container[RequestKey]) -> list[tuple[RequestKey, ChangeReply]]:
     """Who is to be answered after a change of a partition, and with what.
 
     What is new since the last time is found once, and matched once for all who wait for the same.
@@ -56,8 +56,8 @@ def told(state: State, name: str, connected: Container[Waiter]) -> list[tuple[Wa
     watches = state.waiting.watches.get(name)
     if watches is None:
         return []
-    news = News(state.partitions.get(name), watches.looked)
-    looked(state, name)
+    news = ChangeQuery(state.partitions.get(name), watches.looked)
+    mark_seen(state, name)
     found = []
     for (_, beginning), group in watches.groups.items():
         waiters = [waiter for waiter in group if waiter in connected]
@@ -67,7 +67,7 @@ def told(state: State, name: str, connected: Container[Waiter]) -> list[tuple[Wa
     return found
 
 
-class News:
+class ChangeQuery:
     """What is new in a partition (None: it does not exist) since a version; below 1 is the beginning of all.
 
     dropped: the partition of that version is no more; another one of its name may be there.

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_queue.core.ready.rankings import Ranking
-from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Rows, runs_of
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, RowTable, runs_of
+from transfer_queue.sampler.ready_views import RankKey
 
 if TYPE_CHECKING:
-    from transfer_queue.core.tables.group_table import Groups
+    from transfer_queue.core.tables.group_table import GroupTable
 
 PART = CHUNK  # rows whose groups are marked in one go
 MANY = 32  # groups that change at once are taken out of a list in one go
@@ -34,7 +34,7 @@ def counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return there + low, counts[there]
 
 
-class WholeGroups(ABC):
+class CompleteGroups(ABC):
     """The groups of `size` all of whose members are ready.
 
     grown: groups that gained ready members since `grown_groups` was last asked; None until then.
@@ -47,7 +47,7 @@ class WholeGroups(ABC):
         self.size = size
         self.grown: set[int] | None = None
         self.bits: dict[int, np.ndarray] = {}
-        self.rankings: dict[Key, Ranking] = {}
+        self.rankings: dict[RankKey, Ranking] = {}
         self.uncounted: dict[int, None] = {}
         self.unmarked: list[list[int]] = []
 
@@ -68,11 +68,11 @@ class WholeGroups(ABC):
         """Whether some of its members are ready, but fewer than `size`."""
 
     @abstractmethod
-    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
+    def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
         """Rows became ready (on) and unready (off)."""
 
     @abstractmethod
-    def joined(self, group: int, delta: int, groups: Groups) -> None:
+    def joined(self, group: int, delta: int, groups: GroupTable) -> None:
         """A group has `delta` ready members more, or its size has changed."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class WholeGroups(ABC):
         """The whole groups in parts of a few thousand rows."""
 
     @abstractmethod
-    def whole_of(self, numbers: list[int], groups: Groups) -> list[int]:
+    def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
         """Those of these groups that are whole."""
 
     @abstractmethod
@@ -93,13 +93,13 @@ class WholeGroups(ABC):
             self.grown = self.partials()
         return self.grown
 
-    def ranking(self, key: Key, rows: Rows, groups: Groups) -> Ranking:
+    def ranking(self, key: RankKey, rows: RowTable, groups: GroupTable) -> Ranking:
         """The rows of whole groups by this key; made at first use, then kept."""
         found = self.ranked(key, rows)
         self.mark(groups, len(self.unmarked))
         return found
 
-    def ranked(self, key: Key, rows: Rows) -> Ranking:
+    def ranked(self, key: RankKey, rows: RowTable) -> Ranking:
         """The same, of the rows that were marked so far."""
         found = self.rankings.get(key)
         if found is None:
@@ -110,7 +110,7 @@ class WholeGroups(ABC):
             found.dirty.update(self.bits)
         return found
 
-    def mark(self, groups: Groups, parts: int) -> None:
+    def mark(self, groups: GroupTable, parts: int) -> None:
         """Marks so many parts; groups that became or were whole meanwhile are marked as they are now."""
         for _ in range(min(parts, len(self.unmarked))):
             whole = self.whole_of(self.unmarked.pop(), groups)
@@ -132,7 +132,7 @@ class WholeGroups(ABC):
                 ranking.dirty.add(key)
 
 
-class WholeRuns(WholeGroups):
+class CompleteOrderedGroups(CompleteGroups):
     """Of groups by order of reservation: that of a row is its position divided by `size`.
 
     counts: number of a chunk of groups -> their ready members, no entry where none has any. full: the same -> how many
@@ -150,7 +150,7 @@ class WholeRuns(WholeGroups):
         return self.total
 
     def first(self, count: int) -> list[int]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         found: list[int] = []
         for key in self.keys:
             if len(found) >= count:
@@ -160,7 +160,7 @@ class WholeRuns(WholeGroups):
         return found
 
     def parts(self) -> list[list[int]]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         found = []
         for key in self.keys:
             numbers = ((self.counts[key] == self.size).nonzero()[0] + (key << CHUNK_BITS)).tolist()
@@ -168,12 +168,12 @@ class WholeRuns(WholeGroups):
             found += [numbers[start : start + step] for start in range(0, len(numbers), step)]
         return found
 
-    def whole_of(self, numbers: list[int], groups: Groups) -> list[int]:
-        """See `WholeGroups`."""
+    def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
+        """See `CompleteGroups`."""
         return [number for number in numbers if self._has(number) == self.size]
 
     def partials(self) -> set[int]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         found: set[int] = set()
         for key, column in self.counts.items():
             at = ((column > 0) & (column < self.size)).nonzero()[0]
@@ -186,7 +186,7 @@ class WholeRuns(WholeGroups):
         return 0 if column is None else int(column[group & MASK])
 
     def counted(self) -> dict[int, int]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         found: dict[int, int] = {}
         for key, column in self.counts.items():
             at = column.nonzero()[0]
@@ -194,21 +194,21 @@ class WholeRuns(WholeGroups):
         return found
 
     def partial(self, group: int) -> bool:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         return 0 < self._has(group) < self.size
 
-    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
-        """See `WholeGroups`."""
+    def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
+        """See `CompleteGroups`."""
         for positions, step in ((on, 1), (off, -1)):
             if len(positions):
                 self._add(positions, step, groups)
 
-    def joined(self, group: int, delta: int, groups: Groups) -> None:
-        """See `WholeGroups`."""
+    def joined(self, group: int, delta: int, groups: GroupTable) -> None:
+        """See `CompleteGroups`."""
         if delta:
             self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
 
-    def _add(self, positions: np.ndarray, step: int, groups: Groups) -> None:
+    def _add(self, positions: np.ndarray, step: int, groups: GroupTable) -> None:
         """These rows became ready (step 1) or unready (-1)."""
         names, members = counted(positions // self.size)
         if step > 0 and self.grown is not None:
@@ -245,7 +245,7 @@ class WholeRuns(WholeGroups):
         self.full[key] = count
 
 
-class WholeDeclared(WholeGroups):
+class CompleteDeclaredGroups(CompleteGroups):
     """Of declared groups. counts: ready members by group. order: (first position, group) of whole ones, ascending."""
 
     def __init__(self, size: int) -> None:
@@ -257,32 +257,32 @@ class WholeDeclared(WholeGroups):
         return len(self.order)
 
     def first(self, count: int) -> list[int]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         return [group for _, group in islice(self.order, count)]
 
     def parts(self) -> list[list[int]]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         numbers, step = self.first(len(self)), max(1, PART // self.size)
         return [numbers[start : start + step] for start in range(0, len(numbers), step)]
 
-    def whole_of(self, numbers: list[int], groups: Groups) -> list[int]:
-        """See `WholeGroups`."""
+    def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
+        """See `CompleteGroups`."""
         return [number for number in numbers if 0 < self.counts.get(number, 0) == groups.size_of(number, self.size)]
 
     def partials(self) -> set[int]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         return self.counts.keys() - {group for _, group in self.order}
 
     def counted(self) -> dict[int, int]:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         return self.counts
 
     def partial(self, group: int) -> bool:
-        """See `WholeGroups`."""
+        """See `CompleteGroups`."""
         return self.counts.get(group, self.size) < self.size
 
-    def change(self, on: np.ndarray, off: np.ndarray, groups: Groups) -> None:
-        """See `WholeGroups`."""
+    def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
+        """See `CompleteGroups`."""
         for positions, step in ((on, 1), (off, -1)):
             if not len(positions):
                 continue
@@ -294,7 +294,7 @@ class WholeDeclared(WholeGroups):
             for group, count in zip(names.tolist(), counts.tolist(), strict=True):
                 self.joined(group, step * count, groups)
 
-    def _many_left(self, names: list[int], counts: list[int], groups: Groups) -> None:
+    def _many_left(self, names: list[int], counts: list[int], groups: GroupTable) -> None:
         """Members of many groups became unready: none of these is whole any more."""
         for group, count in zip(names, counts, strict=True):
             now = self.counts.get(group, 0) - count
@@ -311,8 +311,8 @@ class WholeDeclared(WholeGroups):
             gone = [group for _, group in among if group in left]
             self._mark(np.sort(groups.members_of(gone, self.size)), 0)
 
-    def joined(self, group: int, delta: int, groups: Groups) -> None:
-        """See `WholeGroups`."""
+    def joined(self, group: int, delta: int, groups: GroupTable) -> None:
+        """See `CompleteGroups`."""
         now = self.counts.get(group, 0) + delta
         if now:
             self.counts[group] = now

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import numpy as np
 
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.tables.group_table import Groups
-from transfer_queue.core.tables.row_table import Chunk, Rows
+from transfer_queue.core.tables.group_table import GroupTable
+from transfer_queue.core.tables.row_table import Chunk, RowTable
 from transfer_queue.core.tables.wide_columns import MANY_FIELDS
 
 MOST_ENTRIES = 256
@@ -17,7 +17,7 @@ MOST_ROWS = 4096
 Fields = frozenset[str]
 
 
-class Entry:
+class DeferredUpdate:
     """Rows of a chunk that got values of these fields, a run of them or an array. number: ascending from 1."""
 
     __slots__ = ("at", "chunk", "fields", "first", "key", "last", "number")
@@ -35,16 +35,16 @@ class Entry:
         return np.arange(self.first, self.last) if self.at is None else self.at
 
 
-class Unseen:
+class DeferredUpdates:
     """The latest publishes of a partition, for its ready sets. Derived.
 
     A set knows by `ReadySet.seen` how far it has looked. To look twice at a row does no harm: what it is now counts.
     """
 
-    def __init__(self, rows: Rows, groups: Groups) -> None:
+    def __init__(self, rows: RowTable, groups: GroupTable) -> None:
         self._rows = rows
         self._groups = groups
-        self._entries: list[Entry] = []
+        self._entries: list[DeferredUpdate] = []
         self._shown = 0  # no set has looked further
         self._size = 0  # rows in all entries
         self.newest = 0  # number of the newest entry so far
@@ -68,9 +68,9 @@ class Unseen:
         self._size += len(at)
         self._entered(fields, key, chunk).at = at
 
-    def _entered(self, fields: Fields, key: int, chunk: Chunk) -> Entry:
+    def _entered(self, fields: Fields, key: int, chunk: Chunk) -> DeferredUpdate:
         self.newest += 1
-        entry = Entry(self.newest, fields, key, chunk)
+        entry = DeferredUpdate(self.newest, fields, key, chunk)
         self._entries.append(entry)
         return entry
 
@@ -109,15 +109,15 @@ class Unseen:
         self._size = 0
 
 
-def _merged(entries: list[Entry]) -> list[Entry]:
+def _merged(entries: list[DeferredUpdate]) -> list[DeferredUpdate]:
     """The same rows, one entry for each chunk and fields, with the number of the newest of them."""
-    together: dict[tuple[int, Fields], list[Entry]] = {}
+    together: dict[tuple[int, Fields], list[DeferredUpdate]] = {}
     for entry in entries:
         together.setdefault((entry.key, entry.fields), []).append(entry)
     merged = []
     for (key, fields), some in together.items():
         if len(some) > 1:
-            one = Entry(max(entry.number for entry in some), fields, key, some[0].chunk)
+            one = DeferredUpdate(max(entry.number for entry in some), fields, key, some[0].chunk)
             one.at = np.unique(np.concatenate([entry.where() for entry in some]))
             some = [one]
         merged += some

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
 from transfer_queue.sampler.numeric_tags import no_number
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.sampler.ready_views import RankKey
 
 Bits = dict[int, np.ndarray]
 
@@ -21,12 +21,12 @@ class Ranking:
     dirty: chunks whose rows, tags or bits changed since.
     """
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: RankKey) -> None:
         self.key = key
         self.highest: dict[int, float] = {}
         self.dirty: set[int] = set()
 
-    def refresh(self, bits: Bits, rows: Rows, chunks: int | None = None) -> None:
+    def refresh(self, bits: Bits, rows: RowTable, chunks: int | None = None) -> None:
         """Finds the highest key of so many chunks of which it is not known (None: all)."""
         for number in sorted(self.dirty)[:chunks]:
             chunk = rows.chunks.get(number)
@@ -47,7 +47,7 @@ class Ranking:
                 raise no_number(int(chunk.index[found]), self.key.tag, (chunk.tags[found] or {}).get(self.key.tag))
         return at, self.key.of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
 
-    def top(self, bits: Bits, rows: Rows, count: int) -> np.ndarray:
+    def top(self, bits: Bits, rows: RowTable, count: int) -> np.ndarray:
         """The positions of the `count` highest rows (all where there are fewer), highest first, equal ones in order."""
         self.refresh(bits, rows)
         numbers = np.fromiter(self.highest, "i8", len(self.highest))
@@ -73,7 +73,7 @@ class Ranking:
             start, step = start + step, 2 * step
         return positions
 
-    def above(self, bits: Bits, rows: Rows, bound: float) -> np.ndarray:
+    def above(self, bits: Bits, rows: RowTable, bound: float) -> np.ndarray:
         """The positions of the rows whose key is above the bound, ascending."""
         self.refresh(bits, rows)
         parts = []

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from transfer_queue.core.ready.complete_groups import WholeDeclared, WholeGroups, WholeRuns
+from transfer_queue.core.ready.complete_groups import CompleteDeclaredGroups, CompleteGroups, CompleteOrderedGroups
 from transfer_queue.core.ready.rankings import Ranking
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, Rows
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, RowTable
+from transfer_queue.sampler.ready_views import RankKey
 
 AT_ONCE = 16  # chunks whose groups are counted in one go: what is made for it stays in the cache
 MOST_SIZES = 8  # of groups that are kept of a ready set; claims say the sizes
 FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
 
 if TYPE_CHECKING:
-    from transfer_queue.core.tables.group_table import Groups
+    from transfer_queue.core.tables.group_table import GroupTable
 
 
 def ones(bits: np.ndarray) -> np.ndarray:
@@ -49,12 +49,12 @@ class ReadySet:
         self.counts: dict[int, int] = {}
         self.keys: list[int] = []
         self.total = 0
-        self.whole: dict[int, WholeGroups] = {}
-        self.rankings: dict[Key, Ranking] = {}
+        self.whole: dict[int, CompleteGroups] = {}
+        self.rankings: dict[RankKey, Ranking] = {}
         self.seen = 0
         self.unbuilt: list[int] = []
 
-    def build(self, rows: Rows, chunks: int | None = None) -> None:
+    def build(self, rows: RowTable, chunks: int | None = None) -> None:
         """Looks at so many chunks that it has not looked at (None: all)."""
         for _ in range(len(self.unbuilt) if chunks is None else min(chunks, len(self.unbuilt))):
             key = self.unbuilt.pop()
@@ -81,7 +81,7 @@ class ReadySet:
             ready = ready & (consumed[at] == 0)
         return ready.astype("u1", copy=False)
 
-    def update(self, key: int, chunk: Chunk, at: np.ndarray, groups: Groups) -> bool:
+    def update(self, key: int, chunk: Chunk, at: np.ndarray, groups: GroupTable) -> bool:
         """Recomputes the rows `at` of a chunk; True if some became ready."""
         bits = self.bits.get(key)
         if bits is None:
@@ -110,7 +110,7 @@ class ReadySet:
             self._changed(key)
         return gained > 0
 
-    def take(self, key: int, chunk: Chunk, at: np.ndarray, groups: Groups) -> None:
+    def take(self, key: int, chunk: Chunk, at: np.ndarray, groups: GroupTable) -> None:
         """The task was given the rows `at` of a chunk: none of them is ready, whatever else is true of them."""
         bits = self.bits.get(key)
         if bits is None or len(bits) < chunk.capacity:
@@ -128,7 +128,7 @@ class ReadySet:
         self._count(key, -count)
         self._changed(key)
 
-    def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: Groups) -> bool:
+    def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: GroupTable) -> bool:
         """The same for one row without arrays: twenty ready sets beside puts of single rows are usual."""
         new = self._is_ready(chunk, at)
         if new == bits[at]:
@@ -167,7 +167,7 @@ class ReadySet:
         for ranking in self.rankings.values():
             ranking.dirty.add(key)
 
-    def _counting(self, key: int) -> list[WholeGroups]:
+    def _counting(self, key: int) -> list[CompleteGroups]:
         """Those whole groups for which the rows of this chunk are counted already."""
         return [whole for whole in self.whole.values() if key not in whole.uncounted]
 
@@ -178,7 +178,7 @@ class ReadySet:
                 if ranking.key.tag == tag:
                     ranking.dirty.add(key)
 
-    def ranking(self, key: Key, rows: Rows) -> Ranking:
+    def ranking(self, key: RankKey, rows: RowTable) -> Ranking:
         """The ready rows by this key; made at first use, then kept."""
         found = self.rankings.get(key)
         if found is None:
@@ -221,7 +221,7 @@ class ReadySet:
             left -= len(found)
         return np.concatenate([np.zeros(0, "i8"), *parts]), -1
 
-    def has_all(self, positions: np.ndarray, rows: Rows) -> bool:
+    def has_all(self, positions: np.ndarray, rows: RowTable) -> bool:
         """Whether all these rows are ready."""
         for key, _, at, _ in rows.split(positions):
             bits = self.bits.get(key)
@@ -234,13 +234,13 @@ class ReadySet:
         at = position & MASK
         return bits is not None and at < len(bits) and bool(bits[at])
 
-    def joined(self, position: int, group: int, groups: Groups) -> None:
+    def joined(self, position: int, group: int, groups: GroupTable) -> None:
         """A row that belonged to no group has joined a declared one; it may be ready already."""
         for whole in self.whole.values():
             counted = position >> CHUNK_BITS not in whole.uncounted
             whole.joined(group, int(counted and position in self), groups)
 
-    def unready(self, rows: Rows) -> Iterator[np.ndarray]:
+    def unready(self, rows: RowTable) -> Iterator[np.ndarray]:
         """The positions of live rows that are neither ready nor consumed, chunk by chunk: claimed ones, too."""
         for key, chunk in rows.chunks.items():
             open_ = chunk.alive[: chunk.size] == 1
@@ -254,18 +254,18 @@ class ReadySet:
             if len(found):
                 yield found + (key << CHUNK_BITS)
 
-    def whole_groups(self, size: int, groups: Groups) -> WholeGroups:
+    def whole_groups(self, size: int, groups: GroupTable) -> CompleteGroups:
         """The groups of `size` all of whose members are ready; built at first use, kept while it is in use."""
         found = self.counted(size, groups)
         while found.uncounted:
             self.count(found, groups, AT_ONCE)
         return found
 
-    def counted(self, size: int, groups: Groups) -> WholeGroups:
+    def counted(self, size: int, groups: GroupTable) -> CompleteGroups:
         """The same, of the rows that were counted so far."""
         found = self.whole.pop(size, None)
         if found is None:
-            found = WholeDeclared(size) if groups.explicit else WholeRuns(size)
+            found = CompleteDeclaredGroups(size) if groups.explicit else CompleteOrderedGroups(size)
             found.uncounted = dict.fromkeys(self.keys)
             made = [each.size for each in self.whole.values() if not (each.uncounted or each.unmarked)]
             for old in made[: max(0, len(self.whole) + 1 - MOST_SIZES)]:  # none for which a claim waits
@@ -273,7 +273,7 @@ class ReadySet:
         self.whole[size] = found
         return found
 
-    def count(self, whole: WholeGroups, groups: Groups, chunks: int) -> None:
+    def count(self, whole: CompleteGroups, groups: GroupTable, chunks: int) -> None:
         """Counts the ready rows of so many chunks for whole groups."""
         keys = list(islice(whole.uncounted, chunks))
         for key in keys:
@@ -282,10 +282,10 @@ class ReadySet:
         whole.change(positions, positions[:0], groups)
 
 
-class Ready(Sequence[int]):
+class ReadySets(Sequence[int]):
     """The ready rows as samplers see them: ascending global indexes, read lazily."""
 
-    def __init__(self, ready: ReadySet, rows: Rows, groups: Groups) -> None:
+    def __init__(self, ready: ReadySet, rows: RowTable, groups: GroupTable) -> None:
         self._ready = ready
         self._rows = rows
         self._groups = groups
@@ -343,12 +343,12 @@ class Ready(Sequence[int]):
         for group in whole.first(len(whole)):
             yield self._indexes(self._groups.members(group, size))
 
-    def ranked(self, key: Key) -> Iterator[int]:
+    def ranked(self, key: RankKey) -> Iterator[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
         ranking = self._ready.ranking(key, self._rows)
         return chain.from_iterable(map(self._indexes, self._falling(ranking, self._ready.bits)))
 
-    def ranked_groups(self, key: Key, size: int) -> Iterator[list[int]]:
+    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `sampler.ready_views.TaggedIndexes`."""
         if self._single(size):
             yield from ([index] for index in self.ranked(key))
@@ -362,11 +362,11 @@ class Ready(Sequence[int]):
                     seen.add(group)
                     yield self._indexes(self._groups.members(group, size))
 
-    def above(self, key: Key, bound: float) -> list[int]:
+    def above(self, key: RankKey, bound: float) -> list[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
         return self._indexes(self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound))
 
-    def spoiled(self, key: Key, bound: float, size: int) -> list[int]:
+    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
         if self._single(size):
             return self.above(key, bound)

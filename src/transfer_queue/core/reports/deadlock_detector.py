@@ -8,19 +8,19 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect, RefuseLeases
 from transfer_queue.core.reports.explain import nearest
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiting
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import DeadlockError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.unit_reports import SpaceShort
+from transfer_queue.messages.unit_reports import SpaceShortReport
 
 SHOWN = 3  # of each kind, in the words
 
 
-def end(core: ControllerContext) -> list[Effect]:
+def end_deadlock(core: ControllerContext) -> list[Effect]:
     """Fails all that waits for space, saying what waits for what."""
-    told = words(core.state, core.movers.short.values())
+    told = describe_deadlock(core.state, core.movers.short.values())
     effects: list[Effect] = []
     for waiting in list(core.state.waiting.space.values()):
         peer = core.peers.get(waiting.waiter)
@@ -31,7 +31,7 @@ def end(core: ControllerContext) -> list[Effect]:
     return effects
 
 
-def words(state: State, short: Collection[SpaceShort]) -> str:
+def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:
     """The cycle: which puts wait for which space, and which claims for which rows."""
     puts = [_put_words(waiting) for waiting in list(state.waiting.space.values())]
     puts += [f"{writer} waits for bytes of storage unit {unit.unit}" for unit in short for writer in unit.writers]
@@ -42,24 +42,25 @@ def words(state: State, short: Collection[SpaceShort]) -> str:
         for waiting in queue.claims.values()
     ]
     return (
-        f"deadlock: every put waits for space and every claim for rows. Puts: {_some(puts)}. Claims: {_some(claims)}. "
-        f"Nobody is left who could clear samples. Raise the capacity, lower batch_size, clear samples as they are "
-        f"consumed (create_partition(free_when=...)), or put into rows that exist."
+        f"deadlock: every put waits for space and every claim for rows. Puts: {_shortened_list(puts)}. "
+        f"Claims: {_shortened_list(claims)}. Nobody is left who could clear samples. Raise the capacity, lower "
+        f"batch_size, clear samples as they are consumed (create_partition(free_when=...)), or put into "
+        f"rows that exist."
     )
 
 
-def _some(told: list[str]) -> str:
+def _shortened_list(told: list[str]) -> str:
     more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
     return "; ".join(told[:SHOWN]) + more
 
 
-def _put_words(waiting: Waiting) -> str:
+def _put_words(waiting: ParkedRequest) -> str:
     request = waiting.request
-    assert not isinstance(request, (Claim, Wanted, Watch))
+    assert not isinstance(request, (Claim, TakeGroupDemand, Watch))
     return f"{waiting.client} waits for room for {request.count} rows in partition {request.partition!r}"
 
 
-def _claim_words(state: State, waiting: Waiting) -> str:
+def _claim_words(state: State, waiting: ParkedRequest) -> str:
     claim = waiting.claim
     partition = state.partitions.get(claim.partition)
     begin = f"task {claim.task!r} waits for {claim.count} rows with {claim.fields} in partition {claim.partition!r}"

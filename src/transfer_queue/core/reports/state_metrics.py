@@ -32,7 +32,7 @@ class LeaseCounts:
     redelivered: (task, reason) -> rows whose delivery ended without an ack.
     """
 
-    RECORDS = frozenset({r.Dealt, r.Leased, r.LeaseAcked, r.LeaseEnded, r.RankLeft})
+    RECORDS = frozenset({r.Dealt, r.RowsLeased, r.LeaseAcked, r.LeaseEnded, r.RankLeft})
 
     def __init__(self) -> None:
         self.granted: Counter[str] = Counter()
@@ -52,11 +52,11 @@ class LeaseCounts:
         if isinstance(record, r.Dealt):
             if record.lease is not None:
                 self.note(record.lease)
-        elif isinstance(record, r.Leased):
-            self.granted[_told(record.task, self.granted)] += 1
+        elif isinstance(record, r.RowsLeased):
+            self.granted[_bounded_label(record.task, self.granted)] += 1
         elif isinstance(record, r.LeaseAcked):
             if record.token:
-                self.acknowledged[_told(record.task, self.acknowledged)] += len(record.rows) // 8
+                self.acknowledged[_bounded_label(record.task, self.acknowledged)] += len(record.rows) // 8
         elif isinstance(record, (r.LeaseEnded, r.RankLeft)):
             reason = record.reason if isinstance(record, r.LeaseEnded) else "rank gone"
             if record.counted:
@@ -64,7 +64,7 @@ class LeaseCounts:
                 self.redelivered[task, reason] += len(record.counted) // 8
 
 
-def _told(task: str, known: Mapping[str, int]) -> str:
+def _bounded_label(task: str, known: Mapping[str, int]) -> str:
     return task if task in known or len(known) < MOST_NAMES else OTHER
 
 

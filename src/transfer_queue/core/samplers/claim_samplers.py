@@ -18,7 +18,7 @@ from transfer_queue.sampler.sampler_wrapper import built_in, of_groups
 MOST_SIZES = 64  # samplers for other group sizes that are kept; clients choose the sizes
 
 
-class Samplers:
+class SamplerRegistry:
     """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
 
     A partition's own group_size overrides that of a built-in sampler. A sampler that was made without a size takes the

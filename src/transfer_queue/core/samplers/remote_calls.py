@@ -15,13 +15,13 @@ import numpy as np
 
 from transfer_queue.core.events.effects import AskSampler, Effect
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.claim_samplers import Samplers
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, HostedRunner, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiter, Waiting
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import SamplerError, TransferQueueError
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.remote_partition import PAGE, Question, Shown, ViewReply
 from transfer_queue.sampler.sampler_calls import SamplerCall, SamplerRequest
 
@@ -41,7 +41,7 @@ class PendingCall:
         void: Whether the state was replaced since: then the answer is ignored, and the claim asks again.
     """
 
-    def __init__(self, waiter: Waiter | None, fresh: bool = False, done: Done | None = None) -> None:
+    def __init__(self, waiter: RequestKey | None, fresh: bool = False, done: Done | None = None) -> None:
         self.waiter = waiter
         self.fresh = fresh
         self.done = done
@@ -52,7 +52,7 @@ class PendingCall:
         self.began = 0.0
 
 
-DecideAgain = Callable[[Waiting, PendingCall], list[Effect]]
+DecideAgain = Callable[[ParkedRequest, PendingCall], list[Effect]]
 """Decides a parked claim with the answers so far."""
 
 
@@ -60,10 +60,10 @@ class CallContext(Protocol):
     """What the calls need of the controller."""
 
     state: State
-    samplers: Samplers
+    samplers: SamplerRegistry
     timer: Callable[[], float]
 
-    def failed(self, waiting: Waiting, error: TransferQueueError) -> list[Effect]:
+    def failed(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """Refuse a request that waits."""
 
 
@@ -79,7 +79,7 @@ class SamplerAsks:
         self.runner = _runner_of(sampler)
         self._begun = 0  # calls so far, including those of former samplers
         self._active: PendingCall | None = None
-        self._claims: dict[Waiter, bool] = {}  # that wait for their turn, and whether they are fresh
+        self._claims: dict[RequestKey, bool] = {}  # that wait for their turn, and whether they are fresh
         self._orders: deque[tuple[SamplerCall, Done]] = deque()
 
     def __len__(self) -> int:
@@ -90,14 +90,14 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def want(self, core: CallContext, waiter: Waiter, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def want(self, core: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
             return []
         return self._begin(core, PendingCall(waiter, fresh), ask)
 
-    def under_way(self, waiter: Waiter) -> bool:
+    def under_way(self, waiter: RequestKey) -> bool:
         """Whether a claim waits for its answer, or for its turn. It is decided again after that."""
         if self._active is not None and self._active.waiter == waiter:
             self._active.again = True
@@ -237,7 +237,7 @@ class SamplerAsks:
         if question.kind == "orphans":
             return ViewReply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())
         assert question.key is not None
-        spoiled = offered.spoiled(Key(*question.key), question.bound, max(1, question.size))
+        spoiled = offered.spoiled(RankKey(*question.key), question.bound, max(1, question.size))
         return ViewReply(np.array(spoiled, "i8").tobytes())
 
 

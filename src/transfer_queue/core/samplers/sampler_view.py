@@ -63,7 +63,7 @@ class PartitionView(PartitionTags):
         return tags if values is None else [None if tag is None else values(tag) for tag in tags]
 
 
-def asked(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
+def call_sampler(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a function of a built-in sampler. Converts its exceptions to errors of the tree, with their tracebacks."""
     try:
         return function(*arguments, **keywords)

@@ -12,11 +12,11 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS, applies
 from transfer_queue.core.state import apply_leases, apply_puts, apply_units
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.reply_cache import Kept
-from transfer_queue.core.state.restore import take_over
+from transfer_queue.core.state.reply_cache import ReplyCache
+from transfer_queue.core.state.restore import replace_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Waiting
-from transfer_queue.core.tables.lease_table import Lease
+from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.tables.lease_table import RowLease
 
 MODULES = (apply_units,)
 """The other modules with appliers, which are imported for these."""
@@ -89,11 +89,11 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
         _apply_leased(state, record.lease)
 
 
-@applies(r.Leased)
-def _apply_leased(state: State, record: r.Leased) -> None:
+@applies(r.RowsLeased)
+def _apply_leased(state: State, record: r.RowsLeased) -> None:
     batch = None if record.batch is None else (record.task, *record.batch)
     state.partitions[record.partition].leases.add(
-        Lease(
+        RowLease(
             record.token, record.task, record.client, np.frombuffer(record.rows, "<i8"), record.seconds, batch,
             record.replicas, record.unit,
         )
@@ -142,33 +142,33 @@ def _apply_rows_dropped(state: State, record: r.RowsDropped) -> None:
     state.new_version(record.partition).drop_rows(np.frombuffer(record.rows, "<i8"), record.reason, record.unborn)
 
 
-@applies(r.Handed)
-def _apply_handed(state: State, record: r.Handed) -> None:
+@applies(r.RowsHeld)
+def _apply_handed(state: State, record: r.RowsHeld) -> None:
     holds = state.partitions[record.partition].holds
     holds.hand(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
 
 
-@applies(r.Inherited)
-def _apply_inherited(state: State, record: r.Inherited) -> None:
+@applies(r.HoldInherited)
+def _apply_inherited(state: State, record: r.HoldInherited) -> None:
     holds = state.partitions[record.partition].holds
     holds.inherit(record.task, record.client, record.dp_rank, record.heir)
 
 
 @applies(r.StateLoaded)
 def _apply_state_loaded(state: State, record: r.StateLoaded) -> None:
-    take_over(state, record)
+    replace_state(state, record)
 
 
-@applies(r.Finished)
-def _apply_finished(state: State, record: r.Finished) -> None:
+@applies(r.RowsFinished)
+def _apply_finished(state: State, record: r.RowsFinished) -> None:
     partition = state.partitions[record.partition]
     partition.holds.finish(record.task, record.client, np.frombuffer(record.rows, "<i8"))
     if record.freed:
         _free(state, state.new_version(record.partition), record.freed)
 
 
-@applies(r.Aged)
-def _apply_aged(state: State, record: r.Aged) -> None:
+@applies(r.AgesRecorded)
+def _apply_aged(state: State, record: r.AgesRecorded) -> None:
     partition = state.partitions[record.partition]
     partition.births.add(record.time, partition.rows.end, partition.rows.start())
 
@@ -197,9 +197,9 @@ def _apply_seal_counted(state: State, record: r.SealCounted) -> None:
     state.new_version(record.partition).seal()
 
 
-@applies(r.Parked)
-def _apply_parked(state: State, record: r.Parked) -> None:
-    state.waiting.add(Waiting(record.client, record.sequence, record.since, record.deadline, record.request))
+@applies(r.RequestParked)
+def _apply_parked(state: State, record: r.RequestParked) -> None:
+    state.waiting.add(ParkedRequest(record.client, record.sequence, record.since, record.deadline, record.request))
 
 
 @applies(r.Unparked)
@@ -207,23 +207,23 @@ def _apply_unparked(state: State, record: r.Unparked) -> None:
     state.waiting.remove((record.client, record.sequence))
 
 
-@applies(r.Replied)
-def _apply_replied(state: State, record: r.Replied) -> None:
+@applies(r.ReplySent)
+def _apply_replied(state: State, record: r.ReplySent) -> None:
     kept = state.clients.get(record.client)
     if kept is None:
-        kept = state.clients[record.client] = Kept()
+        kept = state.clients[record.client] = ReplyCache()
     if record.acknowledged > kept.acknowledged or record.finished:
         kept.advance(record.acknowledged, record.finished)
     if not kept.over(record.sequence):  # else nobody asks for it again
         kept.replies[record.sequence] = record.reply
 
 
-@applies(r.Answered)
-def _apply_answered(state: State, record: r.Answered) -> None:
+@applies(r.RepliesSent)
+def _apply_answered(state: State, record: r.RepliesSent) -> None:
     for client, sequence, reply in record.answers:
         kept = state.clients.get(client)
         if kept is None:
-            kept = state.clients[client] = Kept()
+            kept = state.clients[client] = ReplyCache()
         if not kept.over(sequence):
             kept.replies[sequence] = reply
 

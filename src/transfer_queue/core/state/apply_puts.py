@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.events.records import Repacked, RowsPut
+from transfer_queue.core.events.records import RowsPut, RowsRepacked
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.field_types import Field, dims_parts, shape_of
-from transfer_queue.core.tables.lost_values import Found, Loss
+from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
+from transfer_queue.core.tables.lost_values import Found, LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
 from transfer_queue.core.tables.wide_columns import MANY_FIELDS, WideColumns
 from transfer_queue.messages.descriptors import NewBlock
@@ -140,7 +140,7 @@ def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideCo
 
 
 def put_together(
-    fields: Sequence[Field], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
+    fields: Sequence[FieldStats], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
 ) -> list[np.ndarray]:
     """Set the values of rows of one chunk to block `number`, for fields made together. Returns their former blocks."""
     old = columns.blocks[:, at]
@@ -158,7 +158,7 @@ def put_together(
     return [old.ravel()]
 
 
-def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> None:
+def lose(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
     """These values are lost, by event `number`: their rows do not have them any more."""
     partition.losses.events[number] = loss
     released = []
@@ -178,7 +178,7 @@ def lose(partition: Partition, found: list[Found], number: int, loss: Loss) -> N
             ready.update(key, partition.rows.chunks[key], at, partition.groups)
 
 
-def repack(partition: Partition, repacked: Repacked, writer: str) -> None:
+def repack(partition: Partition, repacked: RowsRepacked, writer: str) -> None:
     """See `records.Repacked`."""
     blocks, first = repacked.blocks, repacked.first_block
     rows, sources, slots = (
@@ -229,7 +229,7 @@ def learn(partition: Partition, block: NewBlock) -> None:
     for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows)):
         field = partition.fields.get(spec.name)
         if field is None:
-            field = partition.fields[spec.name] = Field(spec.name)
+            field = partition.fields[spec.name] = FieldStats(spec.name)
         news |= field.add(spec, part)
         several |= bool(field.others)
     partition.typed += news

@@ -10,8 +10,8 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.state import apply_puts
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lost_values import Loss, holding
-from transfer_queue.messages.descriptors import MOVER, Place, UnitInfo
+from transfer_queue.core.tables.lost_values import LossEvent, holding
+from transfer_queue.messages.descriptors import MOVER, BlockLocation, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
 
@@ -62,9 +62,9 @@ def _apply_extents_freed(state: State, record: r.ExtentsFreed) -> None:
     state.blocks.forget([(record.unit, extent) for extent in np.frombuffer(record.extents, "<i8").tolist()])
 
 
-@applies(r.Moved)
-def _apply_moved(state: State, record: r.Moved) -> None:
-    place = Place(record.unit, record.extent, 0, record.generation, record.length)
+@applies(r.BlocksMoved)
+def _apply_moved(state: State, record: r.BlocksMoved) -> None:
+    place = BlockLocation(record.unit, record.extent, 0, record.generation, record.length)
     closed = [(record.unit, record.extent)]
     numbers, offsets = np.frombuffer(record.blocks, "<i8"), np.frombuffer(record.offsets, "<i8")
     state.blocks.relocate(numbers, place, offsets, record.left, MOVER)
@@ -102,4 +102,4 @@ def _lose(state: State, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], un
     for name, partition in state.partitions.items():
         found = list(holding(partition.rows, blocks))
         if found:
-            apply_puts.lose(state.new_version(name), found, state.losses, Loss(unit, when, partition.version))
+            apply_puts.lose(state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version))

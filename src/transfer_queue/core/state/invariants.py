@@ -16,13 +16,13 @@ from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state import validation
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import Queue, ShareKey, Waiter, Watches, share_key
+from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
 from transfer_queue.sampler.numeric_tags import number as number_of
-from transfer_queue.sampler.ready_views import Key
+from transfer_queue.sampler.ready_views import RankKey
 
 
-def check(state: State) -> None:
+def check_invariants(state: State) -> None:
     """Raises BrokenInvariant where the state contradicts itself."""
     needed: Counter[int] = Counter()
     indexes: list[int] = []
@@ -38,7 +38,7 @@ def check(state: State) -> None:
 
 def check_loaded(state: State) -> None:
     """The same of a state of a file, of which nothing is known. Costs some seconds for a million rows."""
-    validation.check(state)
+    validation.check_references(state)
     validation.check_apart(state)
     _all_else(state)
 
@@ -232,7 +232,7 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
     _rankings(partition, ready.rankings, ready.bits)
 
 
-def _rankings(partition: Partition, rankings: dict[Key, Ranking], bits: Bits) -> None:
+def _rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits: Bits) -> None:
     for key, ranking in rankings.items():
         for number, chunk in partition.rows.chunks.items():
             tags = chunk.tags or [None] * chunk.capacity
@@ -334,7 +334,7 @@ def _waiting(state: State) -> None:
         require(not any(map(kept.over, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
 
 
-def _watches(state: State, watches: Watches, name: str) -> list[Waiter]:
+def _watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
     require(bool(watches.groups) and all(watches.groups.values()), f"nobody is listed to watch {name}")
     for key, group in watches.groups.items():
         alike = {watches.key(waiting.watch) for waiting in group.values()}
@@ -342,7 +342,7 @@ def _watches(state: State, watches: Watches, name: str) -> list[Waiter]:
     return [waiter for group in watches.groups.values() for waiter in group]
 
 
-def _queue(queue: Queue, where: str) -> None:
+def _queue(queue: ClaimQueue, where: str) -> None:
     require(bool(queue.claims), f"an empty queue was left at {where}")
     numbers: Counter[tuple[str, ...]] = Counter()
     shares: dict[ShareKey, dict[tuple[str, int], None]] = {}

@@ -28,20 +28,20 @@ from transfer_queue.core.columns.schema import (
 )
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
-from transfer_queue.core.ready.deferred_updates import Fields, Unseen
-from transfer_queue.core.ready.ready_sets import Ready, ReadySet
+from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
+from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.tables.block_table import BlockTable
-from transfer_queue.core.tables.change_feed import Changes
+from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.field_types import BlockShape, Field
-from transfer_queue.core.tables.group_quotas import Wants
-from transfer_queue.core.tables.group_table import Groups
-from transfer_queue.core.tables.lease_table import BatchKey, Leases
-from transfer_queue.core.tables.lost_values import Losses
-from transfer_queue.core.tables.retention_log import Births, Drops
-from transfer_queue.core.tables.row_refcounts import Holds
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, Rows, in_order
-from transfer_queue.core.tables.skipped_rows import PassedRows
+from transfer_queue.core.tables.field_types import BlockShape, FieldStats
+from transfer_queue.core.tables.group_quotas import GroupQuotas
+from transfer_queue.core.tables.group_table import GroupTable
+from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable
+from transfer_queue.core.tables.lost_values import LostValues
+from transfer_queue.core.tables.retention_log import DropLog, RowAges
+from transfer_queue.core.tables.row_refcounts import RowRefcounts
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, in_order
+from transfer_queue.core.tables.skipped_rows import SkippedRows
 from transfer_queue.core.tables.wide_columns import MANY_FIELDS
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
@@ -101,28 +101,28 @@ class Partition(Persisted):
     number: int = counter()
     nbytes: int = counter()
     seals: int = counter()
-    rows: Rows = part(Rows)
-    changes: Changes = part(Changes)
-    losses: Losses = part(Losses)
-    groups: Groups = part(Groups)
+    rows: RowTable = part(RowTable)
+    changes: ChangeFeed = part(ChangeFeed)
+    losses: LostValues = part(LostValues)
+    groups: GroupTable = part(GroupTable)
     admitted: int = scalar(int, 0)
     policy_version: int = scalar(int, 0)
     owners: dict[str, int] = map_of(str, Count)
-    births: Births = part(Births)
-    holds: Holds = part(Holds)
-    drops: Drops = part(Drops)
-    wants: Wants = part(Wants)
+    births: RowAges = part(RowAges)
+    holds: RowRefcounts = part(RowRefcounts)
+    drops: DropLog = part(DropLog)
+    wants: GroupQuotas = part(GroupQuotas)
     freed: int = counter()
-    fields: dict[str, Field] = parts_of(str, Field, Field)
+    fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
     dtypes: Any = of_kind(_FurtherDtypes(dict[str, list[str]], None, missing={}))
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
     waiting: list[int] = numbers()
     tasks: dict[str, int] = map_of(str, Count)
     claimed: dict[str, int] = map_of(str, Count)
-    leases: Leases = part(Leases)
+    leases: LeaseTable = part(LeaseTable)
     consumed_ever: dict[str, int] = map_of(str, Count)
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
-    passed: PassedRows = part(PassedRows)
+    passed: SkippedRows = part(SkippedRows)
     version: int = counter()
 
     def __init__(
@@ -141,22 +141,22 @@ class Partition(Persisted):
         self.awaited = awaited
         self.blocks = blocks
         self.options = options
-        self.rows = Rows()
-        self.changes = Changes(self.rows)
-        self.losses = Losses(self.rows)
-        self.groups = Groups(self.rows, options.group_size)
-        self.births = Births(options.keep_seconds)
-        self.holds = Holds(self.rows, options.free_when, options.replicas)
-        self.drops = Drops()
-        self.wants = Wants()
-        self.leases = Leases(self.rows)
-        self.passed = PassedRows(self.rows)
+        self.rows = RowTable()
+        self.changes = ChangeFeed(self.rows)
+        self.losses = LostValues(self.rows)
+        self.groups = GroupTable(self.rows, options.group_size)
+        self.births = RowAges(options.keep_seconds)
+        self.holds = RowRefcounts(self.rows, options.free_when, options.replicas)
+        self.drops = DropLog()
+        self.wants = GroupQuotas()
+        self.leases = LeaseTable(self.rows)
+        self.passed = SkippedRows(self.rows)
         self.ready: dict[ReadyKey, ReadySet] = {}
-        self.unseen = Unseen(self.rows, self.groups)
+        self.unseen = DeferredUpdates(self.rows, self.groups)
         self.gained: set[str] = set()
         self.learnt: BlockShape | None = None
         self.typed = 0
-        self._listed: tuple[Sequence[FieldSpec], list[Field]] | None = (
+        self._listed: tuple[Sequence[FieldSpec], list[FieldStats]] | None = (
             None  # the last result of `fields_of`, if it is long
         )
         self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
@@ -198,9 +198,9 @@ class Partition(Persisted):
         self.ready[key] = found
         return found
 
-    def offered(self, ready: ReadySet) -> Ready:
+    def offered(self, ready: ReadySet) -> ReadySets:
         """A ready set as samplers see it."""
-        return Ready(ready, self.rows, self.groups)
+        return ReadySets(ready, self.rows, self.groups)
 
     def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
         """The tags of these rows, None where all are empty."""
@@ -289,13 +289,13 @@ class Partition(Persisted):
         fields = self.fields_of(block.schema)
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
-    def take_types(self, fields: dict[str, Field], specs: Sequence[FieldSpec], of_block: list[Field]) -> None:
+    def take_types(self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]) -> None:
         """Replace all fields. of_block: the fields with the names of `specs`, in their order."""
         self.fields = fields
         self._listed = specs, of_block
         self.typed += 1
 
-    def fields_of(self, specs: Sequence[FieldSpec]) -> list[Field]:
+    def fields_of(self, specs: Sequence[FieldSpec]) -> list[FieldStats]:
         """The fields with these names. All of them must exist."""
         if self._listed is not None and self._listed[0] is specs:
             return self._listed[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.schema import Persisted, part, scalar, value_of
 from transfer_queue.messages.envelopes import AnyReply
 
@@ -14,7 +14,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_replies = msgspec.msgpack.Decoder(dict[int, AnyReply]).decode
 
 
-class Kept(Persisted, array_like=True):
+class ReplyCache(Persisted, array_like=True):
     """Replies of one client, kept for retries. acknowledged: up to here it needs none again.
 
     finished: of the sequences above `acknowledged`, those that it needs no reply to either. An old request that
@@ -22,12 +22,12 @@ class Kept(Persisted, array_like=True):
     """
 
     acknowledged: int = scalar(int, 0)
-    finished: Intervals = part(Intervals)
+    finished: IntervalSet = part(IntervalSet)
     replies: dict[int, AnyReply] = value_of(bytes, dict, _encode, _decode_replies)
 
     def __init__(self) -> None:
         super().__init__()
-        self.finished = Intervals()
+        self.finished = IntervalSet()
 
     def over(self, sequence: int) -> bool:
         """Whether the client waits for this reply no more."""

@@ -6,7 +6,7 @@ from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.apply_leases import fence
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.serialization import restored
+from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.errors import CheckpointError
@@ -14,7 +14,7 @@ from transfer_queue.errors import CheckpointError
 MOST_ORIGINS = 32  # that are remembered; a checkpoint has no more files
 
 
-def take_over(state: State, record: r.StateLoaded) -> None:
+def replace_state(state: State, record: r.StateLoaded) -> None:
     """Partitions with all that is in them are those saved. Clients, units and who waits are those of now.
 
     Counters never go back. Leases are over, those of now and those saved: their samples are delivered again. Who had
@@ -30,7 +30,7 @@ def take_over(state: State, record: r.StateLoaded) -> None:
     else:
         assert not record.file, "the file that a record names must be read before the record is applied"
         tree = unpack(record.state)
-        loaded = restored(tree["state"], state.capacity, state.watched)
+        loaded = load_state(tree["state"], state.capacity, state.watched)
     _join(state, loaded.blocks)
     state.epoch = max(state.epoch, loaded.epoch) + 1
     state.next_index = max(state.next_index, loaded.next_index)

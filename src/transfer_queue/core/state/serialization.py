@@ -1,6 +1,6 @@
 """The state as a tree of plain values, and back: for the journal's snapshots and for checkpoints.
 
-Every part of the state has `saved()`, which gives dicts, lists, text, numbers, bytes and numpy arrays, and
+Every part of the state has `save_state()`, which gives dicts, lists, text, numbers, bytes and numpy arrays, and
 `restore(saved)`, which takes them in on a fresh one. Arrays are those of the state, not copies: who saves writes the
 tree before the state changes (or in a forked child), and who restores owns the arrays that he gives. Tags stay encoded
 until somebody looks at them.
@@ -20,11 +20,11 @@ from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state.invariants import check_loaded
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS, PLACE, BlockTable
-from transfer_queue.core.tables.extent_records import Extent
+from transfer_queue.core.tables.extent_records import ExtentRecord
 from transfer_queue.errors import CheckpointError
 
 
-def saved(state: State) -> dict[str, Any]:
+def save_state(state: State) -> dict[str, Any]:
     """The state as plain values and arrays."""
     tree: dict[str, Any] = state.saved()
     return tree
@@ -36,9 +36,9 @@ def saved_sound(state: State) -> dict[str, Any]:
     Raises CheckpointError if the state contradicts itself. Takes seconds for a million rows, and the memory of a second
     state, so call it in another process than the controller's.
     """
-    tree = saved(state)
+    tree = save_state(state)
     try:
-        trusted(tree)
+        load_untrusted(tree)
     except CheckpointError as error:
         raise CheckpointError(
             f"the controller's state contradicts itself, so a checkpoint of it could not be loaded: "
@@ -47,11 +47,11 @@ def saved_sound(state: State) -> dict[str, Any]:
     return tree
 
 
-def restored(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
+def load_state(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
     """The state that was saved, without anybody who waits. capacity, watched: see `State`.
 
     Raises CheckpointError where the tree has not the form of a state. That what it says is true is not looked at; for
-    that see `trusted`.
+    that see `load_untrusted`.
     """
     state = State(capacity)
     state.watched = list(watched)
@@ -68,12 +68,12 @@ def restored(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()
     return state
 
 
-def trusted(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
+def load_untrusted(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
     """Return the state of a tree of which nothing is known except that it is complete.
 
     Raises CheckpointError also if it contradicts itself. Costs some seconds for a million rows.
     """
-    state = restored(tree, capacity, watched)
+    state = load_state(tree, capacity, watched)
     try:
         check_loaded(state)
     except Exception as error:  # as above; BrokenInvariant says it best
@@ -124,7 +124,7 @@ def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int,
     for columns in chosen:
         places, counts = np.unique(np.stack([columns["unit"], columns["extent"]]), axis=1, return_counts=True)
         for (unit, number), count in zip(places.T.tolist(), counts.tolist(), strict=True):
-            extent = blocks.extents[unit, number] = Extent(writer, lengths[unit, number])
+            extent = blocks.extents[unit, number] = ExtentRecord(writer, lengths[unit, number])
             extent.blocks = count
     blocks.leased, blocks.leased_in = 0, {}
     for (unit, _), extent in blocks.extents.items():

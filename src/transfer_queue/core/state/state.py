@@ -21,8 +21,8 @@ from transfer_queue.core.columns.schema import (
 )
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.reply_cache import Kept
-from transfer_queue.core.state.wait_queues import WaitingRoom
+from transfer_queue.core.state.reply_cache import ReplyCache
+from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.messages.descriptors import DISK, UnitInfo
 
@@ -91,7 +91,7 @@ class State(Persisted):
     changes: int = counter()
     blocks: BlockTable = part(BlockTable)
     partitions: dict[str, Partition] = of_kind(_Partitions(Partition, dict))
-    clients: dict[str, Kept] = parts_of(str, Kept)
+    clients: dict[str, ReplyCache] = parts_of(str, ReplyCache)
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
     draining: set[int] = set_of(Count)
     origins: dict[str, int] = map_of(str, Count)
@@ -107,7 +107,7 @@ class State(Persisted):
         self.aging: dict[str, Partition] = {}
         self.counted = RowCount()
         self.blocks = BlockTable()
-        self.waiting = WaitingRoom()
+        self.waiting = WaitQueues()
         self.disks: set[int] = set()
 
     @property

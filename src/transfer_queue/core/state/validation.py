@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.intern_table import Interned
+from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
 from transfer_queue.core.puts.put_decisions import check_options
 from transfer_queue.core.state.partition import Partition
@@ -22,7 +22,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.block_table import PLACE, BlockTable
 from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.field_types import MIXED_RANK, Field, dims_parts
+from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_parts
 from transfer_queue.core.tables.lease_table import Counts
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Chunk
 from transfer_queue.errors import InvalidArgumentError
@@ -33,9 +33,9 @@ MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them e
 _decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
 
 
-def check(state: State) -> None:
+def check_references(state: State) -> None:
     """Raises BrokenInvariant where the state is not sound."""
-    blocks = _Blocks(state.blocks, state.next_block)
+    blocks = _NeededBlocks(state.blocks, state.next_block)
     before: list[np.ndarray] = [np.zeros(0, "i8")]
     for name, partition in state.partitions.items():
         require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
@@ -68,7 +68,7 @@ def _distinct(numbers: np.ndarray) -> bool:
 # ------------------------------------------------------------ blocks
 
 
-class _Blocks:
+class _NeededBlocks:
     """The table, as columns over all blocks that are needed, ascending by number; and how often values used each."""
 
     def __init__(self, table: BlockTable, next_block: int) -> None:
@@ -88,7 +88,7 @@ class _Blocks:
         for place in table.freed:
             require(place not in table.extents, f"extent {place} is free and in use")
 
-    def take(self, field: Field, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
+    def take(self, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
         """Values of a field lie in these rows of these blocks. mine: marks what the partition has of all blocks."""
         name = field.name
         if not len(numbers):
@@ -145,7 +145,7 @@ def _known_places(table: BlockTable, unit: np.ndarray, extent: np.ndarray) -> No
             require((number, one) in table.extents, f"a block lies in extent {one} of unit {number}, which nobody has")
 
 
-def _interned(table: Interned[Any], column: np.ndarray, name: str) -> None:
+def _interned(table: InternTable[Any], column: np.ndarray, name: str) -> None:
     """Each of these numbers stands for a value; used as often as said."""
     size = len(table.uses)
     require(len(table.values) == size, f"there are {len(table.values)} values of {name}, and {size} counts of them")
@@ -233,7 +233,7 @@ def _chunk(chunk: Chunk, where: str) -> None:
     require(set(chunk.held) == set(chunk.finished), f"{where} has rows held that are not counted")
 
 
-def _values(partition: Partition, blocks: _Blocks) -> None:
+def _values(partition: Partition, blocks: _NeededBlocks) -> None:
     mine = np.zeros(len(blocks.number), bool)
     for name, field in partition.fields.items():
         where = f"field {name!r} of {partition.name}"

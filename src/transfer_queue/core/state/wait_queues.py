@@ -15,18 +15,18 @@ import msgspec
 from transfer_queue.core.tables.change_feed import begins
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import Wanted
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
 MAX_WAITING = 4096  # requests of one client that wait at a time
 MAX_WAITING_BYTES = 64 << 20  # of them together, as messages; one that is larger may wait alone
 
-Waiter = tuple[str, int]  # client, sequence
+RequestKey = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
 WatchKey = tuple[bytes, bool]
 
-Parkable = Union[Claim, Publish, Reserve, Wanted, Watch]
+Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -36,7 +36,7 @@ def size_of(request: Parkable) -> int:
     return len(_encode(request))
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class ParkedRequest(msgspec.Struct, frozen=True):
     """A parked request. since, deadline: on the controller's clock."""
 
     client: str
@@ -46,7 +46,7 @@ class Waiting(msgspec.Struct, frozen=True):
     request: Parkable
 
     @property
-    def waiter(self) -> Waiter:
+    def waiter(self) -> RequestKey:
         """Who waits."""
         return self.client, self.sequence
 
@@ -63,7 +63,7 @@ class Waiting(msgspec.Struct, frozen=True):
         return self.request
 
 
-class Queue:
+class ClaimQueue:
     """The parked claims of one task in one partition.
 
     claims: in order of arrival. shares: the same by the dealt batch that they may ask for (see `share_key`).
@@ -72,13 +72,13 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self.claims: dict[Waiter, Waiting] = {}
-        self.shares: dict[ShareKey, dict[Waiter, None]] = {}
+        self.claims: dict[RequestKey, ParkedRequest] = {}
+        self.shares: dict[ShareKey, dict[RequestKey, None]] = {}
         self.wanted: dict[tuple[str, ...], tuple[int, int]] = {}
-        self.watchers: dict[Waiter, None] = {}
-        self.finite: dict[Waiter, None] = {}
+        self.watchers: dict[RequestKey, None] = {}
+        self.finite: dict[RequestKey, None] = {}
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: ParkedRequest) -> None:
         """A claim begins to wait."""
         claim = waiting.claim
         self.claims[waiting.waiter] = waiting
@@ -93,7 +93,7 @@ class Queue:
         if key is not None:
             self.shares.setdefault(key, {})[waiting.waiter] = None
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: RequestKey) -> None:
         """A claim waits no longer."""
         claim = self.claims.pop(waiter).claim
         self.watchers.pop(waiter, None)
@@ -108,7 +108,7 @@ class Queue:
             if not self.shares[key]:
                 del self.shares[key]
 
-    def of_share(self, key: ShareKey) -> list[Waiting]:
+    def of_share(self, key: ShareKey) -> list[ParkedRequest]:
         """Those who may ask for this dealt batch."""
         return [self.claims[waiter] for waiter in self.shares.get(key, ())]
 
@@ -127,7 +127,7 @@ def share_key(sampling: dict[str, Any]) -> ShareKey | None:
     return (rank, batch) if isinstance(rank, int) and isinstance(batch, int) else None
 
 
-class Watches:
+class WatchQueue:
     """The parked watches of one partition.
 
     groups: (where, whether they begin) -> those who are to be answered alike, none of them empty. looked: the version
@@ -136,7 +136,7 @@ class Watches:
     """
 
     def __init__(self) -> None:
-        self.groups: dict[WatchKey, dict[Waiter, Waiting]] = {}
+        self.groups: dict[WatchKey, dict[RequestKey, ParkedRequest]] = {}
         self.looked = -1
 
     @staticmethod
@@ -144,11 +144,11 @@ class Watches:
         """Watches with equal keys get equal answers to what is new from now on."""
         return _encode(watch.where), begins(watch)
 
-    def add(self, waiting: Waiting, watch: Watch) -> None:
+    def add(self, waiting: ParkedRequest, watch: Watch) -> None:
         """A watch begins to wait."""
         self.groups.setdefault(self.key(watch), {})[waiting.waiter] = waiting
 
-    def remove(self, waiter: Waiter, watch: Watch) -> None:
+    def remove(self, waiter: RequestKey, watch: Watch) -> None:
         """A watch waits no longer."""
         key = self.key(watch)
         del self.groups[key][waiter]
@@ -156,7 +156,7 @@ class Watches:
             del self.groups[key]
 
 
-class WaitingRoom:
+class WaitQueues:
     """by_waiter: everything that waits. claims: partition -> task -> its queue, none of them empty.
 
     space: puts and reservations that wait for capacity, in order of arrival. work: partition -> producers that wait
@@ -166,17 +166,17 @@ class WaitingRoom:
     """
 
     def __init__(self) -> None:
-        self.by_waiter: dict[Waiter, Waiting] = {}
+        self.by_waiter: dict[RequestKey, ParkedRequest] = {}
         self.of_client: dict[str, int] = {}
-        self.sizes: dict[Waiter, int] = {}
+        self.sizes: dict[RequestKey, int] = {}
         self.bytes_of_client: dict[str, int] = {}
-        self.claims: dict[str, dict[str, Queue]] = {}
-        self.space: dict[Waiter, Waiting] = {}
-        self.work: dict[str, dict[Waiter, Waiting]] = {}
-        self.watches: dict[str, Watches] = {}
+        self.claims: dict[str, dict[str, ClaimQueue]] = {}
+        self.space: dict[RequestKey, ParkedRequest] = {}
+        self.work: dict[str, dict[RequestKey, ParkedRequest]] = {}
+        self.watches: dict[str, WatchQueue] = {}
         self._deadlines: list[tuple[float, str, int]] = []
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: ParkedRequest) -> None:
         """Somebody begins to wait, behind those who wait already."""
         request = waiting.request
         self.by_waiter[waiting.waiter] = waiting
@@ -187,17 +187,17 @@ class WaitingRoom:
             tasks = self.claims.setdefault(request.partition, {})
             queue = tasks.get(request.task)
             if queue is None:
-                queue = tasks[request.task] = Queue()
+                queue = tasks[request.task] = ClaimQueue()
             queue.add(waiting)
-        elif isinstance(request, Wanted):
+        elif isinstance(request, TakeGroupDemand):
             self.work.setdefault(request.partition, {})[waiting.waiter] = waiting
         elif isinstance(request, Watch):
-            self.watches.setdefault(request.partition, Watches()).add(waiting, request)
+            self.watches.setdefault(request.partition, WatchQueue()).add(waiting, request)
         else:
             self.space[waiting.waiter] = waiting
         heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: RequestKey) -> None:
         """Somebody waits no longer."""
         request = self.by_waiter.pop(waiter).request
         left = self.of_client.pop(waiter[0]) - 1
@@ -209,7 +209,7 @@ class WaitingRoom:
             # most waits end long before their deadline; what they leave behind must not grow
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
-        if isinstance(request, Wanted):
+        if isinstance(request, TakeGroupDemand):
             del self.work[request.partition][waiter]
             if not self.work[request.partition]:
                 del self.work[request.partition]
@@ -245,7 +245,7 @@ class WaitingRoom:
                 "at a time, or from several clients"
             )
 
-    def of_partition(self, partition: str) -> dict[str, Queue]:
+    def of_partition(self, partition: str) -> dict[str, ClaimQueue]:
         """Task -> queue of one partition."""
         return self.claims.get(partition, {})
 
@@ -266,7 +266,7 @@ class WaitingRoom:
         first = self._deadlines[0][0] if self._deadlines else math.inf
         return first if first < math.inf else None
 
-    def expired(self, now: float) -> Iterator[Waiting]:
+    def expired(self, now: float) -> Iterator[ParkedRequest]:
         """Those whose deadline has come, in order of deadline; each must be removed before the next is taken."""
         while True:
             self._trim()

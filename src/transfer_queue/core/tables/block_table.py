@@ -15,22 +15,22 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.intern_table import Interned, interned
+from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.schema import (
     Count,
     JoinedBytes,
     Persisted,
     columns_of,
     counter,
-    joined,
-    parted,
+    join_columns,
     parts_of,
     scalar,
+    split_columns,
 )
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import with_schema
 from transfer_queue.core.tables.prepared_puts import Prepared
-from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock, Place
+from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -82,9 +82,9 @@ def sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> list[tu
     return list(zip(*(column.tolist() for column in found)))
 
 
-def _place(columns: dict[str, np.ndarray], at: int) -> Place:
+def _place(columns: dict[str, np.ndarray], at: int) -> BlockLocation:
     unit, extent, offset, generation = (int(columns[name][at]) for name in PLACE)
-    return Place(unit, extent, offset, generation)
+    return BlockLocation(unit, extent, offset, generation)
 
 
 OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
@@ -115,7 +115,7 @@ class BlockChunk(Persisted):
                 grown[: len(column)] = column
                 columns[name] = grown
 
-    def put(self, at: int, places: Sequence[Place]) -> None:
+    def put(self, at: int, places: Sequence[BlockLocation]) -> None:
         """Sets the places of a block, one or two."""
         for name in PLACE:
             self.columns[name][at] = getattr(places[0], name)
@@ -128,7 +128,7 @@ class BlockChunk(Persisted):
         for name in PLACE:
             self.second[name][at] = getattr(places[1], name)
 
-    def places(self, at: int) -> list[Place]:
+    def places(self, at: int) -> list[BlockLocation]:
         """The places of a block."""
         found = [_place(self.columns, at)]
         if self.second and self.second["extent"][at]:
@@ -136,9 +136,9 @@ class BlockChunk(Persisted):
         return found
 
 
-def places_of(block: NewBlock) -> list[Place]:
+def places_of(block: NewBlock) -> list[BlockLocation]:
     """All places of a block as its writer publishes it."""
-    first = Place(block.unit, block.extent, block.offset, block.generation, block.length)
+    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length)
     return [first, *block.copies]
 
 
@@ -150,17 +150,17 @@ class BlockTable(PublishedExtents):
     """
 
     chunks: dict[int, BlockChunk] = parts_of(Count, BlockChunk)
-    schemas: Interned[tuple[FieldSpec, ...]] = interned(
+    schemas: InternTable[tuple[FieldSpec, ...]] = interned(
         "schema_values",
         list[list[FieldSpec] | None],
         save=msgspec.to_builtins,
         load=lambda values: [tuple(value or ()) for value in values],
     )
-    dims: Interned[bytes] = interned(
+    dims: InternTable[bytes] = interned(
         "dims_values",
         JoinedBytes,
-        save=lambda values: joined(np.frombuffer(value or b"", "u1") for value in values),
-        load=lambda values: [value.tobytes() for value in parted(values)],
+        save=lambda values: join_columns(np.frombuffer(value or b"", "u1") for value in values),
+        load=lambda values: [value.tobytes() for value in split_columns(values)],
     )
     live_bytes: int = counter()
 
@@ -224,7 +224,7 @@ class BlockTable(PublishedExtents):
         at = at[column["live"][at] == 0]
         if not len(at):
             return 0
-        tables: tuple[tuple[Interned[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
+        tables: tuple[tuple[InternTable[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
         for table, name in tables:
             for value, uses in _counted(column[name][at]):
                 table.drop(value, uses)
@@ -258,7 +258,7 @@ class BlockTable(PublishedExtents):
         for owner, unit, nbytes in sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
             self.stored[owner][unit] += sign * nbytes
 
-    def places(self, number: int) -> list[Place]:
+    def places(self, number: int) -> list[BlockLocation]:
         """Where a needed block lies, one place or two; a reader is told the first."""
         return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
 
@@ -287,7 +287,7 @@ class BlockTable(PublishedExtents):
                 alive[mine] = chunk.columns["live"][np.minimum(at, chunk.capacity - 1)] > 0
         return numbers[alive]
 
-    def relocate(self, numbers: np.ndarray, place: Place, offsets: np.ndarray, left: int, writer: str) -> None:
+    def relocate(self, numbers: np.ndarray, place: BlockLocation, offsets: np.ndarray, left: int, writer: str) -> None:
         """Blocks (ascending) lie in the extent of `place`, at these offsets, instead of in unit `left` (-1: as well).
 
         Those that are not needed any more, or do not lie as that presumes, stay as they are.
@@ -320,7 +320,7 @@ class BlockTable(PublishedExtents):
         columns: dict[str, np.ndarray],
         at: np.ndarray,
         offsets: np.ndarray,
-        place: Place,
+        place: BlockLocation,
         writer: str,
         leave: bool = False,
     ) -> None:
@@ -448,7 +448,7 @@ class BlockTable(PublishedExtents):
             int(columns["rows"][at]),
         )
 
-    def live_blocks(self) -> Iterator[tuple[int, int, list[Place], int]]:
+    def live_blocks(self) -> Iterator[tuple[int, int, list[BlockLocation], int]]:
         """(number, values needed, places, nbytes) of every needed block; for invariants."""
         for key in sorted(self.chunks):
             chunk = self.chunks[key]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
 from transfer_queue.messages.queries import Watch
 
 MAX_CLEARED = 65536  # cleared rows of a partition that are remembered
@@ -55,7 +55,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-class Changes(Persisted):
+class ChangeFeed(Persisted):
     """When the rows of a partition last changed, and which were cleared.
 
     newest: chunk number -> the newest version in `Chunk.changed` (or one that was there), the most recent last.
@@ -69,7 +69,7 @@ class Changes(Persisted):
     made: int = counter()
     sealed: int = counter()
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self.rows = rows
         self.count = 0

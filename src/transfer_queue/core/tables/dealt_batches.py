@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.intervals import Intervals
+from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.schema import (
     Count,
     Persisted,
@@ -40,17 +40,17 @@ class DealtBatches(Persisted):
     """
 
     batches: dict[int, DealtBatch] = rows_of(DealtBatch, key="batches", array="rows", by="number")
-    issued: dict[int, Intervals] = parts_of(int, Intervals)
+    issued: dict[int, IntervalSet] = parts_of(int, IntervalSet)
     counts: dict[int, int] = map_of(int, Count)
     sizes: dict[int, int] = map_of(int, int)
-    rounds: Intervals = part(Intervals)
+    rounds: IntervalSet = part(IntervalSet)
     round_count: int = counter()
     left: set[int] = set_of(int)
     next_number: int = counter(1)
 
     def __init__(self) -> None:
         super().__init__()
-        self.rounds = Intervals()
+        self.rounds = IntervalSet()
         self.by_key: dict[tuple[int, int], int] = {}
 
     def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
@@ -58,7 +58,7 @@ class DealtBatches(Persisted):
         number = self.next_number
         self.next_number += 1
         self.left.discard(dp_rank)
-        self.issued.setdefault(dp_rank, Intervals()).add(batch_index)
+        self.issued.setdefault(dp_rank, IntervalSet()).add(batch_index)
         self.counts[dp_rank] = self.counts.get(dp_rank, 0) + 1
         self.sizes[dp_rank] = batch_size
         if batch_index not in self.rounds:

@@ -83,7 +83,7 @@ class Spans:
         return self._firsts[at] if at < len(self._firsts) else None
 
 
-class Extent:
+class ExtentRecord:
     """An extent. blocks: how many needed blocks are in it. closed: its writer puts no more blocks into it.
 
     length: bytes, as its writer has reported them; 0 if it has not.
@@ -137,14 +137,14 @@ class Extent:
         self.gaps[at : at + 1] = [gap for gap in ((first, start), (end, last)) if gap[1] - gap[0] >= _ALIGNMENT]
 
 
-def _listed(extents: dict[tuple[int, int], Extent]) -> list[tuple[int, int, str, int, int, bool]]:
+def _listed(extents: dict[tuple[int, int], ExtentRecord]) -> list[tuple[int, int, str, int, int, bool]]:
     return [(*place, e.writer, e.length, e.blocks, e.closed) for place, e in extents.items()]
 
 
-def _extents(entries: list[tuple[int, int, str, int, int, bool]]) -> dict[tuple[int, int], Extent]:
+def _extents(entries: list[tuple[int, int, str, int, int, bool]]) -> dict[tuple[int, int], ExtentRecord]:
     extents = []
     for unit, number, writer, length, blocks, closed in entries:
-        extent = Extent(writer, length)
+        extent = ExtentRecord(writer, length)
         extent.blocks, extent.closed = blocks, closed
         extents.append(((unit, number), extent))
     return keyed(extents)
@@ -160,7 +160,7 @@ class PublishedExtents(Persisted):
     changes: grows when values or extents are removed; for `core.units.migration_planner`, not part of the state.
     """
 
-    extents: dict[tuple[int, int], Extent] = value_of(
+    extents: dict[tuple[int, int], ExtentRecord] = value_of(
         list[tuple[Count, Count, str, Count, Count, bool]], dict, _listed, _extents
     )
     freed: dict[tuple[int, int], None] = value_of(list[tuple[int, int]], dict, list, dict.fromkeys)
@@ -173,15 +173,15 @@ class PublishedExtents(Persisted):
         self.spans: defaultdict[int, Spans] = defaultdict(Spans)
         self.changes = 0
 
-    def lies_in(self, unit: int, number: int, length: int, writer: str) -> Extent:
+    def lies_in(self, unit: int, number: int, length: int, writer: str) -> ExtentRecord:
         """Return the extent of a block; made if this is its first block."""
         extent = self.extents.get((unit, number))
         if extent is None:
-            extent = self.extents[unit, number] = Extent(writer, length)
+            extent = self.extents[unit, number] = ExtentRecord(writer, length)
             self.lengthen(unit, length)
         return extent
 
-    def enter_empty(self, place: tuple[int, int], before: Extent) -> None:
+    def enter_empty(self, place: tuple[int, int], before: ExtentRecord) -> None:
         """Take over an extent of another table without its blocks; its writer may go on putting into it."""
         extent = self.lies_in(*place, before.length, before.writer)
         extent.low, extent.top, extent.gaps = before.low, before.top, before.gaps
@@ -209,7 +209,7 @@ class PublishedExtents(Persisted):
                 self.spans[unit].remove((low, number))
             self._list(unit, number, extent)
 
-    def _list(self, unit: int, number: int, extent: Extent) -> None:
+    def _list(self, unit: int, number: int, extent: ExtentRecord) -> None:
         """List an extent, and limit the extent before it to the bytes before this one."""
         spans, span = self.spans[unit], (extent.low, number)
         spans.add(span)

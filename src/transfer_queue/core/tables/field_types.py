@@ -29,7 +29,7 @@ def promotes(one: str, other: str) -> bool:
     return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
 
 
-class Field(Persisted, array_like=True):
+class FieldStats(Persisted, array_like=True):
     """live: rows that have a value. ever: rows that have got one so far. The rest is forgotten when live falls to 0.
 
     dtype: of the first value. others: further dtypes that values have had since, in order of appearance.
@@ -77,9 +77,9 @@ class Field(Persisted, array_like=True):
                     f"first."
                 )
 
-    def copy(self) -> Field:
+    def copy(self) -> FieldStats:
         """Return a field of the same name and type, which no row has."""
-        made = Field(self.name)
+        made = FieldStats(self.name)
         made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
         made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank
         return made

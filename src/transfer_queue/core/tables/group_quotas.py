@@ -9,7 +9,7 @@ from __future__ import annotations
 from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_tuples
 
 
-class Wants(Persisted):
+class GroupQuotas(Persisted):
     """groups: task -> how many are wanted. promised: (task, client) -> rows of new groups still to come from it."""
 
     groups: dict[str, int] = map_of(str, Count)

@@ -18,13 +18,13 @@ from transfer_queue.core.columns.schema import (
     Joined,
     Persisted,
     counter,
-    joined,
+    join_columns,
     keyed,
     map_of,
-    parted,
     several,
+    split_columns,
 )
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Rows
+from transfer_queue.core.tables.row_table import CHUNK_BITS, RowTable
 
 
 class Group:
@@ -45,13 +45,13 @@ def _group_columns(declared: dict[int, Group]) -> tuple[Any, ...]:
         [group.name for group in groups],
         np.array([group.number for group in groups], "i8"),
         np.array([group.cleared for group in groups], "i8"),
-        joined([np.array(group.members, "i8") for group in groups]),
+        join_columns([np.array(group.members, "i8") for group in groups]),
     )
 
 
 def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members: Joined) -> dict[int, Group]:
     groups = []
-    for name, number, gone, its in zip(names, numbers.tolist(), cleared.tolist(), parted(members), strict=True):
+    for name, number, gone, its in zip(names, numbers.tolist(), cleared.tolist(), split_columns(members), strict=True):
         group = Group(name, number)
         group.members = its.tolist()
         group.cleared = gone
@@ -59,7 +59,7 @@ def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members:
     return keyed(groups)
 
 
-class Groups(Persisted):
+class GroupTable(Persisted):
     """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
 
     broken: declared groups of which a member was cleared and another lives. largest: the most members that any declared
@@ -74,7 +74,7 @@ class Groups(Persisted):
     unborn: dict[str, int] = map_of(str, Count)
     largest: int = counter(missing=0)
 
-    def __init__(self, rows: Rows, size: int | None) -> None:
+    def __init__(self, rows: RowTable, size: int | None) -> None:
         super().__init__()
         self.rows = rows
         self.size = size

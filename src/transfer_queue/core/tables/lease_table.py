@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, part, per_chunk, per_task, rows_of
-from transfer_queue.core.tables.row_table import CHUNK, Rows
+from transfer_queue.core.tables.row_table import CHUNK, RowTable
 
 BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index
 MOST = int(np.iinfo("u2").max)
@@ -26,7 +26,7 @@ class Counts(Persisted, bare=True):
 
     _columns: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self._rows = rows
 
@@ -77,7 +77,7 @@ class Counts(Persisted, bare=True):
                 yield task, key, column
 
 
-class Lease(msgspec.Struct, eq=False):
+class RowLease(msgspec.Struct, eq=False):
     """What one claim was given for `seconds` at a time.
 
     client: who claimed. rows: global indexes that are neither acknowledged nor given back, ascending. batch: the key
@@ -95,38 +95,38 @@ class Lease(msgspec.Struct, eq=False):
     unit: Count
 
 
-class Leases(Persisted):
+class LeaseTable(Persisted):
     """by_token: those that are in force. delivered: (task, row) -> deliveries that ended without an ack.
 
     acked: (task, row) -> acks so far of a row that waits for more of them.
     """
 
-    by_token: dict[int, Lease] = rows_of(Lease, key="leases", array="rows", by="token")
+    by_token: dict[int, RowLease] = rows_of(RowLease, key="leases", array="rows", by="token")
     delivered: Counts = part(Counts)
     acked: Counts = part(Counts)
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self.delivered = Counts(rows)
         self.acked = Counts(rows)
         self._rows = rows
         self._of_batch: dict[BatchKey, dict[int, None]] = {}
 
-    def of_batch(self, batch: BatchKey) -> list[Lease]:
+    def of_batch(self, batch: BatchKey) -> list[RowLease]:
         """The leases of a kept batch."""
         return [self.by_token[token] for token in self._of_batch.get(batch, ())]
 
-    def of_rank(self, task: str, dp_rank: int) -> list[Lease]:
+    def of_rank(self, task: str, dp_rank: int) -> list[RowLease]:
         """The leases of all kept batches of a rank, the oldest first."""
         leases = self.by_token.values()
         return [lease for lease in leases if lease.batch is not None and lease.batch[:2] == (task, dp_rank)]
 
-    def living(self, lease: Lease) -> np.ndarray:
+    def living(self, lease: RowLease) -> np.ndarray:
         """The rows of a lease that are not cleared."""
         live: np.ndarray = lease.rows[self._rows.positions_of(lease.rows) >= 0]
         return live
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: RowLease) -> None:
         """A lease begins."""
         self.by_token[lease.token] = lease
         if lease.batch is not None:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_values
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Rows
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
 
 Found = tuple[int, Chunk, str, np.ndarray]  # chunk number, chunk, field, where in the chunk
 
 
-class Loss(NamedTuple):
+class LossEvent(NamedTuple):
     """What took values with it. unit: the storage unit's number. when: in words, by the clock of who noticed it.
 
     version: of the partition.
@@ -32,13 +32,15 @@ class Loss(NamedTuple):
         return f"lost with storage unit {self.unit}" + (f" ({self.when})" if self.when else "")
 
 
-class Losses(Persisted):
+class LostValues(Persisted):
     """Of one partition. events: what took values that are still lost, by number. counts: field -> lost values."""
 
-    events: dict[int, Loss] = map_of_values(Count, tuple[Count, str, Count], tuple, lambda entry: Loss(*entry))
+    events: dict[int, LossEvent] = map_of_values(
+        Count, tuple[Count, str, Count], tuple, lambda entry: LossEvent(*entry)
+    )
     counts: dict[str, int] = map_of(str, Count)
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self._rows = rows
 
@@ -95,7 +97,7 @@ class Losses(Persisted):
         return ""
 
 
-def holding(rows: Rows, blocks: np.ndarray) -> Iterator[Found]:
+def holding(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
     """Where live rows have values in these blocks."""
     for key, chunk in rows.chunks.items():
         for name, (column, _) in chunk.field.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.tables.field_types import Field
+from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.core.tables.wide_columns import WideColumns
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
@@ -28,7 +28,7 @@ class Prepared:
         self.columns: PreparedColumns | None = None
         """None if the columns of its fields are not prepared."""
 
-    def matches(self, fields: dict[str, Field], typed: int) -> bool:
+    def matches(self, fields: dict[str, FieldStats], typed: int) -> bool:
         """Return whether its values are known to match these fields of the partition, and the types are prepared."""
         return self.types is not None and self.types.is_current(fields, typed)
 
@@ -51,12 +51,12 @@ class Prepared:
 class PreparedTypes:
     """The fields of a partition as they are after a put, with the types of the put's block added."""
 
-    def __init__(self, fields: dict[str, Field], typed: int) -> None:
+    def __init__(self, fields: dict[str, FieldStats], typed: int) -> None:
         self.fields = dict(fields)
         """All fields of the partition by name."""
-        self.of_block: list[Field] = []
+        self.of_block: list[FieldStats] = []
         """The fields of the block, in its order."""
-        self.replaced: list[tuple[Field, Field]] = []
+        self.replaced: list[tuple[FieldStats, FieldStats]] = []
         """Fields whose types the block changes, each with the field that replaces it."""
         self.several: dict[str, list[str]] = {}
         """The dtypes of those fields of the block that have several."""
@@ -74,7 +74,7 @@ class PreparedTypes:
         """
         field = self.fields.get(spec.name)
         if field is None:
-            field = self.fields[spec.name] = Field(spec.name)
+            field = self.fields[spec.name] = FieldStats(spec.name)
             field.add(spec, dims)
         else:
             field.check(spec)
@@ -86,12 +86,12 @@ class PreparedTypes:
         if field.others:
             self.several[field.name] = [field.dtype, *field.others]
 
-    def is_current(self, fields: dict[str, Field], typed: int) -> bool:
+    def is_current(self, fields: dict[str, FieldStats], typed: int) -> bool:
         """Return whether the partition has the fields and types that it had when this was prepared."""
         base, count, before = self._base  # fields are added to the dict, and never removed
         return (fields is base or not count) and (len(fields), typed) == (count, before)
 
-    def install(self) -> dict[str, Field]:
+    def install(self) -> dict[str, FieldStats]:
         """Return the fields for the partition, with the numbers of values that the replaced fields have now."""
         for field, changed in self.replaced:
             changed.live, changed.ever = field.live, field.ever

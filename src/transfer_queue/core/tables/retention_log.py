@@ -12,16 +12,16 @@ from transfer_queue.core.columns.schema import (
     Persisted,
     counter,
     deque_of,
-    joined,
+    join_columns,
     map_of,
-    parted,
     several,
+    split_columns,
 )
 
 MARKS = 64  # age is known to a MARKS-th of what is kept
 
 
-class Births(Persisted):
+class RowAges(Persisted):
     """Marks (began, time, end): all positions below `end` had come by `time`. end: that of the newest mark.
 
     keep: seconds that rows are kept; None where their age does not matter.
@@ -60,15 +60,15 @@ class Births(Persisted):
 REMEMBERED = 1 << 16  # rows of which it is still known why they were dropped
 
 
-class Drops(Persisted):
+class DropLog(Persisted):
     """rows: reason -> how many. latest: (global indexes, reason), newest last."""
 
     rows: dict[str, int] = map_of(str, Count)
     latest: deque[tuple[np.ndarray, str]] = several(
         {"latest": Joined, "reasons": list[str]},
         deque,
-        save=lambda latest: (joined(rows for rows, _ in latest), [reason for _, reason in latest]),
-        load=lambda rows, reasons: deque(zip(parted(rows), reasons, strict=True)),
+        save=lambda latest: (join_columns(rows for rows, _ in latest), [reason for _, reason in latest]),
+        load=lambda rows, reasons: deque(zip(split_columns(rows), reasons, strict=True)),
     )
 
     def __init__(self) -> None:

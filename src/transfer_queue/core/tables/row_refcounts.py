@@ -11,23 +11,23 @@ from collections.abc import Container
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import Joined, Persisted, joined, parted, several
-from transfer_queue.core.tables.row_table import Rows
+from transfer_queue.core.columns.schema import Joined, Persisted, join_columns, several, split_columns
+from transfer_queue.core.tables.row_table import RowTable
 
 Holder = tuple[str, str, int]  # task, client, dp_rank
 
 
-class Holds(Persisted):
+class RowRefcounts(Persisted):
     """tasks: those of `free_when`, none where rows are cleared by hand. by_holder: global indexes held, ascending."""
 
     by_holder: dict[Holder, np.ndarray] = several(
         {"holders": list[Holder], "rows": Joined},
         dict,
-        save=lambda held: ([list(holder) for holder in held], joined(held.values())),
-        load=lambda holders, rows: dict(zip(holders, parted(rows), strict=True)),
+        save=lambda held: ([list(holder) for holder in held], join_columns(held.values())),
+        load=lambda holders, rows: dict(zip(holders, split_columns(rows), strict=True)),
     )
 
-    def __init__(self, rows: Rows, tasks: list[str], replicas: int) -> None:
+    def __init__(self, rows: RowTable, tasks: list[str], replicas: int) -> None:
         super().__init__()
         self.rows = rows
         self.tasks = tasks

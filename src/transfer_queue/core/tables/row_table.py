@@ -345,7 +345,7 @@ _FIELD = _PER_ROW.pop("field")
 Run = tuple[int, Chunk, Indexer, int, int]
 
 
-class Rows(Persisted):
+class RowTable(Persisted):
     """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
 
     watched: tags that are kept as columns of numbers, too. Derived from the tags, and no part of the state.

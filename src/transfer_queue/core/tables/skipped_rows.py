@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, list_of, map_of_tuples, per_chunk, per_task
-from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Rows
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, RowTable
 
 
-class PassedRows(Persisted):
+class SkippedRows(Persisted):
     """counts: (task, reason) -> rows passed over so far, cleared ones included; until the task's consumption is reset.
 
     Of rows that live the reason is kept, in columns of u2 for the chunks in which any was passed over.
@@ -21,7 +21,7 @@ class PassedRows(Persisted):
     _codes: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
     """1 + number of the reason; 0 without."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self._rows = rows
 

@@ -15,13 +15,13 @@ from transfer_queue.core.tables.block_table import MOST_PLACES, places_of
 from transfer_queue.core.tables.extent_records import MOST_BYTES, MOST_EXTENTS
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
-from transfer_queue.messages.descriptors import NewBlock, Place
-from transfer_queue.messages.unit_reports import Move, Moved
+from transfer_queue.messages.descriptors import BlockLocation, NewBlock
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 
 
 def check_places(state: State, writer: str, block: NewBlock) -> None:
     """Raise an error if a block cannot lie where its writer reports it."""
-    places: list[Place | NewBlock] = [block]
+    places: list[BlockLocation | NewBlock] = [block]
     if block.copies:
         places += block.copies
     if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
@@ -45,7 +45,7 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
         _check_extent(state, writer, place, block.nbytes)
 
 
-def _check_extent(state: State, writer: str, place: Place | NewBlock, nbytes: int) -> None:
+def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
     """Raise an error if a block cannot lie in this extent, or overlaps another block."""
     blocks, unit, number = state.blocks, place.unit, place.extent
     extent = blocks.extents.get((unit, number))
@@ -77,7 +77,7 @@ def _check_extent(state: State, writer: str, place: Place | NewBlock, nbytes: in
         )
 
 
-def _check_new_extent(state: State, place: Place | NewBlock, nbytes: int = 0) -> None:
+def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int = 0) -> None:
     """Raise an error if the unit cannot have leased this extent, in which a writer puts the first block."""
     blocks, unit = state.blocks, state.units[place.unit]
     if (place.unit, place.extent) in blocks.freed:
@@ -126,10 +126,10 @@ def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | 
     return [r.ExtentsClosed(places, [] if lengths is None else [lengths[at] for at in new])] if new else []
 
 
-def check_moved(state: State, order: Move | None, reply: Moved) -> None:
+def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> None:
     """Raises ProtocolError if a unit cannot have carried out an order as it reports."""
     assert order is not None
-    place = Place(reply.unit, reply.extent, 0, reply.generation, reply.length)
+    place = BlockLocation(reply.unit, reply.extent, 0, reply.generation, reply.length)
     if (place.unit, place.extent) in state.blocks.extents:
         raise ProtocolError(f"blocks were moved into extent {place.extent} of unit {place.unit}, which is in use")
     _check_new_extent(state, place)
@@ -176,7 +176,7 @@ def are_apart(state: State, made: list[NewBlock]) -> bool:
     )
 
 
-def _check_repacked(place: Place, fields: list[str], rows: int, block: NewBlock) -> None:
+def _check_repacked(place: BlockLocation, fields: list[str], rows: int, block: NewBlock) -> None:
     """Raises ProtocolError where rows cannot be in a block of their own as a unit says."""
     try:
         check_block(block, rows)

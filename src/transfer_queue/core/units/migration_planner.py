@@ -29,8 +29,8 @@ from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, batches, blocks_message
 from transfer_queue.core.units.location_checks import are_apart, check_moved, close_new
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
-from transfer_queue.messages.descriptors import DISK, MEMORY, Blocks, NewBlock, Place
-from transfer_queue.messages.unit_reports import Drained, Move, Moved, Repack
+from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
+from transfer_queue.messages.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
 
 SPARE = 16 << 20
 """Leased bytes that are never worth a move."""
@@ -63,7 +63,7 @@ class HasState(Protocol):
     state: State
 
 
-class Moves:
+class MigrationPlanner:
     """The plan under way, if any, and what it has to be told.
 
     units: the connected ones. short: units whose writers wait for space. replicas: units that each block shall lie in.
@@ -78,10 +78,10 @@ class Moves:
         self.short: set[int] = set()
         self._plan: Iterator[bool] | None = None
         self._records: list[r.AnyRecord] = []
-        self._orders: list[tuple[int, Move | Drained]] = []
+        self._orders: list[tuple[int, Move | DrainFinished]] = []
         self._job: tuple[int, int] | None = None  # number and unit of the order under way
         self._asked: Move | None = None  # the order under way, or the last one
-        self._reply: Moved | None = None
+        self._reply: BlocksMovedReport | None = None
         self._number = 0
         self._now = 0.0
         self._next = 0.0  # when the next plan may begin
@@ -102,7 +102,7 @@ class Moves:
         self.units.add(unit)
         self._nudges += 1
         if unit in self.state.draining:
-            self._orders.append((unit, Drained(True)))
+            self._orders.append((unit, DrainFinished(True)))
 
     def gone(self, unit: int) -> None:
         """A unit is not connected any more; what it was to do will not be done."""
@@ -115,7 +115,7 @@ class Moves:
     def forget(self) -> None:
         """The blocks are others from now on: what was planned is about none of them."""
         self._plan = self._job = self._reply = None
-        self._orders = [order for order in self._orders if isinstance(order[1], Drained)]
+        self._orders = [order for order in self._orders if isinstance(order[1], DrainFinished)]
         self._records.clear()
         self._nudges += 1
 
@@ -129,9 +129,9 @@ class Moves:
     def drain(self, unit: int, draining: bool) -> None:
         """A unit is to be drained, or no longer."""
         self._nudges += 1
-        self._orders.append((unit, Drained(draining)))
+        self._orders.append((unit, DrainFinished(draining)))
 
-    def answered(self, reply: Moved, now: float) -> list[r.AnyRecord]:
+    def answered(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
         """Take a unit's report of an order; return the records.
 
         Raises ProtocolError if the report cannot be right; the plan then goes on as if the unit had had no room.
@@ -166,9 +166,9 @@ class Moves:
 
     def _excess(self) -> dict[int, float]:
         # asked after every event, so that it must cost nothing where there is no disk
-        return tiering_policy.excess(self.state, self.marks, self.short) if self.state.disks else {}
+        return tiering_policy.bytes_to_offload(self.state, self.marks, self.short) if self.state.disks else {}
 
-    def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | Drained]]]:
+    def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | DrainFinished]]]:
         """A little of a plan; records to apply at once, and orders to units."""
         self._now = now
         due = self.due()
@@ -216,7 +216,7 @@ class Moves:
             if chunk is not None:
                 self._tally(key, chunk, live, ages)
             yield True
-        cold = tiering_policy.cold(blocks, self._excess(), ages)
+        cold = tiering_policy.oldest_extents(blocks, self._excess(), ages)
         victims = _as_numbers(self._victims(live) - cold)
         leaving_memory = _as_numbers(cold)
         yield True
@@ -350,7 +350,7 @@ class Moves:
         if not len(cold):
             return 0
         at, count = np.flatnonzero(chunk.columns["live"]), 0
-        for code in Moves._codes(chunk, at):
+        for code in MigrationPlanner._codes(chunk, at):
             hits = np.isin(code, cold)
             for unit in np.unique(code[hits] >> _UNIT).tolist():
                 mine = at[hits & (code >> _UNIT == unit)]
@@ -415,7 +415,7 @@ class Moves:
         offsets = np.frombuffer(reply.offsets, "<i8")
         kept = offsets >= 0
         self._records.append(
-            r.Moved(
+            r.BlocksMoved(
                 to, reply.extent, reply.length, reply.generation, leaving, numbers[kept].tobytes(),
                 offsets[kept].tobytes(),
             )
@@ -478,7 +478,7 @@ class Moves:
             self._records.append(r.ExtentsClosed(closed))
             yield True
             return
-        repacked = r.Repacked(
+        repacked = r.RowsRepacked(
             name,
             self.state.next_block,
             [new for _, new in pairs],
@@ -487,7 +487,7 @@ class Moves:
             np.concatenate([block.slots for block, _ in pairs]).astype("<i4").tobytes(),
         )
         self._made += len(pairs)
-        self._records.append(r.Moved(to, reply.extent, reply.length, reply.generation, -1, b"", b"", [repacked]))
+        self._records.append(r.BlocksMoved(to, reply.extent, reply.length, reply.generation, -1, b"", b"", [repacked]))
         yield True
 
     def _still(self, found: list[SparseBlock]) -> list[SparseBlock]:
@@ -515,7 +515,7 @@ class Moves:
     def _size(self) -> int:
         return SHORT_ORDER_BYTES if self.short else ORDER_BYTES
 
-    def _ask(self, unit: int, blocks: Blocks, repacks: list[Repack]) -> Generator[bool, None, Moved | None]:
+    def _ask(self, unit: int, blocks: Blocks, repacks: list[Repack]) -> Generator[bool, None, BlocksMovedReport | None]:
         """Has a unit copy blocks; its answer, None where it had no room or is gone."""
         if unit not in self.units:
             return None
@@ -538,7 +538,7 @@ def _as_numbers(extents: set[tuple[int, int]]) -> np.ndarray:
     return np.array(sorted((unit << _UNIT) + extent for unit, extent in extents), "i8")
 
 
-def _with_copies(made: list[NewBlock | None], reply: Moved) -> list[NewBlock | None]:
+def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
     """Blocks with a second place, where a unit has copied them; None for those that it could not."""
     offsets = iter(np.frombuffer(reply.offsets, "<i8").tolist())
     out: list[NewBlock | None] = []
@@ -547,6 +547,6 @@ def _with_copies(made: list[NewBlock | None], reply: Moved) -> list[NewBlock | N
         if block is None or offset < 0:
             out.append(None)
             continue
-        place = Place(reply.unit, reply.extent, offset, reply.generation, reply.length)
+        place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
         out.append(msgspec.structs.replace(block, copies=[place]))
     return out

@@ -28,7 +28,7 @@ class Watermarks:
 DEFAULTS = Watermarks()
 
 
-def excess(state: State, marks: Watermarks, short: Collection[int]) -> dict[int, float]:
+def bytes_to_offload(state: State, marks: Watermarks, short: Collection[int]) -> dict[int, float]:
     """Unit in memory -> bytes that are to be moved off it. short: units whose writers wait."""
     if not state.units_of(DISK) - state.draining:
         return {}
@@ -43,8 +43,8 @@ def excess(state: State, marks: Watermarks, short: Collection[int]) -> dict[int,
     return found
 
 
-def cold(blocks: BlockTable, wanted: dict[int, float], ages: dict[Place, int]) -> set[Place]:
-    """The extents to be moved to disk. wanted: see `excess`. ages: the oldest block of each extent."""
+def oldest_extents(blocks: BlockTable, wanted: dict[int, float], ages: dict[Place, int]) -> set[Place]:
+    """The extents to be moved to disk. wanted: see `bytes_to_offload`. ages: the oldest block of each extent."""
     left = dict(wanted)
     chosen = set()
     for place in sorted(ages, key=lambda place: ages[place]):

@@ -14,12 +14,12 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.system import NodeGone
 from transfer_queue.messages.unit_reports import (
+    BlocksMovedReport,
+    ExtentsFreedReport,
     ExtentsGone,
-    Freed,
-    Moved,
-    Recalled,
+    ExtentsRecalledReport,
     RegisterUnit,
-    SpaceShort,
+    SpaceShortReport,
     WriterGone,
 )
 
@@ -62,8 +62,8 @@ def node_gone(core: ControllerContext, caller: Caller, request: NodeGone) -> Dec
     return Decision([r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost)))
 
 
-@handles(Freed)
-def freed(core: ControllerContext, caller: Caller, request: Freed) -> Decision:
+@handles(ExtentsFreedReport)
+def freed(core: ControllerContext, caller: Caller, request: ExtentsFreedReport) -> Decision:
     """By the unit itself."""
     if core.unit_peers.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may say what it has freed")
@@ -81,8 +81,8 @@ def extents_gone(core: ControllerContext, caller: Caller, request: ExtentsGone) 
     return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), request.when)], Done)
 
 
-@handles(Recalled)
-def recalled(core: ControllerContext, caller: Caller, request: Recalled) -> Decision:
+@handles(ExtentsRecalledReport)
+def recalled(core: ControllerContext, caller: Caller, request: ExtentsRecalledReport) -> Decision:
     """Extents take no more blocks, by the word of their unit."""
     if core.unit_peers.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may say what it has recalled")
@@ -92,8 +92,8 @@ def recalled(core: ControllerContext, caller: Caller, request: Recalled) -> Deci
     return Decision(location_checks.close_new(core.state, request.unit, numbers, lengths), Done)
 
 
-@handles(Moved)
-def moved(core: ControllerContext, caller: Caller, request: Moved) -> Decision:
+@handles(BlocksMovedReport)
+def moved(core: ControllerContext, caller: Caller, request: BlocksMovedReport) -> Decision:
     """Blocks lie elsewhere, as a unit has been told to bring about."""
     if core.unit_peers.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may say what it has moved")
@@ -110,8 +110,8 @@ def writer_gone(core: ControllerContext, caller: Caller, request: WriterGone) ->
     return Decision([r.WriterFenced(request.writer, request.unit, request.extents)], Done)
 
 
-@handles(SpaceShort)
-def space_short(core: ControllerContext, caller: Caller, request: SpaceShort) -> list[Effect]:
+@handles(SpaceShortReport)
+def space_short(core: ControllerContext, caller: Caller, request: SpaceShortReport) -> list[Effect]:
     """Which writers wait for space of a unit."""
     if core.unit_peers.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may say who waits for its space")

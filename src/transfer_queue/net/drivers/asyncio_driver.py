@@ -26,7 +26,7 @@ from transfer_queue.net.drivers.admission import Admission
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, Attempts, Session, Target, outcome
+from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, RetryPolicy, Session, Target, outcome
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
@@ -134,7 +134,7 @@ async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
 
 
 async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
-    attempts = Attempts(session, call)
+    attempts = RetryPolicy(session, call)
     sequence, frame = session.begin(call.request)
     call.sequence = sequence
     try:

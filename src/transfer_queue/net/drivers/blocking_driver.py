@@ -15,7 +15,7 @@ from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.connection import Pool
-from transfer_queue.net.session import Attempts, Session, outcome
+from transfer_queue.net.session import RetryPolicy, Session, outcome
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
@@ -49,24 +49,24 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         call.work()
         return Done()
     if call.together:
-        from transfer_queue.net.drivers.parallel_calls import make  # which needs this module
+        from transfer_queue.net.drivers.parallel_calls import run_parallel  # which needs this module
 
-        make(session, pool, call.together)
+        run_parallel(session, pool, call.together)
         return Done()
-    attempts = Attempts(session, call)
+    attempts = RetryPolicy(session, call)
     sequence, frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
     call.sequence = sequence
     try:
-        return until_answered(session, pool, call, attempts, sequence, frame)
+        return retry_until_reply(session, pool, call, attempts, sequence, frame)
     finally:
         session.finish(sequence)
 
 
-def until_answered(
+def retry_until_reply(
     session: Session,
     pool: Pool,
     call: Call,
-    attempts: Attempts,
+    attempts: RetryPolicy,
     sequence: int,
     frame: bytes,
     broken: OSError | None = None,

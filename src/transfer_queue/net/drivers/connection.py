@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
-from transfer_queue.net.drivers.reply_reader import Incoming
+from transfer_queue.net.drivers.reply_reader import ReplyReader
 from transfer_queue.net.fd_limits import out_of_files
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
@@ -177,7 +177,7 @@ class Connection:
     def exchange_into(self, frame: bytes, deadline: float, into: Sequence[memoryview]) -> bytes:
         """Like `exchange`, of an answer with a payload, which goes into these parts; an answer without one may come."""
         self._send(frame, deadline)
-        incoming = Incoming(self, into, deadline)
+        incoming = ReplyReader(self, into, deadline)
         while not incoming.whole:
             self._wait(select.POLLIN, deadline)
             incoming.receive()

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.drivers.blocking_driver import until_answered
+from transfer_queue.net.drivers.blocking_driver import retry_until_reply
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool
-from transfer_queue.net.drivers.reply_reader import Incoming
-from transfer_queue.net.session import Attempts, Session, outcome
+from transfer_queue.net.drivers.reply_reader import ReplyReader
+from transfer_queue.net.session import RetryPolicy, Session, outcome
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
 
 
-def make(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
+def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
     """Makes these calls; each then has its `outcome`, the reply or the error with which it has failed."""
     tries: list[_Try] = []
     try:
@@ -73,9 +73,9 @@ class _Try:
         self._session = session
         self._pool = pool
         self._call = call
-        self.attempts = Attempts(session, call)
+        self.attempts = RetryPolicy(session, call)
         self.connection: Connection | None = None
-        self.incoming: Incoming | None = None
+        self.incoming: ReplyReader | None = None
         self._broken: OSError | TransferQueueError | None = None
         self._sequence, self._frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
         call.sequence = self._sequence
@@ -105,7 +105,7 @@ class _Try:
         """Sends the request."""
         assert self.connection is not None
         self.connection.send(self._frame, self.attempts.deadline, self._call.payload)
-        self.incoming = Incoming(self.connection, self._call.into, self.attempts.deadline)
+        self.incoming = ReplyReader(self.connection, self._call.into, self.attempts.deadline)
 
     def receive(self) -> None:
         """Takes in what is there of the answer."""
@@ -125,7 +125,7 @@ class _Try:
                 raise self._broken
             if self._broken is not None:
                 args = self._session, self._pool, self._call, self.attempts, self._sequence, self._frame
-                self._call.outcome = until_answered(*args, self._broken)
+                self._call.outcome = retry_until_reply(*args, self._broken)
         except TransferQueueError as error:
             self._call.outcome = error
 

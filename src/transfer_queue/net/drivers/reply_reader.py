@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_PIECES = 64  # of one recvmsg
 
 
-class Incoming:
+class ReplyReader:
     """The next answer on a connection. into: where its payload goes, one part after the other; one without may come.
 
     body: None until all of it is here. whole: nothing is missing. deadline: see `Connection`.

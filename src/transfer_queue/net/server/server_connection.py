@@ -37,7 +37,7 @@ def framed(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
     return (b"".join((head, *payload)),) if length < LARGE_PAYLOAD else (head, *payload)
 
 
-class Peer:
+class ServerConnection:
     """A connection: first in its handshake, then known to the service.
 
     handshake: None once it is done. events: what the selector waits for. ending: close as soon as the output has left.

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.metrics.timing import Longest
-from transfer_queue.net.fd_limits import SparedFile, SpokenSeldom, out_of_files
+from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor, out_of_files
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
-from transfer_queue.net.server.server_connection import Outgoing, Payload, Peer, Service, framed
+from transfer_queue.net.server.server_connection import Outgoing, Payload, ServerConnection, Service, framed
 from transfer_queue.net.server.sockets import BACKLOG, BoundPath, Listener, Waker, bound_socket, set_tcp_options
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from transfer_queue.net.tls import Tls
 
-__all__ = ["Outgoing", "Server"]
+__all__ = ["Outgoing", "ServerLoop"]
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
@@ -55,7 +55,7 @@ COMMIT_PAUSE = 0.1  # seconds between two tries of a commit that failed
 logger = logging.getLogger(__name__)
 
 
-class Server:
+class ServerLoop:
     """Serves `service` on any number of listening sockets.
 
     key: the system's. max_connections: authenticated or not; more are told so and closed.
@@ -97,13 +97,13 @@ class Server:
         self._handshake_seconds = handshake_seconds
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[socket.socket, Listener] = {}
-        self._peers: dict[int, Peer] = {}  # all connections, also those in their handshake
-        self._dirty: list[Peer] = []  # output was queued since the last flush
-        self._unserved: deque[Peer] = deque()  # whose inbox waits for the next turn, in this order
+        self._peers: dict[int, ServerConnection] = {}  # all connections, also those in their handshake
+        self._dirty: list[ServerConnection] = []  # output was queued since the last flush
+        self._unserved: deque[ServerConnection] = deque()  # whose inbox waits for the next turn, in this order
         self._unfinished = 0  # bytes of unfinished frames
-        self._spared = SparedFile()
-        self._warn = SpokenSeldom(logger, clock)
-        self._shaking: deque[tuple[float, Peer]] = deque()  # handshakes by deadline; done ones are skipped
+        self._spared = ReservedDescriptor()
+        self._warn = RateLimitedLog(logger, clock)
+        self._shaking: deque[tuple[float, ServerConnection]] = deque()  # handshakes by deadline; done ones are skipped
         self._next_peer = 1
         self._accept_again: float | None = None  # while accepting is paused
         self._tick_again = 0.0  # after a failed tick: not before
@@ -213,7 +213,7 @@ class Server:
                 self._may_idle and self._succeeds(self._idle, "idle work")
             )
         for key, events in ready:
-            if isinstance(key.data, Peer):
+            if isinstance(key.data, ServerConnection):
                 self._serve(key.data, events)
             else:
                 key.data(events)
@@ -357,18 +357,18 @@ class Server:
                 return True
         return False
 
-    def _reject(self, peer: Peer) -> None:
+    def _reject(self, peer: ServerConnection) -> None:
         self.counters["rejected"] += 1
         self._drop(peer)
 
-    def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> Peer:
-        peer = Peer(self._next_peer, sock, FrameReader(*self._limits), handshake)
+    def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> ServerConnection:
+        peer = ServerConnection(self._next_peer, sock, FrameReader(*self._limits), handshake)
         self._next_peer += 1
         self._peers[peer.number] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
         return peer
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: ServerConnection) -> None:
         """Ends a connection and tells the service, if it knew of it."""
         if self._peers.pop(peer.number, None) is None:
             return
@@ -381,7 +381,7 @@ class Server:
 
     # ------------------------------------------------------------ input
 
-    def _serve(self, peer: Peer, events: int) -> None:
+    def _serve(self, peer: ServerConnection, events: int) -> None:
         if peer.number not in self._peers:
             return  # dropped by what another event of this turn did
         if events & selectors.EVENT_WRITE:
@@ -392,7 +392,7 @@ class Server:
             elif not peer.inbox:
                 self._read(peer)
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, peer: ServerConnection) -> None:
         try:
             data = peer.sock.recv(min(max(READ_SIZE, peer.reader.missing), LARGE_READ))
         except (BlockingIOError, InterruptedError):
@@ -406,13 +406,13 @@ class Server:
         else:
             self._heard(peer, data)
 
-    def _heard(self, peer: Peer, data: bytes) -> None:
+    def _heard(self, peer: ServerConnection, data: bytes) -> None:
         if peer.handshake is None:
             self._take(peer, data)
         else:
             self._shake(peer, peer.handshake, data)
 
-    def _unseal(self, peer: Peer, tls: Tls, data: bytes) -> None:
+    def _unseal(self, peer: ServerConnection, tls: Tls, data: bytes) -> None:
         if tls.plain(data):  # one of ours, that can be told
             peer.tls, peer.handshake = None, ServerHandshake(self._key, NEEDS_TLS)
             self._heard(peer, data)
@@ -429,7 +429,7 @@ class Server:
         if tls.ended:
             self._drop(peer)
 
-    def _shake(self, peer: Peer, handshake: ServerHandshake, data: bytes) -> None:
+    def _shake(self, peer: ServerConnection, handshake: ServerHandshake, data: bytes) -> None:
         answer = handshake.receive(data)
         if answer:
             self._append(peer, answer)
@@ -445,7 +445,7 @@ class Server:
             elif handshake.leftover:
                 self._take(peer, handshake.leftover)
 
-    def _turn_away(self, peer: Peer, error: TransferQueueError) -> None:
+    def _turn_away(self, peer: ServerConnection, error: TransferQueueError) -> None:
         self.counters["refused" if isinstance(error, AttachError) else "rejected"] += 1
         self._warn("a connection was turned away: %s", error)
         peer.ending = True
@@ -454,7 +454,7 @@ class Server:
         else:
             self._drop(peer)
 
-    def _take(self, peer: Peer, data: bytes) -> None:
+    def _take(self, peer: ServerConnection, data: bytes) -> None:
         try:
             peer.inbox += peer.reader.feed(data)
         except ProtocolError as error:
@@ -465,7 +465,7 @@ class Server:
             self._thin_out()
         self._work_off(peer)
 
-    def _hold(self, peer: Peer, held: int) -> None:
+    def _hold(self, peer: ServerConnection, held: int) -> None:
         self._unfinished += held - peer.held
         peer.held = held
 
@@ -478,7 +478,7 @@ class Server:
         )  # fmt: skip
         self._drop(largest)
 
-    def _work_off(self, peer: Peer) -> None:
+    def _work_off(self, peer: ServerConnection) -> None:
         """Serves the messages of a connection that are there, as many as it is entitled to in this turn."""
         inbox = peer.inbox
         if not inbox:
@@ -498,12 +498,12 @@ class Server:
             self._drop(peer)
         self._await_turn(peer)
 
-    def _await_turn(self, peer: Peer) -> None:
+    def _await_turn(self, peer: ServerConnection) -> None:
         if peer.inbox and not peer.queued and not peer.clogged:
             peer.queued = True
             self._unserved.append(peer)
 
-    def _break(self, peer: Peer, error: TransferQueueError) -> None:
+    def _break(self, peer: ServerConnection, error: TransferQueueError) -> None:
         self.counters["broken"] += 1
         self._warn("connection %d is dropped: %s", peer.number, error)
         self._drop(peer)
@@ -517,7 +517,7 @@ class Server:
                 continue
             self._append(peer, *framed(body, payload))
 
-    def _append(self, peer: Peer, *pieces: Payload) -> None:
+    def _append(self, peer: ServerConnection, *pieces: Payload) -> None:
         if peer.out_bytes > self._max_output:
             self._overflow(peer)
             return
@@ -526,7 +526,7 @@ class Server:
         peer.out.extend(pieces)
         peer.out_bytes += sum(map(len, pieces))
 
-    def _overflow(self, peer: Peer) -> None:
+    def _overflow(self, peer: ServerConnection) -> None:
         """The peer does not read what it asked for: it gets no more, and ends as soon as the loop comes to it."""
         if not peer.ending:
             self.counters["slow"] += 1
@@ -542,7 +542,7 @@ class Server:
             if peer.number in self._peers:
                 self._send(peer)
 
-    def _send(self, peer: Peer) -> None:
+    def _send(self, peer: ServerConnection) -> None:
         try:
             peer.send()
         except OSError:
@@ -554,7 +554,7 @@ class Server:
         self._watch(peer)
         self._await_turn(peer)
 
-    def _watch(self, peer: Peer) -> None:
+    def _watch(self, peer: ServerConnection) -> None:
         """Asks the selector for what the connection waits for."""
         # one that is to end is not read from: what it sends would wake the loop for nothing
         reads = not peer.ending and not peer.clogged
@@ -579,7 +579,7 @@ class Server:
                 del self._peers[peer.number]
         while self._peers and (left := limit - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
-                if isinstance(key.data, Peer):
+                if isinstance(key.data, ServerConnection):
                     key.data.ending = True
                     self._send(key.data)
 

@@ -20,16 +20,16 @@ from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
-from transfer_queue.journal.segment import Clock
-from transfer_queue.net.server.server_loop import Server
+from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.hosting.process_metrics import Meter
+from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.samplers.sampler_loading import SamplerLoading
-from transfer_queue.node.system.client_liveness import Departed, lives
+from transfer_queue.node.system.client_liveness import DepartedClients, lives
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
@@ -53,7 +53,7 @@ def build_controller(
     sampler: PickledSampler | None,
     sockets: Sockets,
     journal: Path | None,
-) -> Server:
+) -> ServerLoop:
     """The controller's server, listening. config: JSON text with the "settings" of `config.Settings`.
 
     system: where state files lie for who saves and loads, and clients say that they live. journal: the folder of its
@@ -67,7 +67,7 @@ def build_controller(
     files = SamplerFiles(system.samplers, loading)
     host = files.current() or loading.from_settings(settings, sampler)
     made = core_sampler(host)
-    clock = Clock.now()
+    clock = ClockIdentity.now()
     recovered = None if journal is None else _recover(journal, clock, settings, made)
     controller = Controller(
         made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
@@ -86,8 +86,8 @@ def build_controller(
         loaded = LoadedStates(journal, durable)
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
     states = StateFiles(system.states, loaded)
-    service = ControllerService(controller, states, journaling, Departed(system.clients), files)
-    server = Server(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
+    service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files)
+    server = ServerLoop(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
     service.attach(server.call_soon)
     service.use_host(host, server)
     controller.of_connections = server.counters
@@ -99,7 +99,7 @@ def build_controller(
     return server
 
 
-def _recover(folder: Path, clock: Clock, settings: Settings, sampler: AnySampler) -> Recovered:
+def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: AnySampler) -> Recovered:
     begun = time.perf_counter()
     recovered = recover(folder, clock, settings.total_storage_size, watched_tags(sampler))
     if not recovered.fresh:
@@ -115,13 +115,15 @@ def _recover(folder: Path, clock: Clock, settings: Settings, sampler: AnySampler
     return recovered
 
 
-def _serve_metrics(server: Server, service: ControllerService, controller: Controller, listener: socket.socket) -> None:
+def _serve_metrics(
+    server: ServerLoop, service: ControllerService, controller: Controller, listener: socket.socket
+) -> None:
     """Serves metrics, and tells attaching clients where."""
     from transfer_queue.metrics.exposition import exposition
     from transfer_queue.node.controller.metrics_collector import Collector
     from transfer_queue.node.controller.metrics_http import serve_metrics
 
-    meter = Meter(server, service.load)
+    meter = ProcessMetrics(server, service.load)
     collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
     service.told = collector.units.told
     endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))

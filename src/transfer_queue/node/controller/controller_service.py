@@ -13,6 +13,7 @@ from transfer_queue.core.checkpoint_handler import checked_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
+    ComputeDeal,
     Effect,
     ForgetState,
     FreeExtents,
@@ -21,8 +22,7 @@ from transfer_queue.core.events.effects import (
     Release,
     RemoveState,
     Send,
-    TellUnit,
-    Work,
+    SendToUnit,
     WriteState,
 )
 from transfer_queue.core.events.registry import READS as CONTROLLER_READS
@@ -31,18 +31,18 @@ from transfer_queue.core.state.restore import release
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
-from transfer_queue.messages.envelopes import Envelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.messages.unit_reports import (  # fmt: skip
+    BlocksMovedReport,
+    ExtentsFreedReport,
     ExtentsGone,
-    Free,
-    Freed,
+    ExtentsRecalledReport,
     Measured,
-    Moved,
-    Recalled,
-    Refuse,
+    RefuseWriters,
     RegisterUnit,
-    SpaceShort,
+    ReleaseExtents,
+    SpaceShortReport,
     WriterGone,
 )
 from transfer_queue.metrics.snapshot import JournalMeasures
@@ -51,11 +51,11 @@ from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.controller.state_writer import StateWriter
-from transfer_queue.node.hosting.service_base import EnvelopeService, Worker
+from transfer_queue.node.hosting.service_base import BackgroundThread, EnvelopeService
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.samplers.sampler_host import Loop, SamplerHost
 from transfer_queue.node.samplers.sampler_loading import AnyMade
-from transfer_queue.node.system.client_liveness import Departed
+from transfer_queue.node.system.client_liveness import DepartedClients
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,16 @@ READS = (*CONTROLLER_READS, Measured)  # what is answered out of the state, and 
 MAX_WAITING = 4096  # requests of one connection that wait for room
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two looks at a disk that is full
-FROM_UNITS = (RegisterUnit, WriterGone, SpaceShort, Freed, Moved, Recalled, ExtentsGone, Measured)
+FROM_UNITS = (
+    RegisterUnit,
+    WriterGone,
+    SpaceShortReport,
+    ExtentsFreedReport,
+    BlocksMovedReport,
+    ExtentsRecalledReport,
+    ExtentsGone,
+    Measured,
+)
 
 
 class ControllerService(EnvelopeService):
@@ -83,7 +92,7 @@ class ControllerService(EnvelopeService):
         controller: Controller,
         states: StateFiles,
         journaling: Journaling | None = None,
-        departed: Departed | None = None,
+        departed: DepartedClients | None = None,
         samplers: SamplerFiles | None = None,
     ) -> None:
         super().__init__()
@@ -94,9 +103,9 @@ class ControllerService(EnvelopeService):
         controller.load = self.load
         self._states = states
         self._journaling = journaling
-        self._worker = Worker()
+        self._worker = BackgroundThread()
         self._call_soon: CallSoon | None = None
-        self._aside: deque[tuple[Hello, int, Envelope]] = deque()  # what waits for room on the journal's disk
+        self._aside: deque[tuple[Hello, int, RequestEnvelope]] = deque()  # what waits for room on the journal's disk
         self._look_again = 0.0  # for it
         self._host: SamplerHost | None = None  # of a user's sampler
         self._loop: Loop | None = None
@@ -145,7 +154,7 @@ class ControllerService(EnvelopeService):
             self._departed.sweep(self._controller.connections)
 
     def handle(
-        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+        self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
         if isinstance(envelope.body, (FetchState, SendState)):
@@ -177,7 +186,7 @@ class ControllerService(EnvelopeService):
         """Whether what changes anything cannot be written down now, so that it must not be begun."""
         return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
 
-    def _set_aside(self, hello: Hello, peer: int, envelope: Envelope) -> Iterable[Outgoing]:
+    def _set_aside(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing]:
         if sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
             assert self._journaling is not None
             words = f"{MAX_WAITING} requests of this connection wait already. {self._journaling.trouble}"
@@ -192,11 +201,11 @@ class ControllerService(EnvelopeService):
             hello, peer, envelope = self._aside.popleft()
             yield from self._serve(hello, peer, envelope, time.monotonic())
 
-    def _serve(self, hello: Hello, peer: int, envelope: Envelope, now: float) -> Iterable[Outgoing]:
+    def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> Iterable[Outgoing]:
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
             return [self.answer(peer, envelope.sequence, failure)]
-        if isinstance(envelope.body, (Freed, Moved)) and envelope.body.failed:
+        if isinstance(envelope.body, (ExtentsFreedReport, BlocksMovedReport)) and envelope.body.failed:
             logger.error("storage unit %d could not carry out an order: %s", envelope.body.unit, envelope.body.failed)
         if isinstance(envelope.body, Measured):
             self.told(peer, envelope.body)
@@ -239,7 +248,7 @@ class ControllerService(EnvelopeService):
         self._look_again = now + LOOK_SECONDS
         return ()
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: ComputeDeal) -> None:
         call_soon = self._call_soon
         assert call_soon is not None
 
@@ -297,7 +306,7 @@ class ControllerService(EnvelopeService):
         for effect in effects:
             if isinstance(effect, Send):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
-            elif isinstance(effect, Work):
+            elif isinstance(effect, ComputeDeal):
                 self._begin(effect)
             elif isinstance(effect, AskSampler):
                 assert self._host is not None
@@ -315,15 +324,15 @@ class ControllerService(EnvelopeService):
             elif isinstance(effect, FreeExtents):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
-                    yield self.demand(unit, Free(effect.extents))
-            elif isinstance(effect, TellUnit):
+                    yield self.demand(unit, ReleaseExtents(effect.extents))
+            elif isinstance(effect, SendToUnit):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, effect.request)
             elif isinstance(effect, RefuseLeases):
                 unit = self._controller.unit_peers.get(effect.unit)
                 if unit is not None:
-                    yield self.demand(unit, Refuse(effect.words))
+                    yield self.demand(unit, RefuseWriters(effect.words))
 
 
 def _nothing(outcome: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
-from transfer_queue.journal.segment import Clock
+from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
 from transfer_queue.node.controller.state_writer import Done
@@ -47,7 +47,7 @@ class Journaling:
     it can.
     """
 
-    def __init__(self, controller: Controller, journal: Journal, clock: Clock, sync: bool) -> None:
+    def __init__(self, controller: Controller, journal: Journal, clock: ClockIdentity, sync: bool) -> None:
         self.trouble: str | None = None
         self._controller = controller
         self._journal = journal

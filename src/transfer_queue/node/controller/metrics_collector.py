@@ -19,7 +19,7 @@ from transfer_queue.messages.unit_reports import Measure, Measured
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.controller_service import CallSoon
-from transfer_queue.node.hosting.process_metrics import Meter
+from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 
 LOOP_SECONDS = 5.0  # for the loop to come to a step
 STEP_SECONDS = 0.001  # of the loop at a time
@@ -83,7 +83,7 @@ class Collector:
         controller: Controller,
         call_soon: CallSoon,
         demand: Demand,
-        meter: Meter,
+        meter: ProcessMetrics,
         journal: Callable[[], JournalMeasures | None],
     ) -> None:
         self.units = Units(controller, demand)

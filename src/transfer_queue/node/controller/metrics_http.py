@@ -20,7 +20,7 @@ PAUSE = 0.0002  # seconds; long enough that a thread which waits for the interpr
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class _Server(ThreadingHTTPServer):
+class _MetricsServer(ThreadingHTTPServer):
     """Threads for a few readers, whatever connects."""
 
     daemon_threads = True
@@ -78,7 +78,7 @@ def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) ->
         def log_message(self, format: str, *args: object) -> None:
             """Requests for metrics are not worth a line in the log."""
 
-    server = _Server(listener, Handler)
+    server = _MetricsServer(listener, Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     host, port = listener.getsockname()[:2]
     named = socket.gethostname() if host in ANY else f"[{host}]" if ":" in host else host

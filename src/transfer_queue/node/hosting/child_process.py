@@ -21,7 +21,7 @@ STEADY_SECONDS = 10.0  # a process that has served for so long has not failed to
 
 
 @dataclass
-class Child:
+class ChildServer:
     """A server process as its supervisor sees it.
 
     name: "controller" or "unit-0". build: makes the server, in the child. restarts: a dead one is forked again.

@@ -8,7 +8,7 @@ import time
 from transfer_queue.messages.progress import Timing
 from transfer_queue.messages.unit_reports import ServerMeasures
 from transfer_queue.metrics.timing import Load
-from transfer_queue.net.server.server_loop import Server
+from transfer_queue.net.server.server_loop import ServerLoop
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 REASONS = {
@@ -21,10 +21,10 @@ EVENTS = ("request", "tick", "work", "commit", "idle")
 """Kinds of events of a loop; 0.0 is told where none was noteworthy."""
 
 
-class Meter:
+class ProcessMetrics:
     """Measures this process, whose server is here. load: what its service measures."""
 
-    def __init__(self, server: Server, load: Load) -> None:
+    def __init__(self, server: ServerLoop, load: Load) -> None:
         self._server = server
         self._load = load
         self._started = time.time()

@@ -15,7 +15,7 @@ import msgspec
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import UNREADABLE, Failure
-from transfer_queue.messages.envelopes import Answer, AnyReply, AnyRequest, Envelope
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.metrics.timing import Load
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
@@ -23,7 +23,7 @@ from transfer_queue.net.server.server_loop import Outgoing
 logger = logging.getLogger(__name__)
 
 
-class _Head(msgspec.Struct, array_like=True, frozen=True):
+class _EnvelopeHead(msgspec.Struct, array_like=True, frozen=True):
     """As much of an envelope as an unknown request leaves readable."""
 
     sequence: int
@@ -44,12 +44,12 @@ class EnvelopeService(ABC):
         self.load = Load()
         self._peers: dict[int, Hello] = {}  # all open connections that others have made
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Envelope).decode
-        self._decode_head = msgspec.msgpack.Decoder(_Head).decode
+        self._decode = msgspec.msgpack.Decoder(RequestEnvelope).decode
+        self._decode_head = msgspec.msgpack.Decoder(_EnvelopeHead).decode
 
     @abstractmethod
     def handle(
-        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+        self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing]:
         """Serves one request."""
 
@@ -78,11 +78,11 @@ class EnvelopeService(ABC):
         """The frame that answers a request."""
         if type(reply) is Failure:
             self.load.failed(reply.kind)
-        return Outgoing(peer, self._encode(Answer(sequence, reply)), payload)
+        return Outgoing(peer, self._encode(ReplyEnvelope(sequence, reply)), payload)
 
     def demand(self, peer: int, request: AnyRequest) -> Outgoing:
         """The frame of a request of ours that wants no reply."""
-        return Outgoing(peer, self._encode(Envelope(0, 0, request)))
+        return Outgoing(peer, self._encode(RequestEnvelope(0, 0, request)))
 
     def _unreadable(self, peer: int, body: bytes, error: Exception) -> Outgoing:
         self.load.malformed += 1
@@ -96,7 +96,7 @@ class EnvelopeService(ABC):
 SWITCH_SECONDS = 0.0005  # the loop gets the interpreter back after so long; by default only after 5 ms
 
 
-class Worker:
+class BackgroundThread:
     """Runs functions one after the other, in a thread that starts with the first of them and ends with the process."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from transfer_queue.node.system.locks import is_alive, leads_to
 LOOKS = 16  # of a sweep
 
 
-class Presence:
+class ClientLiveness:
     """Says that a client lives, until `end` or the end of its process. folder: the system's, for this. OSError."""
 
     def __init__(self, folder: Path, client_id: str) -> None:
@@ -53,7 +53,7 @@ def lives(folder: Path, client_id: str) -> bool:
         return True
 
 
-class Departed:
+class DepartedClients:
     """Removes what clients leave that were killed; a few are looked at in each `sweep`.
 
     What lies in the folder at the beginning is looked at, too.

@@ -28,10 +28,10 @@ from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
 from transfer_queue.net.session import Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
-from transfer_queue.node.system.client_liveness import Presence
+from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.system.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir
-from transfer_queue.node.system.store_process import told
+from transfer_queue.node.system.store_process import read_status
 from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class RunningSystem:
     def store(self) -> StoreAddress | None:
         """Where processes of this node reach the system's external store; None where it is the same on all nodes."""
         with contextlib.suppress(OSError):
-            return told(self._system)
+            return read_status(self._system)
         return None
 
     @property
@@ -129,7 +129,7 @@ class RunningSystem:
         with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:
             return supervisor.gone()
 
-    def presence(self, client_id: str) -> Presence | None:
+    def presence(self, client_id: str) -> ClientLiveness | None:
         """Says to this system's controllers that a client of this process lives; None where that cannot be said.
 
         To one on another node its connections say so.
@@ -137,7 +137,7 @@ class RunningSystem:
         if self.description.is_outpost:
             return None
         try:
-            return Presence(self._system.clients, client_id)
+            return ClientLiveness(self._system.clients, client_id)
         except OSError as error:
             logger.warning("this client cannot say that it lives, and seems gone while it is silent: %s", error)
             return None
@@ -249,7 +249,7 @@ def start_local(
     timeout: float = START_SECONDS,
     environment: MutableMapping[str, str] | None = None,
     heirs: float = 0.0,
-    seat: launcher_protocol.Seat = launcher_protocol.HERE,
+    seat: launcher_protocol.NodeRole = launcher_protocol.HERE,
     key: bytes | None = None,
 ) -> RunningSystem:
     """The running system of this name (None: TQ_SYSTEM, else the user's default); started if there is none.
@@ -258,7 +258,8 @@ def start_local(
     or class that the settings do not name, or one that was pickled elsewhere. detached: it outlives this process.
     timeout: seconds until it must be up. environment: gets TQ_ADDRESS while this process owns the system
     (`os.environ`, so that its children attach). heirs: for so many seconds after the death of this process another
-    may take its place (`take_over`); the supervisor is then nobody's child, as some end their children when they die.
+    may take its place (`replace_supervisor`); the supervisor is then nobody's child, as some end their children when
+    they die.
     seat: in a system of several nodes; key: of the system, where its controller is on another.
 
     StartError with the server's traceback or the end of the logs; nothing is left of the attempt.
@@ -297,7 +298,7 @@ def sweep_killed(prefix: str) -> None:
 
 def _start(
     folder: SystemFolder, config: dict[str, Any], sampler: sampler_transfer.PickledSampler | None, detached: bool,
-    seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.Seat,
+    seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.NodeRole,
     key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
     key = folder.create(key)
@@ -308,7 +309,7 @@ def _start(
         channel, pid = _spawn(folder)
         supervisor = processes.Process(pid, None)
         with channel:
-            message = launcher_protocol.Start(
+            message = launcher_protocol.StartRequest(
                 folder=str(folder.folder),
                 identity=identity,
                 config=msgspec.json.encode(config).decode(),
@@ -340,7 +341,7 @@ def _start(
     return started
 
 
-def take_over(system: str) -> RunningSystem | None:
+def replace_supervisor(system: str) -> RunningSystem | None:
     """The running system of this name, whose starter has died, as this process's own; None where it does not run."""
     folder = SystemFolder.of(system)
     found = _find(folder)
@@ -350,19 +351,21 @@ def take_over(system: str) -> RunningSystem | None:
     return RunningSystem(folder, found.description, found.key, os.getpid())
 
 
-def _converse(folder: SystemFolder, channel: socket.socket, message: launcher_protocol.Start, seconds: float) -> None:
+def _converse(
+    folder: SystemFolder, channel: socket.socket, message: launcher_protocol.StartRequest, seconds: float
+) -> None:
     """Tells the supervisor what to start, and waits until it has. StartError if it has not."""
     try:
         launcher_protocol.send(channel, message, seconds)
         # the supervisor keeps to the time; what it has to say about a failure may come a little later
         reply = launcher_protocol.receive(
-            channel, Union[launcher_protocol.Started, launcher_protocol.Failed], seconds + END_SECONDS
+            channel, Union[launcher_protocol.StartReply, launcher_protocol.StartFailure], seconds + END_SECONDS
         )
     except TimeoutError as error:
         raise StartError(f"the system {folder.name} was not up within {seconds:.1f} s.\n{log_tails(folder)}") from error
     except (EOFError, OSError) as error:
         raise StartError(f"the supervisor of system {folder.name} has ended.\n{log_tails(folder)}") from error
-    if isinstance(reply, launcher_protocol.Failed):
+    if isinstance(reply, launcher_protocol.StartFailure):
         raise StartError(f"the system {folder.name} could not be started: {reply.reason}")
     for warning in reply.warnings:
         logger.warning("%s", warning)

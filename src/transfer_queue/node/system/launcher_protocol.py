@@ -21,7 +21,7 @@ MAX_MESSAGE = 1 << 30  # bytes; a pickled sampler may be large
 _LENGTH = struct.Struct("<Q")
 
 
-class Seat(msgspec.Struct, frozen=True):
+class NodeRole(msgspec.Struct, frozen=True):
     """Where in a system of several nodes its servers here are.
 
     node: the name of this node; "" where the system has but one. host: on which the servers listen for other nodes, ""
@@ -37,11 +37,11 @@ class Seat(msgspec.Struct, frozen=True):
     store: str = ""
 
 
-HERE = Seat()
+HERE = NodeRole()
 """Of a system that has but one node."""
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartRequest(msgspec.Struct, frozen=True):
     """What is to be started, and for whom.
 
     folder: of the system, made by the launcher; identity: see `SystemFolder.identity`. config: JSON text for
@@ -62,16 +62,16 @@ class Start(msgspec.Struct, frozen=True):
     detached: bool
     seconds: float
     heirs: float = 0.0
-    seat: Seat = HERE
+    seat: NodeRole = HERE
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
+class StartReply(msgspec.Struct, frozen=True, tag=True):
     """All servers are up. warnings: for a person to read."""
 
     warnings: list[str]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class StartFailure(msgspec.Struct, frozen=True, tag=True):
     """A server is not; why, with its traceback."""
 
     reason: str

@@ -18,22 +18,22 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
-from transfer_queue.node.system.launcher_protocol import Seat
+from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
-    from transfer_queue.storage.stores.store_server import Keeper
+    from transfer_queue.storage.stores.store_server import StoreServer
 
 LOOK_SECONDS = 0.25  # between two looks at what was started
 
 logger = logging.getLogger(__name__)
 
 
-class Keeping:
+class StoreOwner:
     """A keeper as a server of the system: see `server_process.Serves`."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: StoreServer) -> None:
         self.counters = keeper.address.kind
         self._keeper = keeper
         self._stopped = threading.Event()
@@ -53,20 +53,20 @@ class Keeping:
         self._stopped.set()
 
 
-def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: Seat) -> Keeping:
+def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: NodeRole) -> StoreOwner:
     """Starts what keeps the bytes, and says where the store is. StartError."""
     # what it starts servers with takes a megabyte of each process
-    from transfer_queue.storage.stores.store_server import Place, keeper_of
+    from transfer_queue.storage.stores.store_server import StoreServerRole, keeper_of
 
-    place = Place(seat.host, seat.store)
+    place = StoreServerRole(seat.host, seat.store)
     keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds, place)
     if keeper is None:
         raise StartError(f"there is nothing to be kept for {settings.storage_backend}")
-    say(system, keeper.address)
-    return Keeping(keeper)
+    write_status(system, keeper.address)
+    return StoreOwner(keeper)
 
 
-def say(system: SystemFolder, address: StoreAddress) -> None:
+def write_status(system: SystemFolder, address: StoreAddress) -> None:
     """Writes down where the system's store is."""
     draft = system.store.with_name("store.new")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -75,19 +75,19 @@ def say(system: SystemFolder, address: StoreAddress) -> None:
     draft.replace(system.store)
 
 
-def told(system: SystemFolder) -> StoreAddress:
+def read_status(system: SystemFolder) -> StoreAddress:
     """Where the system's store is. OSError before anybody has said so."""
     return msgspec.json.decode(system.store.read_bytes(), type=StoreAddress)
 
 
-def look_again(system: SystemFolder) -> None:
+def reload_members(system: SystemFolder) -> None:
     """Has the storage unit look for all that it has, as some may be gone with a node."""
     with contextlib.suppress(FileNotFoundError):  # a system without an external store
         os.utime(system.store)
 
 
-def life_of(store: Path) -> str:
-    """Another text in each life of what keeps the bytes, and after `look_again`."""
+def store_lifetime(store: Path) -> str:
+    """Another text in each life of what keeps the bytes, and after `reload_members`."""
     try:
         found = store.stat()
     except OSError:

@@ -15,7 +15,7 @@ from transfer_queue.errors import AttachError
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.writer_locks import SlotFolder
-from transfer_queue.storage.unit.object_pool import Names
+from transfer_queue.storage.unit.object_pool import ObjectNames
 
 logger = logging.getLogger(__name__)
 
@@ -52,18 +52,18 @@ def take_up(
     return arena, SlotFolder(slots / arena.boot_id)
 
 
-def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[Names, SlotFolder]:
+def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[ObjectNames, SlotFolder]:
     """The same for a unit whose blocks are in an external store. OSError where the folder cannot be used."""
     folder, slots = arenas / f"unit-{number}", system.slots(number)
     if folder.exists():
         try:
-            names = Names.reopen(folder)
+            names = ObjectNames.reopen(folder)
         except AttachError as error:
             logger.error("what was known of the store is lost: %s", error)
             _empty(folder)
         else:
             return names, SlotFolder(slots / names.boot_id)
-    names = Names.create(folder)
+    names = ObjectNames.create(folder)
     shutil.rmtree(slots, ignore_errors=True)
     return names, SlotFolder(slots / names.boot_id)
 

@@ -29,7 +29,7 @@ MOST_LANES = 8  # units that are received from at once
 logger = logging.getLogger(__name__)
 
 
-def fetched(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
+def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
     """Receives the blocks of an order; the numbers of those that came. key, tls: of the system.
 
     Left out are those that were gone before they were here, or whose unit cannot be reached.

@@ -23,22 +23,22 @@ from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import Connection
-from transfer_queue.net.server.server_loop import Outgoing, Server
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.session import Session, outcome
 from transfer_queue.net.tls_contexts import client_context, server_context
-from transfer_queue.node.hosting.process_metrics import Meter
-from transfer_queue.node.hosting.service_base import Worker
+from transfer_queue.node.hosting.process_metrics import ProcessMetrics
+from transfer_queue.node.hosting.service_base import BackgroundThread
 from transfer_queue.node.system.paths import SystemFolder, host_and_port
-from transfer_queue.node.system.store_process import life_of, told
+from transfer_queue.node.system.store_process import read_status, store_lifetime
 from transfer_queue.node.unit.arena_recovery import take_up, take_up_names
-from transfer_queue.node.unit.remote_fetch import fetched
+from transfer_queue.node.unit.remote_fetch import fetch_blocks
 from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.storage.stores.base import connect
-from transfer_queue.storage.unit.disk_pool import DiskRoom
-from transfer_queue.storage.unit.extent_pool import ArenaRoom, Room
-from transfer_queue.storage.unit.object_pool import UNLIMITED, Begin, VirtualRoom
+from transfer_queue.storage.unit.disk_pool import DiskPool
+from transfer_queue.storage.unit.extent_pool import ArenaPool, ExtentPool
+from transfer_queue.storage.unit.object_pool import UNLIMITED, Begin, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch
 
@@ -77,7 +77,7 @@ class UnitPlace:
         return f"unit-{number}" + (f"@{self.node}" if self.node else "")
 
 
-def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place: UnitPlace) -> Server:
+def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place: UnitPlace) -> ServerLoop:
     """The server of the `number`-th unit here, registered with the controller.
 
     It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
@@ -103,7 +103,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
     unit = StorageUnit(reply.value, room, slots)
 
-    worker, pauses = Worker(), _Pauses()
+    worker, pauses = BackgroundThread(), _Pauses()
 
     def begin_beside(run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
         def done(outcome: Any) -> None:
@@ -132,14 +132,14 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     def fetch(order: Fetch, come: Callable[[set[int]], Iterable[Outgoing]]) -> None:
         def run() -> None:
-            good = fetched(order, key, tls)
+            good = fetch_blocks(order, key, tls)
             server.call_soon(lambda: come(good))
 
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 
     service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
-    server = Server(service, key, max_payload=MOST_WRITTEN, idle=service.idle, longest=service.load.longest)
-    service.meter = Meter(server, service.load)
+    server = ServerLoop(service, key, max_payload=MOST_WRITTEN, idle=service.idle, longest=service.load.longest)
+    service.meter = ProcessMetrics(server, service.load)
     secret = server_context(settings.tls)
     for listener in place.listeners:
         server.inherit(listener, secret)
@@ -171,21 +171,23 @@ class _Pauses:
 
 def _room(
     system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
-) -> tuple[Room, SlotFolder, int, str]:
+) -> tuple[ExtentPool, SlotFolder, int, str]:
     """What the unit leases, the slots of its writers, how much it may use, and where its external store is (JSON)."""
     if settings.storage_backend != "SimpleStorage":
-        address = told(system)
+        address = read_status(system)
         names, slots = take_up_names(system, number, place.arenas)
         store = connect(address)
         known = address.capacity or store.capacity
-        room = VirtualRoom(names, store, begin, known or UNLIMITED, lambda: f"{life_of(system.store)} {store.life()}")
+        room = ObjectPool(
+            names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(system.store)} {store.life()}"
+        )
         return room, slots, known, msgspec.json.encode(address).decode()
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier == DISK:
         most, sharers = settings.offload_bytes, settings.replicas
     arena, slots = take_up(system, number, place.arenas, most, place.tier)
     share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
-    return DiskRoom(arena) if place.tier == DISK else ArenaRoom(arena), slots, share, ""
+    return DiskPool(arena) if place.tier == DISK else ArenaPool(arena), slots, share, ""
 
 
 def _connected(session: Session) -> Connection:

@@ -15,18 +15,18 @@ import numpy as np
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
-from transfer_queue.messages.envelopes import AnyRequest, Envelope
-from transfer_queue.messages.storage import Lease
+from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
+from transfer_queue.messages.storage import LeaseExtent
 from transfer_queue.messages.unit_reports import (
-    Drained,
-    Free,
-    Freed,
+    BlocksMovedReport,
+    DrainFinished,
+    ExtentsFreedReport,
     Measure,
     Measured,
     Move,
-    Moved,
-    Refuse,
+    RefuseWriters,
     RegisterUnit,
+    ReleaseExtents,
     UnitMeasures,  # fmt: skip
     WriterGone,
 )
@@ -34,10 +34,10 @@ from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
-from transfer_queue.node.hosting.process_metrics import Meter
+from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.hosting.service_base import EnvelopeService
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch, Report
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class UnitService(EnvelopeService):
         self._failed = failed
         self._fetch = fetch
         self._fetching = 0  # the number of the move whose blocks are being fetched
-        self.meter: Meter | None = None
+        self.meter: ProcessMetrics | None = None
         self._waiting: dict[tuple[int, int], float] = {}  # (peer, sequence) of leases that wait -> since
         self._waits = Waits()
 
@@ -98,13 +98,13 @@ class UnitService(EnvelopeService):
         return super().received(peer, body, payload, now)
 
     def handle(
-        self, hello: Hello, peer: int, envelope: Envelope, payload: memoryview | None, now: float
+        self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
         sequence, body = envelope.sequence, envelope.body
         effects = self._unit.handle(hello.client_id, peer, sequence, body, now, payload)
-        if isinstance(body, Lease):
-            answered = [(effect.peer, effect.sequence) for effect in effects if isinstance(effect, Answer)]
+        if isinstance(body, LeaseExtent):
+            answered = [(effect.peer, effect.sequence) for effect in effects if isinstance(effect, SendReply)]
             if (peer, sequence) not in answered:
                 self._waiting.setdefault((peer, sequence), now)
         return self.carried_out(effects)
@@ -183,7 +183,7 @@ class UnitService(EnvelopeService):
 
     def _ordered(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
         """Carry out an order of the controller. If a move cannot be carried out, report it as failed."""
-        if isinstance(request, Refuse):
+        if isinstance(request, RefuseWriters):
             return self.carried_out(self._unit.refuse(request.words))
         if isinstance(request, Move):
             try:
@@ -192,11 +192,11 @@ class UnitService(EnvelopeService):
             except Exception as error:
                 self._unit.forget_move()
                 return self.carried_out([self._unit.cannot_move(request.number, error)])
-        if isinstance(request, Drained):
+        if isinstance(request, DrainFinished):
             return self.carried_out(self._unit.drained(request.draining))
         if isinstance(request, Measure):
             return list(self._measured(request.number, now))
-        if not isinstance(request, Free):
+        if not isinstance(request, ReleaseExtents):
             raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
         return self.carried_out(self._unit.free(request.extents))
 
@@ -210,7 +210,7 @@ class UnitService(EnvelopeService):
         report = Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
         yield from self._outgoing([Report(report)])
 
-    def _met(self, answer: Answer) -> None:
+    def _met(self, answer: SendReply) -> None:
         """A request is answered; a lease may have waited for it."""
         since = self._waiting.pop((answer.peer, answer.sequence), None)
         if since is not None:
@@ -230,7 +230,7 @@ class UnitService(EnvelopeService):
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
-            if isinstance(effect, Answer):
+            if isinstance(effect, SendReply):
                 self._met(effect)
                 yield self.answer(effect.peer, effect.sequence, effect.reply, effect.payload)
             elif isinstance(effect, Fetch):
@@ -238,7 +238,7 @@ class UnitService(EnvelopeService):
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
                     logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
-                if isinstance(effect.body, (Freed, Moved)) and effect.body.failed:
+                if isinstance(effect.body, (ExtentsFreedReport, BlocksMovedReport)) and effect.body.failed:
                     logger.error("an order of the controller failed: %s", effect.body.failed)
                 sequence, body = self._session.wrap(effect.body)
                 self._outstanding.add(sequence)

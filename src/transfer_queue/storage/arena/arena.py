@@ -4,7 +4,7 @@
                  nothing else is ever touched, so that a full file system is an error at growth and no SIGBUS
     generations  one little-endian u8 a granule of 64 KiB; only the unit writes it
     extents      which of it is leased (`storage.arena.extent_file`); only the unit looks at it
-    header       JSON (`Header`); written last, so where it is the rest is too
+    header       JSON (`ArenaHeader`); written last, so where it is the rest is too
 
 The unit creates the arena, or reopens the one of a unit before it, and every process of the node maps it once,
 whole. This module moves no payload and does not know what is leased (`storage.arena.extent_table`).
@@ -30,7 +30,7 @@ from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentErr
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
-from transfer_queue.storage.protocols import Bytes, Memory
+from transfer_queue.storage.protocols import ArenaMemory, Bytes
 
 MAGIC = "transfer_queue arena"
 VERSION = 1
@@ -50,7 +50,7 @@ _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 Generations = npt.NDArray[np.uint64]
 
 
-class Header(msgspec.Struct, frozen=True):
+class ArenaHeader(msgspec.Struct, frozen=True):
     """What the header file says. boot_id: of this arena alone; another arena in the same folder has another."""
 
     magic: str
@@ -98,7 +98,7 @@ def _why_not(folder: Path, least: int) -> str | None:
     return None
 
 
-class Arena(Memory):
+class Arena(ArenaMemory):
     """A mapped arena. `create` makes one for its unit, `reopen` is for a later unit; `open` is for everybody else.
 
     folder, capacity (bytes it may grow to), boot_id: as the header says.
@@ -112,7 +112,7 @@ class Arena(Memory):
     """
 
     def __init__(
-        self, folder: Path, header: Header, memory: int, generations: int, extents: int | None, tier: str = MEMORY
+        self, folder: Path, header: ArenaHeader, memory: int, generations: int, extents: int | None, tier: str = MEMORY
     ) -> None:
         self.folder = folder
         self.tier = tier
@@ -148,7 +148,7 @@ class Arena(Memory):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             size = _capacity(folder, capacity)
-            header = Header(MAGIC, VERSION, GRANULE, size, uuid.uuid4().hex)
+            header = ArenaHeader(MAGIC, VERSION, GRANULE, size, uuid.uuid4().hex)
             for name, length in _sizes(size).items():
                 path = folder / name
                 files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -227,7 +227,7 @@ class Arena(Memory):
         return self._extents.held if self._extents is not None else 0
 
     def view(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.view`."""
+        """See `ArenaMemory.view`."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.memory.size:
             raise ProtocolError(
                 f"{nbytes} bytes at offset {offset} are not in the arena {self.folder} of {self.memory.size} bytes"
@@ -253,7 +253,7 @@ class Arena(Memory):
             os.posix_fadvise(self._files[0], offset, length, os.POSIX_FADV_DONTNEED)
 
     def generation(self, offset: int) -> int:
-        """See `Memory.generation`."""
+        """See `ArenaMemory.generation`."""
         granule = offset // GRANULE
         if not 0 <= granule < self.generations.size:
             raise ProtocolError(f"offset {offset} is not in the arena {self.folder} of {self.memory.size} bytes")
@@ -476,11 +476,11 @@ def _read_header(folder: Path) -> bytes:
         os.close(file)
 
 
-def _parse(folder: Path, content: bytes) -> Header:
+def _parse(folder: Path, content: bytes) -> ArenaHeader:
     """The header, if this version can read such an arena."""
     path = folder / "header"
     try:
-        header = msgspec.json.decode(content, type=Header)
+        header = msgspec.json.decode(content, type=ArenaHeader)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttachError(f"{path} is not the header of an arena ({error}); remove the folder") from None
     if header.magic != MAGIC:

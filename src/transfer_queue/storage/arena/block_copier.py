@@ -13,10 +13,10 @@ import numpy as np
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import NewBlock
-from transfer_queue.messages.unit_reports import Move, Moved
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent
-from transfer_queue.wire.blocks.repack import Repacked, repacked
+from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
+from transfer_queue.wire.blocks.repack import RepackedBlock, repacked
 from transfer_queue.wire.buffers.block_layout import ALIGNMENT, I8
 from transfer_queue.wire.buffers.copies import U8, gather_pieces
 
@@ -29,7 +29,7 @@ PIECE_COST = 64
 """Bytes that could be copied in the time that a piece costs by itself."""
 
 
-class Mover:
+class BlockCopier:
     """One move under way. `step` until it gives the answer.
 
     lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room. brought: the bytes
@@ -42,11 +42,11 @@ class Mover:
         unit: int,
         arena: Arena,
         order: Move,
-        lease: Callable[[int], Extent | None],
+        lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, U8] | None = None,
-        wrote: Callable[[Extent], object] = lambda extent: None,
+        wrote: Callable[[LeasedExtent], object] = lambda extent: None,
     ) -> None:
-        self.extent: Extent | None = None
+        self.extent: LeasedExtent | None = None
         self._unit = unit
         self._order = order
         self._lease = lease
@@ -60,16 +60,16 @@ class Mover:
         self._nbytes = np.frombuffer(blocks.nbytes, "<i8").tolist()
         self._work = self._working()
 
-    def step(self) -> Moved | None:
+    def step(self) -> BlocksMovedReport | None:
         """Does a little; the answer when all is done."""
         try:
             next(self._work)
         except StopIteration as stop:
-            answer: Moved = stop.value
+            answer: BlocksMovedReport = stop.value
             return answer
         return None
 
-    def _working(self) -> Generator[None, None, Moved]:
+    def _working(self) -> Generator[None, None, BlocksMovedReport]:
         layouts = yield from self._layouts()
         whole = [at for at in range(len(self._units)) if at not in layouts]
         places: dict[int, int] = {}  # block -> offset in the extent
@@ -83,7 +83,7 @@ class Mover:
             end += max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
         self.extent = self._lease(end) if places else None
         if self.extent is None:
-            return Moved(self._order.number, self._unit, 0, 0, 0, b"", [])
+            return BlocksMovedReport(self._order.number, self._unit, 0, 0, 0, b"", [])
         start = self.extent.offset
         generation = self._arenas[self._unit].generation(start)
         yield from self._copy(places, start, layouts)
@@ -95,13 +95,13 @@ class Mover:
             for at in sorted(layouts)
         ]
         extent = self.extent
-        return Moved(
+        return BlocksMovedReport(
             self._order.number, self._unit, extent.number, extent.length, generation, offsets.tobytes(), made
         )  # fmt: skip
 
-    def _layouts(self) -> Generator[None, None, dict[int, Repacked | None]]:
+    def _layouts(self) -> Generator[None, None, dict[int, RepackedBlock | None]]:
         """The layout of each repacked block; None if its descriptor is invalid, or describes a longer block."""
-        out: dict[int, Repacked | None] = {}
+        out: dict[int, RepackedBlock | None] = {}
         blocks = self._order.blocks
         rows, schemas, dims = (np.frombuffer(c, "<i4").tolist() for c in (blocks.rows, blocks.schema, blocks.dims))
         for count, repack in enumerate(self._order.repacks):
@@ -117,7 +117,7 @@ class Mover:
                 yield
         return out
 
-    def _copy(self, places: dict[int, int], start: int, layouts: dict[int, Repacked | None]) -> Iterator[None]:
+    def _copy(self, places: dict[int, int], start: int, layouts: dict[int, RepackedBlock | None]) -> Iterator[None]:
         """Copies every block to its place in the extent, which begins at `start`."""
         into = self._arenas[self._unit]
         work = 0
@@ -169,7 +169,7 @@ class Mover:
         known: int = self._generations[at]
         return there == known
 
-    def _made(self, at: int, layout: Repacked | None, offset: int, generation: int) -> NewBlock | None:
+    def _made(self, at: int, layout: RepackedBlock | None, offset: int, generation: int) -> NewBlock | None:
         assert self.extent is not None
         if layout is None:
             return None
@@ -186,7 +186,7 @@ class Mover:
                 arena.close()
 
 
-def _pieces(layout: Repacked | None, nbytes: int) -> Iterator[tuple[int, I8, I8]]:
+def _pieces(layout: RepackedBlock | None, nbytes: int) -> Iterator[tuple[int, I8, I8]]:
     """Where pieces of a block go, counted from its new start, where they are in the old one, and their lengths."""
     if layout is None:
         starts = np.arange(0, nbytes, STEP_BYTES)
@@ -195,7 +195,7 @@ def _pieces(layout: Repacked | None, nbytes: int) -> Iterator[tuple[int, I8, I8]
     yield from zip(layout.places, layout.starts, layout.lengths, strict=True)
 
 
-def _lies_within(layout: Repacked, nbytes: int) -> bool:
+def _lies_within(layout: RepackedBlock, nbytes: int) -> bool:
     """Whether the block that is repacked is as long as its descriptor says. If not, some bytes do not exist."""
     return all(int((starts + lengths).max()) <= nbytes for starts, lengths in zip(layout.starts, layout.lengths))
 

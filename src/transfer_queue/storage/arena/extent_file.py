@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent
+from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 
 HEAD_BYTES = 4096
 ENTRY_BYTES = 32
@@ -81,7 +81,7 @@ class ExtentFile:
         self._store(self._head, _NEXT_SLOT, slot + 1)
         return slot
 
-    def lease(self, extent: Extent) -> None:
+    def lease(self, extent: LeasedExtent) -> None:
         """The extent is leased."""
         entry = self._entries[extent.offset // GRANULE]
         self._store(self._head, _NEXT_EXTENT, extent.number + 1)
@@ -90,11 +90,11 @@ class ExtentFile:
         self._store(entry, _SEQUENCE, extent.sequence)
         self._store(entry, _NUMBER, extent.number)
 
-    def free(self, extent: Extent) -> None:
+    def free(self, extent: LeasedExtent) -> None:
         """The extent is leased no more."""
         self._store(self._entries[extent.offset // GRANULE], _NUMBER, 0)
 
-    def cut(self, extent: Extent, length: int) -> None:
+    def cut(self, extent: LeasedExtent, length: int) -> None:
         """The extent is so long from now on, and no longer."""
         self._store(self._entries[extent.offset // GRANULE], _LENGTH, length)
 
@@ -110,7 +110,7 @@ class ExtentFile:
         np.equal(self._entries[:there, _LENGTH], _HOLE, out=found[:there])
         return found
 
-    def read(self, folder: Path, boot_id: str) -> list[Extent]:
+    def read(self, folder: Path, boot_id: str) -> list[LeasedExtent]:
         """What is leased, in order of numbers. AttachError where the table is another arena's or contradicts itself."""
         damaged = f"the table of extents in {folder} is damaged"
         if self._head[_BOOT : _BOOT + 2].tobytes() != uuid.UUID(boot_id).bytes:
@@ -121,7 +121,7 @@ class ExtentFile:
         end = 0
         for at in np.flatnonzero(self._entries[: self.held // GRANULE, _NUMBER]).tolist():
             number, length, slot, sequence = self._entries[at].tolist()
-            extent = Extent(number, at * GRANULE, length, slot, sequence)
+            extent = LeasedExtent(number, at * GRANULE, length, slot, sequence)
             if extent.offset < end or not length or length % GRANULE or extent.offset + length > self.held:
                 raise AttachError(f"{damaged}: {extent} overlaps another one, or ends beyond {self.held}")
             if number >= self.next_extent or not 0 <= slot < int(self._head[_NEXT_SLOT]):

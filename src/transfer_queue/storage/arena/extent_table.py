@@ -26,7 +26,7 @@ def round_up(nbytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LeasedExtent:
     """A leased piece of the arena. number: ascending, never used again. sequence: of the request that leased it."""
 
     number: int
@@ -36,23 +36,23 @@ class Extent:
     sequence: int = 0
 
 
-class Leased:
+class LeasedExtents:
     """The leased extents, wherever they lie."""
 
     def __init__(self, next_number: int = 1) -> None:
         self.leased = 0
         """The lengths of all leased extents together."""
-        self._extents: dict[int, Extent] = {}
+        self._extents: dict[int, LeasedExtent] = {}
         """Number -> extent of all and only the leased extents."""
         self._slots: dict[int, dict[int, None]] = {}
         """Slot -> numbers of its extents in order of lease; no slot without extents."""
         self._next = next_number
 
-    def leased_extents(self) -> list[Extent]:
+    def leased_extents(self) -> list[LeasedExtent]:
         """All of them, ascending by number."""
         return list(self._extents.values())
 
-    def get(self, number: int) -> Extent | None:
+    def get(self, number: int) -> LeasedExtent | None:
         """The leased extent of this number."""
         return self._extents.get(number)
 
@@ -75,14 +75,14 @@ class Leased:
             return f"it is leased to slot {extent.slot}"
         return "it was freed before" if self.was_leased(number) else "no extent of this number was ever leased"
 
-    def enter(self, extent: Extent) -> None:
+    def enter(self, extent: LeasedExtent) -> None:
         """An extent is leased."""
         self._extents[extent.number] = extent
         self._slots.setdefault(extent.slot, {})[extent.number] = None
         self._next = max(self._next, extent.number + 1)
         self.leased += extent.length
 
-    def leave(self, number: int) -> Extent:
+    def leave(self, number: int) -> LeasedExtent:
         """A leased extent is leased no more; answers what it was. ProtocolError if it is not leased."""
         extent = self._extents.pop(number, None)
         if extent is None:
@@ -104,7 +104,7 @@ class Leased:
         assert by_slot == {slot: list(numbers) for slot, numbers in self._slots.items()}, "index of slots"
 
 
-class ExtentTable(Leased):
+class ExtentTable(LeasedExtents):
     """Free runs and leased extents of an arena.
 
     Leases are first fit by address. Space was first touched in the order of addresses, so the lowest
@@ -123,7 +123,7 @@ class ExtentTable(Leased):
         """No free run is longer than this; may overstate, and is made exact by a search that fails."""
 
     @classmethod
-    def of(cls, held: int, extents: Iterable[Extent], next_number: int) -> ExtentTable:
+    def of(cls, held: int, extents: Iterable[LeasedExtent], next_number: int) -> ExtentTable:
         """The table in which these extents, ascending by number, are leased and all else is free."""
         table = cls(next_number)
         table.held = held
@@ -166,7 +166,7 @@ class ExtentTable(Leased):
 
     def lease(
         self, slot: int, nbytes: int, sequence: int = 0, without: npt.NDArray[np.bool_] | None = None
-    ) -> Extent | None:
+    ) -> LeasedExtent | None:
         """The lowest free space of nbytes, rounded up to granules; None if no free run is that long.
 
         without: the granules that are not to be in it.
@@ -183,7 +183,7 @@ class ExtentTable(Leased):
         pieces = [(run, start - run), (start + length, after)]
         self._starts[index : index + 1] = [offset for offset, nbytes_ in pieces if nbytes_]
         self._lengths.update((offset, nbytes_) for offset, nbytes_ in pieces if nbytes_)
-        extent = Extent(self._next, start, length, slot, sequence)
+        extent = LeasedExtent(self._next, start, length, slot, sequence)
         self.enter(extent)
         return extent
 
@@ -196,7 +196,7 @@ class ExtentTable(Leased):
         self.leased -= extent.length - length
         self._release(extent.offset + length, extent.length - length)
 
-    def free(self, number: int) -> Extent:
+    def free(self, number: int) -> LeasedExtent:
         """Makes a leased extent free space; answers what it was. ProtocolError if it is not leased."""
         extent = self.leave(number)
         self._release(extent.offset, extent.length)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from transfer_queue.storage.arena.arena import Arena, stretches
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent, ExtentTable
+from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent
 
 PERIOD = 30.0
 """Seconds. What was freed stays for one to two of them at least."""
@@ -27,7 +27,7 @@ STEP = 4 * 1024 * 1024
 _FRESH, _LEASED = 0, 1  # marks of granules; from 2 on: the period in which one was seen to be free
 
 
-class Trimmer:
+class FreeSpaceReclaimer:
     """Of one unit's arena and table; all space is leased through it, and it is told of what is freed."""
 
     def __init__(self, arena: Arena, table: ExtentTable) -> None:
@@ -45,7 +45,7 @@ class Trimmer:
         """Bytes of free space that the arena has of its file system."""
         return self._table.free_bytes - self._arena.hole_bytes
 
-    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+    def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """Leases free space, see `ExtentTable.lease`; such that was given back only where there is no other."""
         extent = self._table.lease(slot, nbytes, sequence)
         if extent is not None and self._arena.hole_bytes and self._has_holes(extent):
@@ -60,11 +60,11 @@ class Trimmer:
         self._lease(extent)
         return extent
 
-    def _has_holes(self, extent: Extent) -> bool:
+    def _has_holes(self, extent: LeasedExtent) -> bool:
         first = extent.offset // GRANULE
         return bool(self._arena.holes[first : first + extent.length // GRANULE].any())
 
-    def _lease(self, extent: Extent) -> None:
+    def _lease(self, extent: LeasedExtent) -> None:
         self._marks[extent.offset // GRANULE : (extent.offset + extent.length) // GRANULE] = _LEASED
 
     def freed(self, offset: int, length: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent
+from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 from transfer_queue.wire.buffers.copies import gather_pieces
 
 MOST_PIECES = 1 << 16  # of one request
@@ -51,7 +51,7 @@ def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
     return [view[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
 
 
-def write_bytes(arena: Arena, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+def write_bytes(arena: Arena, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
     """Writes the payload into this extent: the request's, if its writer still has the slot that it names.
 
     Raises:

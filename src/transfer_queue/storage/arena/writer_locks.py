@@ -126,14 +126,14 @@ def is_dead(path: Path) -> bool:
         return descriptor is not None
 
 
-class Known(NamedTuple):
+class KnownSlot(NamedTuple):
     """A slot of a unit that ended. gone: its writer is proven dead."""
 
     writer: str
     gone: bool
 
 
-class Slots(Protocol):
+class WriterSlots(Protocol):
     """Slots as the unit sees them; `SlotFolder` in life, a stand-in where writers share the unit's process."""
 
     def make(self, slot: int, writer: str) -> str:
@@ -154,7 +154,7 @@ class Slots(Protocol):
     def forget(self, slot: int) -> None:
         """Nothing is left of a slot that is gone."""
 
-    def known(self) -> dict[int, Known]:
+    def known(self) -> dict[int, KnownSlot]:
         """The slots that a unit before this one has left, by number."""
 
     def offers(self, slot: int) -> set[Offer]:
@@ -179,21 +179,21 @@ class SlotFolder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, slot: int) -> str:
-        """See `Slots.path`."""
+        """See `WriterSlots.path`."""
         return str(self._lock(slot))
 
     def make(self, slot: int, writer: str) -> str:
-        """See `Slots.make`."""
+        """See `WriterSlots.make`."""
         path = self._lock(slot)
         _write_name(path, writer, os.O_EXCL)
         return str(path)
 
     def is_dead(self, slot: int) -> bool:
-        """See `Slots.is_dead`."""
+        """See `WriterSlots.is_dead`."""
         return is_dead(self._lock(slot))
 
     def withdraw(self, slot: int) -> bool:
-        """See `Slots.withdraw`. The file is unlinked under its lock, which `hold_slot` looks for."""
+        """See `WriterSlots.withdraw`. The file is unlinked under its lock, which `hold_slot` looks for."""
         with _granted(self._lock(slot)) as descriptor:
             if descriptor is None:
                 return False
@@ -205,12 +205,12 @@ class SlotFolder:
             return True
 
     def forget(self, slot: int) -> None:
-        """See `Slots.forget`."""
+        """See `WriterSlots.forget`."""
         self._gone(slot).unlink(missing_ok=True)
 
-    def known(self) -> dict[int, Known]:
-        """See `Slots.known`. Removes slots of which nobody was told."""
-        found: dict[int, Known] = {}
+    def known(self) -> dict[int, KnownSlot]:
+        """See `WriterSlots.known`. Removes slots of which nobody was told."""
+        found: dict[int, KnownSlot] = {}
         for path in sorted(self.folder.iterdir()):  # N.gone before N.lock, which counts while it is there
             if path.suffix not in (".gone", ".lock") or not path.stem.isdecimal():
                 continue
@@ -222,11 +222,11 @@ class SlotFolder:
             if writer is None:
                 path.unlink()
             else:
-                found[int(path.stem)] = Known(writer, path.suffix == ".gone")
+                found[int(path.stem)] = KnownSlot(writer, path.suffix == ".gone")
         return found
 
     def offers(self, slot: int) -> set[Offer]:
-        """See `Slots.offers`."""
+        """See `WriterSlots.offers`."""
         try:
             descriptor = os.open(self._lock(slot), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -237,7 +237,7 @@ class SlotFolder:
             os.close(descriptor)
 
     def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
-        """See `Slots.recall`. An entry is marked before anybody else may write where it says."""
+        """See `WriterSlots.recall`. An entry is marked before anybody else may write where it says."""
         try:
             descriptor = os.open(self._lock(slot), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:

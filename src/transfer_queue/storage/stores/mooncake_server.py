@@ -17,9 +17,9 @@ from transfer_queue.storage.stores.mooncake import MooncakeStore, load
 from transfer_queue.storage.stores.store_server import (
     ALONE,
     LOOPBACK,
-    Keeper,
-    Place,
-    ServerOfStore,
+    StoreProcess,
+    StoreServer,
+    StoreServerRole,
     check_free,
     free_port,
     kept_port,
@@ -32,12 +32,14 @@ RELEASE_SECONDS = 120  # after which it gives away the memory of what a killed w
 _SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "local_buffer_size", "hard_pin", "use_gdr")
 
 
-class MooncakeKeeper(Keeper):
+class MooncakeKeeper(StoreServer):
     """options: `backend.MooncakeStore` of the conf."""
 
-    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
+    ) -> None:
         library = load()
-        self._master: ServerOfStore | None = None
+        self._master: StoreProcess | None = None
         self._segment: MooncakeStore | None = None
         starts = options["auto_init"] and not place.join
         master = place.join if options["auto_init"] and place.join else str(options["master_server_address"])
@@ -90,15 +92,15 @@ class MooncakeKeeper(Keeper):
         if serves:
             command.append(f"--http_metadata_server_host={metadata.hostname}")
             command.append(f"--http_metadata_server_port={metadata.port}")
-        self._master = ServerOfStore(command, logs / "mooncake_master.log")
+        self._master = StoreProcess(command, logs / "mooncake_master.log")
         self._master.await_ready(lambda: listens(host, port), seconds)
 
     def trouble(self) -> str | None:
-        """See `Keeper.trouble`."""
+        """See `StoreServer.trouble`."""
         return None if self._master is None else self._master.trouble()
 
     def close(self) -> None:
-        """See `Keeper.close`. A segment that is another's master's is taken back; ours ends, and this process, too."""
+        """See `StoreServer.close`. Takes a segment back from another system's master; ends this one's own master."""
         if self._master is not None:
             self._master.close()
         elif self._segment is not None:

@@ -29,14 +29,14 @@ ASK_SECONDS = 5.0  # for an answer over the socket
 _forks = Forks("Ray")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class BlockStoreRequest(msgspec.Struct, frozen=True):
     """What is asked over the actor's socket: which of these to remove, and which are missing."""
 
     remove: list[str] = []
     missing: list[str] = []
 
 
-class Told(msgspec.Struct, frozen=True):
+class BlockStoreResponse(msgspec.Struct, frozen=True):
     """The answer. life: of the actor."""
 
     missing: list[str]
@@ -168,20 +168,20 @@ class RayStore(Store):
 
     def remove(self, keys: Sequence[str]) -> None:
         """See `Store.remove`."""
-        self._ask(Asked(remove=list(keys)))
+        self._ask(BlockStoreRequest(remove=list(keys)))
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         """See `Store.missing`."""
-        return self._ask(Asked(missing=list(keys))).missing
+        return self._ask(BlockStoreRequest(missing=list(keys))).missing
 
     def life(self) -> str:
         """See `Store.life`."""
         with contextlib.suppress(ConnectionLostError):  # until it is there again nobody knows
-            self._life = self._ask(Asked(), 0.0).life
+            self._life = self._ask(BlockStoreRequest(), 0.0).life
         return self._life
 
-    def _ask(self, asked: Asked, within: float = ASK_SECONDS) -> Told:
-        told: list[Told] = []
+    def _ask(self, asked: BlockStoreRequest, within: float = ASK_SECONDS) -> BlockStoreResponse:
+        told: list[BlockStoreResponse] = []
 
         def attempt() -> Exception | None:
             try:
@@ -189,7 +189,7 @@ class RayStore(Store):
                     connection.settimeout(max(within, 1.0))
                     connection.connect("\0" + self._listens)
                     connection.sendall(message(asked))
-                    told.append(msgspec.msgpack.decode(receive(connection), type=Told))
+                    told.append(msgspec.msgpack.decode(receive(connection), type=BlockStoreResponse))
             except (OSError, msgspec.DecodeError) as error:
                 return self._lost(error)
             return None

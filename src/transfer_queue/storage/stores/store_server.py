@@ -30,7 +30,7 @@ END_SECONDS = 2.0  # from asking a server to end to ending it
 _PR_SET_PDEATHSIG = 1
 
 
-class Keeper(ABC):
+class StoreServer(ABC):
     """address: for who uses the store."""
 
     address: StoreAddress
@@ -86,7 +86,7 @@ def program(folder: Path, name: str, package: str) -> str:
     raise StartError(f"the program {name} is missing: install {package} anew, or set auto_init: false")
 
 
-class ServerOfStore:
+class StoreProcess:
     """A program that ends with this process, however that ends. log: where it writes what it has to say."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -136,7 +136,7 @@ class ServerOfStore:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreServerRole:
     """Where a keeper is in a system of several nodes.
 
     host: by which the others reach this one. join: what the keeper of the first node has said (`StoreAddress.join`); ""
@@ -147,12 +147,12 @@ class Place:
     join: str = ""
 
 
-ALONE = Place()
+ALONE = StoreServerRole()
 
 
 def keeper_of(
-    backend: str, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE
-) -> Keeper | None:
+    backend: str, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
+) -> StoreServer | None:
     """Start what keeps the bytes of a backend; return None if the system has nothing to start for it.
 
     Args:
@@ -168,5 +168,7 @@ def keeper_of(
     if not has_server(backend):
         return None
     module, _, name = BUILT_IN[backend].server.partition(":")
-    start: Callable[[Mapping[str, Any], Path, float, Place], Keeper] = getattr(importlib.import_module(module), name)
+    start: Callable[[Mapping[str, Any], Path, float, StoreServerRole], StoreServer] = getattr(
+        importlib.import_module(module), name
+    )
     return start(options, folder, seconds, place)

@@ -19,9 +19,9 @@ from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.store_server import (
     ALONE,
     LOOPBACK,
-    Keeper,
-    Place,
-    ServerOfStore,
+    StoreProcess,
+    StoreServer,
+    StoreServerRole,
     check_free,
     kept_port,
     listens,
@@ -35,11 +35,13 @@ DEFAULTS = {
 }
 
 
-class YuanrongKeeper(Keeper):
+class YuanrongKeeper(StoreServer):
     """options: `backend.Yuanrong` of the conf."""
 
-    def __init__(self, options: Mapping[str, Any], folder: Path, seconds: float, place: Place = ALONE) -> None:
-        self._worker: ServerOfStore | None = None
+    def __init__(
+        self, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
+    ) -> None:
+        self._worker: StoreProcess | None = None
         port = int(options["worker_port"])
         given = _arguments(str(options["worker_args"]))
         host, join, capacity = place.host or LOOPBACK, place.join, 0
@@ -96,15 +98,15 @@ class YuanrongKeeper(Keeper):
         libraries = [str(Path(cli._base_dir) / "lib"), environment.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))
         ready = Path(parameters["ready_check_path"])
-        self._worker = ServerOfStore(command, home / "worker.log", environment)
+        self._worker = StoreProcess(command, home / "worker.log", environment)
         self._worker.await_ready(ready.exists, seconds)
 
     def trouble(self) -> str | None:
-        """See `Keeper.trouble`."""
+        """See `StoreServer.trouble`."""
         return None if self._worker is None else self._worker.trouble()
 
     def close(self) -> None:
-        """See `Keeper.close`."""
+        """See `StoreServer.close`."""
         if self._worker is not None:
             self._worker.close()
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from transfer_queue.messages.unit_reports import Move
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.block_copier import Mover
-from transfer_queue.storage.arena.extent_table import Extent
-from transfer_queue.storage.unit.extent_pool import ArenaRoom
+from transfer_queue.storage.arena.block_copier import BlockCopier
+from transfer_queue.storage.arena.extent_table import LeasedExtent
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.wire.buffers.copies import U8
 
 PAUSES = (1.0, 5.0)
@@ -22,21 +22,27 @@ PAUSES = (1.0, 5.0)
 A_TURN = 64
 
 
-class DiskRoom(ArenaRoom):
+class DiskPool(ArenaPool):
     """See the module; all else is as in memory."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
-        self._fresh: list[Extent] = []
-        self._rounds: list[deque[tuple[float, Extent]]] = [deque() for _ in PAUSES]  # with the time of the next call
+        self._fresh: list[LeasedExtent] = []
+        self._rounds: list[deque[tuple[float, LeasedExtent]]] = [
+            deque() for _ in PAUSES
+        ]  # with the time of the next call
 
     def mover(
-        self, unit: int, order: Move, lease: Callable[[int], Extent | None], brought: Mapping[int, U8] | None = None
-    ) -> Mover:
+        self,
+        unit: int,
+        order: Move,
+        lease: Callable[[int], LeasedExtent | None],
+        brought: Mapping[int, U8] | None = None,
+    ) -> BlockCopier:
         """See `Room.mover`."""
-        return Mover(unit, self.arena, order, lease, brought, self._wrote)
+        return BlockCopier(unit, self.arena, order, lease, brought, self._wrote)
 
-    def _wrote(self, extent: Extent) -> None:
+    def _wrote(self, extent: LeasedExtent) -> None:
         self.arena.let_go(extent.offset, extent.length)
         self._fresh.append(extent)
 

@@ -1,6 +1,6 @@
 """What a storage unit leases its extents out of, and what is written down of that.
 
-`ArenaRoom` is an arena of this machine's memory: extents are places in it, found first fit. `storage.unit.object_pool`
+`ArenaPool` is an arena of this machine's memory: extents are places in it, found first fit. `storage.unit.object_pool`
 has the room of an external store, whose extents are names.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.messages.unit_reports import Move, Moved
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.arena import SEGMENT, Arena
-from transfer_queue.storage.arena.block_copier import Mover
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent, ExtentTable, Leased, round_up
-from transfer_queue.storage.arena.free_space_reclaim import Trimmer
+from transfer_queue.storage.arena.block_copier import BlockCopier
+from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent, LeasedExtents, round_up
+from transfer_queue.storage.arena.free_space_reclaim import FreeSpaceReclaimer
 from transfer_queue.storage.arena.remote_access import read_pieces, write_bytes
 from transfer_queue.storage.unit.unit_effects import Effect
 from transfer_queue.wire.buffers.copies import U8
@@ -27,25 +27,25 @@ PREFAULT_STEP = 4 * 1024 * 1024
 """Bytes made resident in one idle moment: a few milliseconds."""
 
 
-class Moving(Protocol):
+class BlockCopy(Protocol):
     """A move under way, see `mover.Mover`."""
 
-    extent: Extent | None
+    extent: LeasedExtent | None
 
-    def step(self) -> Moved | None:
+    def step(self) -> BlocksMovedReport | None:
         """Does a little; the answer when all is done."""
 
     def close(self) -> None:
         """Lets go of what it uses."""
 
 
-class Room(Protocol):
+class ExtentPool(Protocol):
     """capacity: most bytes of all extents together. table: what is leased."""
 
     capacity: int
 
     @property
-    def table(self) -> Leased:
+    def table(self) -> LeasedExtents:
         """What is leased."""
 
     @property
@@ -63,7 +63,7 @@ class Room(Protocol):
     def take_slot(self) -> int:
         """The number of a new slot, which no other will ever have."""
 
-    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+    def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """An extent, written down before anybody is told; None where there is no room for it."""
 
     def generation(self, offset: int) -> int:
@@ -72,10 +72,10 @@ class Room(Protocol):
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes themselves, to be written into."""
 
-    def free(self, extent: Extent) -> None:
+    def free(self, extent: LeasedExtent) -> None:
         """Nobody needs what lies in a leased extent."""
 
-    def cut(self, extent: Extent, keep: int) -> None:
+    def cut(self, extent: LeasedExtent, keep: int) -> None:
         """Nobody needs what lies behind these bytes of a leased extent."""
 
     def wanting(self, nbytes: int) -> int:
@@ -93,12 +93,16 @@ class Room(Protocol):
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """What a reader on another node asks for, see `serving.read_pieces`."""
 
-    def write(self, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+    def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
         """What a writer on another node wants written, see `serving.write_bytes`."""
 
     def mover(
-        self, unit: int, order: Move, lease: Callable[[int], Extent | None], brought: Mapping[int, U8] | None = None
-    ) -> Moving:
+        self,
+        unit: int,
+        order: Move,
+        lease: Callable[[int], LeasedExtent | None],
+        brought: Mapping[int, U8] | None = None,
+    ) -> BlockCopy:
         """Begins a move, see `mover.Mover`."""
 
     def status(self) -> UnitStatusReply:
@@ -117,7 +121,7 @@ class Room(Protocol):
         """Recounts everything; AssertionError where it contradicts itself."""
 
 
-class ArenaRoom(Room):
+class ArenaPool(ExtentPool):
     """The room of an arena that this process owns."""
 
     def __init__(self, arena: Arena) -> None:
@@ -125,34 +129,34 @@ class ArenaRoom(Room):
         self.capacity = arena.capacity
         leased = arena.extents.read(arena.folder, arena.boot_id)
         self._table = ExtentTable.of(arena.held, leased, arena.extents.next_extent)
-        self.trimmer = Trimmer(arena, self._table)
+        self.trimmer = FreeSpaceReclaimer(arena, self._table)
 
     @property
     def table(self) -> ExtentTable:
-        """See `Room.table`."""
+        """See `ExtentPool.table`."""
         return self._table
 
     @property
     def folder(self) -> Path:
-        """See `Room.folder`."""
+        """See `ExtentPool.folder`."""
         return self.arena.folder
 
     @property
     def boot_id(self) -> str:
-        """See `Room.boot_id`."""
+        """See `ExtentPool.boot_id`."""
         return self.arena.boot_id
 
     @property
     def next_extent(self) -> int:
-        """See `Room.next_extent`."""
+        """See `ExtentPool.next_extent`."""
         return self.arena.extents.next_extent
 
     def take_slot(self) -> int:
-        """See `Room.take_slot`."""
+        """See `ExtentPool.take_slot`."""
         return self.arena.extents.take_slot()
 
-    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
-        """See `Room.lease`. Space that is held comes first, then the arena grows."""
+    def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
+        """See `ExtentPool.lease`. Space that is held comes first, then the arena grows."""
         extent = self.trimmer.lease(slot, nbytes, sequence)
         more = round_up(nbytes) - self._table.tail
         if extent is None and more > 0 and self.grow(more):  # else it is there, and could not be filled
@@ -172,29 +176,29 @@ class ArenaRoom(Room):
         return True
 
     def generation(self, offset: int) -> int:
-        """See `Room.generation`."""
+        """See `ExtentPool.generation`."""
         return self.arena.generation(offset)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """See `Room.view`."""
+        """See `ExtentPool.view`."""
         return self.arena.view(offset, nbytes).data
 
-    def free(self, extent: Extent) -> None:
-        """See `Room.free`. Generations come first: who has read there must see it before anybody writes there."""
+    def free(self, extent: LeasedExtent) -> None:
+        """See `ExtentPool.free`. Generations come first: who has read there must see it before anybody writes there."""
         self.arena.bump(extent.offset, extent.length)
         self.arena.extents.free(extent)
         self._table.free(extent.number)
         self.trimmer.freed(extent.offset, extent.length)
 
-    def cut(self, extent: Extent, keep: int) -> None:
-        """See `Room.cut`. Generations come first."""
+    def cut(self, extent: LeasedExtent, keep: int) -> None:
+        """See `ExtentPool.cut`. Generations come first."""
         self.arena.bump(extent.offset + keep, extent.length - keep)
         self.arena.extents.cut(extent, keep)
         self._table.cut(extent.number, keep)
         self.trimmer.freed(extent.offset + keep, extent.length - keep)
 
     def wanting(self, nbytes: int) -> int:
-        """See `Room.wanting`."""
+        """See `ExtentPool.wanting`."""
         return round_up(nbytes)
 
     def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
@@ -205,35 +209,39 @@ class ArenaRoom(Room):
         return then([], "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
-        """See `Room.read`."""
+        """See `ExtentPool.read`."""
         return read_pieces(self.arena, request)
 
-    def write(self, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
-        """See `Room.write`."""
+    def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
+        """See `ExtentPool.write`."""
         write_bytes(self.arena, extent, request, payload)
 
     def mover(
-        self, unit: int, order: Move, lease: Callable[[int], Extent | None], brought: Mapping[int, U8] | None = None
-    ) -> Mover:
-        """See `Room.mover`."""
-        return Mover(unit, self.arena, order, lease, brought)
+        self,
+        unit: int,
+        order: Move,
+        lease: Callable[[int], LeasedExtent | None],
+        brought: Mapping[int, U8] | None = None,
+    ) -> BlockCopier:
+        """See `ExtentPool.mover`."""
+        return BlockCopier(unit, self.arena, order, lease, brought)
 
     def status(self) -> UnitStatusReply:
-        """See `Room.status`."""
+        """See `ExtentPool.status`."""
         table, holes = self._table, self.arena.hole_bytes
         free, tier = table.free_bytes - holes, self.arena.tier
         return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, tier, table.largest_free)
 
     def due(self) -> float | None:
-        """See `Room.due`."""
+        """See `ExtentPool.due`."""
         return self.trimmer.due()
 
     def turn(self, now: float) -> bool:
-        """See `Room.turn`."""
+        """See `ExtentPool.turn`."""
         return self.trimmer.turn(now)
 
     def idle(self, short: bool) -> bool:
-        """See `Room.idle`."""
+        """See `ExtentPool.idle`."""
         if self.arena.prefault_some(PREFAULT_STEP) or self.trimmer.trim_some():
             return True
         if short or self.trimmer.resident >= SEGMENT // 2:
@@ -242,7 +250,7 @@ class ArenaRoom(Room):
         return self.trimmer.fill_some(SEGMENT // 2) or (bool(more) and self.grow(min(SEGMENT // 4, more)))
 
     def check(self) -> None:
-        """See `Room.check`."""
+        """See `ExtentPool.check`."""
         table, arena = self._table, self.arena
         table.check()
         leased = arena.extents.read(arena.folder, arena.boot_id)

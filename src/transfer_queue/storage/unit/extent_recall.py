@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from transfer_queue.messages.unit_reports import Recalled
-from transfer_queue.storage.arena.extent_table import Extent, round_up
-from transfer_queue.storage.arena.writer_locks import Offer, Slots
-from transfer_queue.storage.unit.extent_pool import Room
+from transfer_queue.messages.unit_reports import ExtentsRecalledReport
+from transfer_queue.storage.arena.extent_table import LeasedExtent, round_up
+from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots
+from transfer_queue.storage.unit.extent_pool import ExtentPool
 
 INTERVAL = 0.25
 """Seconds between two rounds through all writers while leases wait."""
@@ -30,7 +30,7 @@ WRITERS = 128
 class Recalls:
     """Of one unit, whose number this is."""
 
-    def __init__(self, number: int, room: Room, slots: Slots) -> None:
+    def __init__(self, number: int, room: ExtentPool, slots: WriterSlots) -> None:
         self._number = number
         self._room = room
         self._files = slots
@@ -81,7 +81,7 @@ class Recalls:
                 found.append((number, used))
         return found
 
-    def cut(self, extent: Extent, used: int) -> int:
+    def cut(self, extent: LeasedExtent, used: int) -> int:
         """Nothing more is written into this extent; how many bytes it keeps."""
         keep = min(round_up(used), extent.length)
         if keep < extent.length:
@@ -94,16 +94,18 @@ class Recalls:
         """It is not leased any more."""
         self._cut.pop(extent, None)
 
-    def told(self) -> list[Recalled]:
+    def told(self) -> list[ExtentsRecalledReport]:
         """What the controller must be told; asked for after every event."""
         fresh, self._untold = [number for number in self._untold if number in self._cut], []
         return [self._report(fresh)] if fresh else []
 
-    def unsettled(self) -> list[Recalled]:
+    def unsettled(self) -> list[ExtentsRecalledReport]:
         """What a controller with which the unit has registered must be told again."""
         self._untold = []
         return [self._report(list(self._cut))] if self._cut else []
 
-    def _report(self, numbers: list[int]) -> Recalled:
+    def _report(self, numbers: list[int]) -> ExtentsRecalledReport:
         lengths = [self._cut[number] for number in numbers]
-        return Recalled(self._number, np.array(numbers, "<i8").tobytes(), np.array(lengths, "<i8").tobytes())
+        return ExtentsRecalledReport(
+            self._number, np.array(numbers, "<i8").tobytes(), np.array(lengths, "<i8").tobytes()
+        )

@@ -1,6 +1,6 @@
 """The room of an external store: extents are names of what lies there, each of one block.
 
-    header    JSON (`Header`); written last
+    header    JSON (`ObjectPoolHeader`); written last
     extents   a page of numbers, then one entry for each extent, in any order
 
 An extent's offset is but a name, too: its number times GRANULE. Numbers are never used again, so a name stands for one
@@ -28,12 +28,12 @@ import numpy.typing as npt
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import STORE
 from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.messages.unit_reports import Move, Moved
+from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
-from transfer_queue.storage.arena.extent_table import GRANULE, Extent, Leased
+from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Store
-from transfer_queue.storage.unit.extent_pool import Room
+from transfer_queue.storage.unit.extent_pool import ExtentPool
 from transfer_queue.storage.unit.unit_effects import Effect
 
 MAGIC = "transfer_queue names"
@@ -66,7 +66,7 @@ def number_of(key: str) -> int:
     return int(key.rpartition("/")[2])
 
 
-class Header(msgspec.Struct, frozen=True):
+class ObjectPoolHeader(msgspec.Struct, frozen=True):
     """What the header file says."""
 
     magic: str
@@ -74,7 +74,7 @@ class Header(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-class Names:
+class ObjectNames:
     """The file of extents. read: what is leased, and what is to be removed, as the unit before this one left it."""
 
     def __init__(self, folder: Path, boot_id: str, file: int) -> None:
@@ -88,10 +88,10 @@ class Names:
         }
 
     @classmethod
-    def create(cls, folder: Path) -> Names:
+    def create(cls, folder: Path) -> ObjectNames:
         """Those of a new room. OSError where the folder cannot be used."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        header = Header(MAGIC, VERSION, uuid.uuid4().hex)
+        header = ObjectPoolHeader(MAGIC, VERSION, uuid.uuid4().hex)
         file = os.open(folder / "extents", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.posix_fallocate(file, 0, _HEAD_BYTES + _GROWTH * _ENTRY_BYTES)
         names = cls(folder, header.boot_id, file)
@@ -103,10 +103,10 @@ class Names:
         return names
 
     @classmethod
-    def reopen(cls, folder: Path) -> Names:
+    def reopen(cls, folder: Path) -> ObjectNames:
         """Those of the unit before. AttachError where they are not whole."""
         try:
-            header = msgspec.json.decode((folder / "header").read_bytes(), type=Header)
+            header = msgspec.json.decode((folder / "header").read_bytes(), type=ObjectPoolHeader)
             file = os.open(folder / "extents", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (OSError, msgspec.DecodeError) as error:
             raise AttachError(f"no room can be opened in {folder}: {error}") from error
@@ -132,7 +132,7 @@ class Names:
         self._head[_NEXT_SLOT] = slot + 1
         return slot
 
-    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
+    def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """The next extent; None where the file cannot grow."""
         if not self._free and not self._grow():
             return None
@@ -144,7 +144,7 @@ class Names:
         self._entries[at, _SEQUENCE] = sequence
         self._entries[at, _NUMBER] = number
         self._places[number] = at
-        return Extent(number, number * GRANULE, nbytes, slot, sequence)
+        return LeasedExtent(number, number * GRANULE, nbytes, slot, sequence)
 
     def _grow(self) -> bool:
         there = len(self._entries)
@@ -168,12 +168,12 @@ class Names:
             self._entries[at, _NUMBER] = 0
             self._free.append(at)
 
-    def read(self) -> tuple[list[Extent], list[Extent]]:
+    def read(self) -> tuple[list[LeasedExtent], list[LeasedExtent]]:
         """(leased, to be removed), ascending by number."""
         extents = []
         for number, at in sorted(self._places.items()):
             _, length, slot, sequence = self._entries[at].tolist()
-            extents.append(Extent(number, number * GRANULE, length, slot, sequence))
+            extents.append(LeasedExtent(number, number * GRANULE, length, slot, sequence))
         return [e for e in extents if e.slot != _REMOVING], [e for e in extents if e.slot == _REMOVING]
 
     def close(self) -> None:
@@ -181,15 +181,15 @@ class Names:
         os.close(self._file)
 
 
-class VirtualRoom(Room):
-    """The room of an external store, see `Room`.
+class ObjectPool(ExtentPool):
+    """The room of an external store, see `ExtentPool`.
 
     store: this process's connection to it. capacity: most bytes; UNLIMITED where the store alone knows. begin: see
     there. life: tells of the life of what keeps the bytes; where it is another one, all is looked for.
     """
 
     def __init__(
-        self, names: Names, store: Store, begin: Begin, capacity: int = UNLIMITED, life: Callable[[], str] = str
+        self, names: ObjectNames, store: Store, begin: Begin, capacity: int = UNLIMITED, life: Callable[[], str] = str
     ) -> None:
         self.capacity = capacity
         self._names = names
@@ -202,7 +202,7 @@ class VirtualRoom(Room):
         """Extents of which the store could not say whether they are there."""
         self._ask = 0.0  # when it is asked for these next
         leased, doomed = names.read()
-        self._table = Leased(names.next_extent)
+        self._table = LeasedExtents(names.next_extent)
         for extent in leased:
             self._table.enter(extent)
         self._doomed = {extent.number: extent.length for extent in doomed}
@@ -213,23 +213,23 @@ class VirtualRoom(Room):
         self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
 
     @property
-    def table(self) -> Leased:
-        """See `Room.table`."""
+    def table(self) -> LeasedExtents:
+        """See `ExtentPool.table`."""
         return self._table
 
     @property
     def folder(self) -> Path:
-        """See `Room.folder`."""
+        """See `ExtentPool.folder`."""
         return self._names.folder
 
     @property
     def boot_id(self) -> str:
-        """See `Room.boot_id`."""
+        """See `ExtentPool.boot_id`."""
         return self._names.boot_id
 
     @property
     def next_extent(self) -> int:
-        """See `Room.next_extent`."""
+        """See `ExtentPool.next_extent`."""
         return self._names.next_extent
 
     @property
@@ -237,15 +237,15 @@ class VirtualRoom(Room):
         return self.capacity - self._table.leased - self._doomed_bytes
 
     def take_slot(self) -> int:
-        """See `Room.take_slot`."""
+        """See `ExtentPool.take_slot`."""
         return self._names.take_slot()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """See `Room.view`: nothing can be written into names."""
+        """See `ExtentPool.view`: nothing can be written into names."""
         raise ProtocolError("a unit of an external store has no bytes of its own to write into")
 
-    def lease(self, slot: int, nbytes: int, sequence: int) -> Extent | None:
-        """See `Room.lease`."""
+    def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
+        """See `ExtentPool.lease`."""
         if slot == MOVER_SLOT or self.wanting(nbytes) > self._free:
             return None
         extent = self._names.lease(slot, self.wanting(nbytes), sequence)
@@ -254,22 +254,22 @@ class VirtualRoom(Room):
         return extent
 
     def wanting(self, nbytes: int) -> int:
-        """See `Room.wanting`."""
+        """See `ExtentPool.wanting`."""
         return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
 
     def generation(self, offset: int) -> int:
         """Always the same: an extent's offset is never used again."""
         return 1
 
-    def free(self, extent: Extent) -> None:
-        """See `Room.free`. The store removes it a little later."""
+    def free(self, extent: LeasedExtent) -> None:
+        """See `ExtentPool.free`. The store removes it a little later."""
         self._table.leave(extent.number)
         self._names.removing(extent.number)
         self._doomed[extent.number] = extent.length
         self._doomed_bytes += extent.length
         self._remove()
 
-    def cut(self, extent: Extent, keep: int) -> None:
+    def cut(self, extent: LeasedExtent, keep: int) -> None:
         """What was written into an extent stays: there is nothing behind it."""
 
     def _remove(self) -> None:
@@ -295,11 +295,11 @@ class VirtualRoom(Room):
         self._begin(lambda: self._store.remove(keys), removed)
 
     def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """See `Room.attach`."""
+        """See `ExtentPool.attach`."""
         self._serve, self._lost = serve, lost
 
     def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """See `Room.look_for`."""
+        """See `ExtentPool.look_for`."""
         names = {key_of(self.boot_id, number * GRANULE): number for number in numbers}
 
         def looked(outcome: Any) -> list[Effect]:
@@ -317,7 +317,7 @@ class VirtualRoom(Room):
         """Never asked for: readers ask the store."""
         raise ProtocolError("the blocks of this storage unit are in an external store; read them there")
 
-    def write(self, extent: Extent | None, request: WriteBytes, payload: memoryview | None) -> None:
+    def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
         """Never asked for: writers ask the store."""
         raise ProtocolError("the blocks of this storage unit are in an external store; write them there")
 
@@ -325,19 +325,19 @@ class VirtualRoom(Room):
         self,
         unit: int,
         order: Move,
-        lease: Callable[[int], Extent | None],
+        lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, Bytes] | None = None,
-    ) -> NoMover:
+    ) -> NoBlockCopier:
         """Nothing is ever moved."""
-        return NoMover(unit, order)
+        return NoBlockCopier(unit, order)
 
     def status(self) -> UnitStatusReply:
-        """See `Room.status`."""
+        """See `ExtentPool.status`."""
         held = self._table.leased + self._doomed_bytes
         return UnitStatusReply(self.capacity, held, self._table.leased, self._free, STORE)
 
     def due(self) -> float | None:
-        """See `Room.due`."""
+        """See `ExtentPool.due`."""
         times = [] if self._retry is None or self._busy else [self._retry]
         if self._table.leased:
             times.append(self._look)
@@ -346,7 +346,7 @@ class VirtualRoom(Room):
         return min(times, default=None)
 
     def turn(self, now: float) -> bool:
-        """See `Room.turn`: asks again for what could not be removed or found, and whether the store is the same."""
+        """See `ExtentPool.turn`. Repeats what failed, and checks that the store is still the same."""
         if self._retry is not None and now >= self._retry:
             self._retry = None
             self._remove()
@@ -366,7 +366,7 @@ class VirtualRoom(Room):
         return False
 
     def check(self) -> None:
-        """See `Room.check`."""
+        """See `ExtentPool.check`."""
         self._table.check()
         leased, doomed = self._names.read()
         assert leased == self._table.leased_extents(), "the file of extents"
@@ -382,14 +382,14 @@ class VirtualRoom(Room):
             logger.warning("the connection to the store did not end well: %s", error)
 
 
-class NoMover:
+class NoBlockCopier:
     """Answers at once that nothing was moved."""
 
     def __init__(self, unit: int, order: Move) -> None:
-        self.extent: Extent | None = None
-        self._answer = Moved(order.number, unit, 0, 0, 0, b"", [])
+        self.extent: LeasedExtent | None = None
+        self._answer = BlocksMovedReport(order.number, unit, 0, 0, 0, b"", [])
 
-    def step(self) -> Moved | None:
+    def step(self) -> BlocksMovedReport | None:
         """See `Mover.step`."""
         return self._answer
 

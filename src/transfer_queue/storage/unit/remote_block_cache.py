@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages.storage import Keep, KeptReply
-from transfer_queue.storage.arena.extent_table import Extent
-from transfer_queue.storage.unit.extent_pool import Room
-from transfer_queue.storage.unit.unit_effects import Answer, Effect, Fetch
+from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply
+from transfer_queue.storage.arena.extent_table import LeasedExtent
+from transfer_queue.storage.unit.extent_pool import ExtentPool
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch, SendReply
 
 ALIGNMENT = 64
 SHARE = 4  # copies take one part in so many of the arena at most
@@ -30,10 +30,10 @@ Key = tuple[int, int, int]  # of a block: its unit, offset and generation there
 
 
 @dataclass
-class _Group:
+class _FetchedGroup:
     """Copies that were fetched together. places: where each lies here; coming: until they have come."""
 
-    extent: Extent
+    extent: LeasedExtent
     places: dict[Key, int]
     read_at: float
     coming: bool = True
@@ -41,31 +41,31 @@ class _Group:
 
 
 @dataclass
-class _Waiting:
+class _WaitingReader:
     peer: int
     sequence: int
     keys: list[Key]
     groups: set[int] = field(default_factory=set)
 
 
-class Kept:
+class RemoteBlockCache:
     """The copies in one unit. lease: an extent of so many bytes of the unit's own; release: gives extents up."""
 
     def __init__(
-        self, room: Room, lease: Callable[[int], Extent | None], release: Callable[[Sequence[int]], None]
+        self, room: ExtentPool, lease: Callable[[int], LeasedExtent | None], release: Callable[[Sequence[int]], None]
     ) -> None:
         self._room = room
         self._lease = lease
         self._release = release
-        self._groups: OrderedDict[int, _Group] = OrderedDict()
+        self._groups: OrderedDict[int, _FetchedGroup] = OrderedDict()
         """Extent -> what lies in it; the last read ones last."""
         self._of: dict[Key, int] = {}
         """Block -> the extent of its copy."""
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingReader] = []
         self._readers: dict[str, float] = {}
         """Client -> when it asked last."""
 
-    def asked(self, reader: str, peer: int, sequence: int, request: Keep, now: float) -> list[Effect]:
+    def asked(self, reader: str, peer: int, sequence: int, request: CacheBlocks, now: float) -> list[Effect]:
         """A reader of this node is about to read blocks elsewhere. It is answered once those are here that will be."""
         columns = (request.units, request.offsets, request.generations, request.nbytes)
         if len({len(column) for column in columns}) > 1 or len(request.units) % 8:
@@ -78,7 +78,7 @@ class Kept:
         effects: list[Effect] = []
         if missing and len(self._readers) > 1:
             effects += self._fetch(missing, request.remotes, now)
-        waiting = _Waiting(peer, sequence, keys)
+        waiting = _WaitingReader(peer, sequence, keys)
         for key in keys:
             group = self._groups.get(self._of.get(key, 0))
             if group is None:
@@ -106,7 +106,7 @@ class Kept:
         extent = self._lease(end)
         if extent is None:
             return []
-        group = _Group(extent, {key: extent.offset + at for key, at in places.items()}, now)
+        group = _FetchedGroup(extent, {key: extent.offset + at for key, at in places.items()}, now)
         self._groups[extent.number] = group
         self._of.update(dict.fromkeys(places, extent.number))
         views = [self._room.view(group.places[key], size) for key, size in missing.items()]
@@ -135,11 +135,11 @@ class Kept:
                 effects.append(self._answer(waiting))
         return effects
 
-    def _answer(self, waiting: _Waiting) -> Answer:
+    def _answer(self, waiting: _WaitingReader) -> SendReply:
         places = [self._place(key) for key in waiting.keys]
         offsets = np.array([offset for offset, _ in places], "<i8").tobytes()
         generations = np.array([generation for _, generation in places], "<i8").tobytes()
-        return Answer(waiting.peer, waiting.sequence, KeptReply(offsets, generations))
+        return SendReply(waiting.peer, waiting.sequence, CachedBlocksReply(offsets, generations))
 
     def _place(self, key: Key) -> tuple[int, int]:
         group = self._groups.get(self._of.get(key, 0))

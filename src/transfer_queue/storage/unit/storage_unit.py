@@ -42,24 +42,32 @@ from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.descriptors import MOVER
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.storage import (
-    Keep,
-    Lease,
-    LeaseReply,
+    CacheBlocks,
+    ExtentLeaseReply,
+    LeaseExtent,
     OpenSlot,
     ReadPieces,
-    Return,
+    ReturnExtent,
     SlotReply,
     UnitStatus,
     WriteBytes,
 )
-from transfer_queue.messages.unit_reports import ExtentsGone, Freed, Missed, Move, Moved, SpaceShort, WriterGone
+from transfer_queue.messages.unit_reports import (
+    BlockMissing,
+    BlocksMovedReport,
+    ExtentsFreedReport,
+    ExtentsGone,
+    Move,
+    SpaceShortReport,
+    WriterGone,
+)
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
-from transfer_queue.storage.arena.extent_table import Extent
-from transfer_queue.storage.arena.writer_locks import Offer, Slots
-from transfer_queue.storage.unit.extent_pool import Moving, Room
+from transfer_queue.storage.arena.extent_table import LeasedExtent
+from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots
+from transfer_queue.storage.unit.extent_pool import BlockCopy, ExtentPool
 from transfer_queue.storage.unit.extent_recall import Recalls
-from transfer_queue.storage.unit.remote_block_cache import Kept
-from transfer_queue.storage.unit.unit_effects import Answer, Effect, Report, cancelled, drained, no_capacity
+from transfer_queue.storage.unit.remote_block_cache import RemoteBlockCache
+from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply, cancelled, drained, no_capacity
 from transfer_queue.wire.buffers.copies import U8
 
 PROBE_INTERVAL = 0.25
@@ -81,7 +89,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _UnitSlot:
     number: int
     writer: str
     path: str
@@ -97,8 +105,8 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Parked:
-    slot: _Slot
+class _WaitingLease:
+    slot: _UnitSlot
     peer: int
     sequence: int
     nbytes: int
@@ -110,7 +118,7 @@ class _Parked:
 class StorageUnit:
     """One storage unit. number: its number in the system."""
 
-    def __init__(self, number: int, room: Room, slots: Slots, limits: Limits = Limits()) -> None:
+    def __init__(self, number: int, room: ExtentPool, slots: WriterSlots, limits: Limits = Limits()) -> None:
         self.number = number
         self.room = room
         self.table = room.table
@@ -118,26 +126,26 @@ class StorageUnit:
         """Name -> what the unit counted, for `metrics.samples.counter_of_units`."""
         self._files = slots
         self._limits = limits
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _UnitSlot] = {}
         """Number -> slot, of all and only the slots opening, in use or suspect."""
-        self._writers: dict[str, _Slot] = {}
+        self._writers: dict[str, _UnitSlot] = {}
         """Writer -> its slot; exactly the values of `_slots`."""
-        self._remote: dict[str, _Slot] = {}
+        self._remote: dict[str, _UnitSlot] = {}
         """Client id -> the slot of a writer on another node."""
-        self._peers: dict[int, _Slot] = {}
+        self._peers: dict[int, _UnitSlot] = {}
         """Connection -> the slot whose `peers` it is in."""
-        self._suspects: dict[int, _Slot] = {}
+        self._suspects: dict[int, _UnitSlot] = {}
         """The slots whose last connection ended and whose lock was held when last asked."""
         self._probe_at = math.inf
         """When suspects are looked at next; infinite while there are none."""
         self._gone: dict[int, str] = {}
         """Slot -> writer, of the dead whose extents are not all freed."""
-        self._parked: dict[tuple[int, int], _Parked] = {}
+        self._parked: dict[tuple[int, int], _WaitingLease] = {}
         """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
         self._recalls = Recalls(number, room, slots)
-        self._kept = Kept(room, self._lease_own, self._release_all)
+        self._kept = RemoteBlockCache(room, self._lease_own, self._release_all)
         self.draining = False
-        self._moving: Moving | None = None
+        self._moving: BlockCopy | None = None
         self._freed = 0
         """How often the controller has freed extents."""
         self._confirm: list[int] = []
@@ -161,7 +169,7 @@ class StorageUnit:
                 else:
                     self._files.forget(number)
                 continue
-            slot = _Slot(number, known.writer, self._files.path(number), opening=not count)
+            slot = _UnitSlot(number, known.writer, self._files.path(number), opening=not count)
             for extent in map(self.table.get, self.table.of_slot(number)[-_RECENT_GRANTS:]):
                 if extent is not None:
                     slot.grants[extent.sequence] = extent.number
@@ -178,36 +186,36 @@ class StorageUnit:
         self._heard_of(writer, peer)
         try:
             self._check_meant(body)
-            if isinstance(body, Lease):
+            if isinstance(body, LeaseExtent):
                 return self._lease(writer, peer, sequence, body, now)
-            if isinstance(body, Return):
+            if isinstance(body, ReturnExtent):
                 return self._return(writer, peer, sequence, body)
             if isinstance(body, Cancel):
                 return self._cancel(writer, peer, sequence, body)
             if isinstance(body, OpenSlot):
-                return [Answer(peer, sequence, self._open(writer, peer, body))]
+                return [SendReply(peer, sequence, self._open(writer, peer, body))]
             if isinstance(body, ReadPieces):
                 views = self.room.read(body)
-                return [Answer(peer, sequence, Done(views is not None), views or ())]
+                return [SendReply(peer, sequence, Done(views is not None), views or ())]
             if isinstance(body, WriteBytes):
                 slot = self._remote.get(writer)
                 mine = slot is not None and slot.number == body.slot
                 self.room.write(self.room.table.get(body.extent) if mine else None, body, payload)
-                return [Answer(peer, sequence, Done())]
-            if isinstance(body, Missed):
+                return [SendReply(peer, sequence, Done())]
+            if isinstance(body, BlockMissing):
                 if len(body.extents) % 8:
                     raise ProtocolError("extents that are missed are no whole numbers of 8 bytes")
                 return self._look_for(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
-            if isinstance(body, Keep):
+            if isinstance(body, CacheBlocks):
                 return self._kept.asked(writer, peer, sequence, body, now)
             if isinstance(body, UnitStatus):
-                return [Answer(peer, sequence, self.room.status())]
+                return [SendReply(peer, sequence, self.room.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
         except TransferQueueError as error:
-            return [Answer(peer, sequence, Failure(type(error).__name__, str(error)))]
+            return [SendReply(peer, sequence, Failure(type(error).__name__, str(error)))]
         except OSError as error:
             text = f"storage unit {self.number} failed at {type(body).__name__}: {error}; see its log"
-            return [Answer(peer, sequence, Failure("TransferQueueError", text))]
+            return [SendReply(peer, sequence, Failure("TransferQueueError", text))]
 
     def disconnected(self, peer: int, now: float) -> list[Effect]:
         """A connection ended: its parked leases are dropped, and a writer without another one is looked at."""
@@ -244,7 +252,7 @@ class StorageUnit:
         if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
             words, self._not_freed = self._not_freed, ""
-            reports.append(Report(Freed(self.number, np.array(extents, "<i8").tobytes(), words)))
+            reports.append(Report(ExtentsFreedReport(self.number, np.array(extents, "<i8").tobytes(), words)))
         return reports
 
     def move(self, order: Move, brought: Mapping[int, U8] | None = None) -> list[Effect]:
@@ -263,7 +271,7 @@ class StorageUnit:
 
     def cannot_move(self, number: int, error: Exception) -> Report:
         """Return the report of a move that cannot be carried out."""
-        return Report(Moved(number, self.number, 0, 0, 0, b"", [], repr(error)))
+        return Report(BlocksMovedReport(number, self.number, 0, 0, 0, b"", [], repr(error)))
 
     def forget_move(self) -> None:
         """Whoever ordered the move under way is gone, and its extent is free again."""
@@ -278,7 +286,7 @@ class StorageUnit:
         self.draining = draining
         return self._refuse_all(Failure("CapacityError", drained(self.number))) if draining else []
 
-    def _lease_own(self, nbytes: int) -> Extent | None:
+    def _lease_own(self, nbytes: int) -> LeasedExtent | None:
         """Space for what the unit itself copies."""
         return self.room.lease(MOVER_SLOT, nbytes, 0)
 
@@ -302,7 +310,7 @@ class StorageUnit:
         return [*served, *self._refuse_all(Failure("DeadlockError", words))]
 
     def _refuse_all(self, failure: Failure) -> list[Effect]:
-        refused = [Answer(parked.peer, parked.sequence, failure) for parked in self._parked.values()]
+        refused = [SendReply(parked.peer, parked.sequence, failure) for parked in self._parked.values()]
         self._parked.clear()
         return [*refused]
 
@@ -312,7 +320,7 @@ class StorageUnit:
         if (not writers and not self._told[0]) or self._told == (writers, self._freed):
             return []
         self._told = writers, self._freed
-        return [Report(SpaceShort(self.number, writers, self._freed))]
+        return [Report(SpaceShortReport(self.number, writers, self._freed))]
 
     def next_deadline(self) -> float | None:
         """When `tick` is next due; None if nothing waits."""
@@ -381,7 +389,11 @@ class StorageUnit:
 
     def _check_meant(self, body: AnyRequest) -> None:
         """Raises where another unit is meant: one that was at this address before, whose arena is gone."""
-        meant = body.unit if isinstance(body, (Lease, Missed, OpenSlot, Return, ReadPieces, WriteBytes)) else -1
+        meant = (
+            body.unit
+            if isinstance(body, (LeaseExtent, BlockMissing, OpenSlot, ReturnExtent, ReadPieces, WriteBytes))
+            else -1
+        )
         if meant not in (-1, self.number):
             raise UnitLostError(f"storage unit {meant} is lost, and storage unit {self.number} is in its place")
 
@@ -394,14 +406,14 @@ class StorageUnit:
                 raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
                                     f"{len(self._slots)}; end some clients")  # fmt: skip
             number = self.room.take_slot()
-            slot = _Slot(number, body.writer, self._files.make(number, body.writer), remote=body.remote)
+            slot = _UnitSlot(number, body.writer, self._files.make(number, body.writer), remote=body.remote)
             self._slots[slot.number] = self._writers[body.writer] = slot
             if body.remote:
                 self._remote[writer] = slot
             self._heard_of(writer, peer)
         return SlotReply(slot.number, "" if slot.remote else slot.path)
 
-    def _lease(self, writer: str, peer: int, sequence: int, body: Lease, now: float) -> list[Effect]:
+    def _lease(self, writer: str, peer: int, sequence: int, body: LeaseExtent, now: float) -> list[Effect]:
         slot = self._slot(writer, body.slot)
         if self.draining:
             raise CapacityError(drained(self.number))
@@ -415,13 +427,13 @@ class StorageUnit:
             self._parked[key].peer = peer
             return []
         if sequence in slot.cancelled:
-            return [Answer(peer, sequence, cancelled(sequence))]
+            return [SendReply(peer, sequence, cancelled(sequence))]
         granted = self._granted(slot, sequence)
         if granted is not None:
-            return [Answer(peer, sequence, self._describe(granted))]
+            return [SendReply(peer, sequence, self._describe(granted))]
         want = min(body.want, self.room.capacity)
         waits = max(0.0, body.wait or 0.0)
-        parked = _Parked(slot, peer, sequence, body.nbytes, want, now, now + waits)
+        parked = _WaitingLease(slot, peer, sequence, body.nbytes, want, now, now + waits)
         if self.room.wanting(body.nbytes) > self.room.capacity:
             return [self._refusal(parked, now)]
         if self.table.count(slot.number) >= self._limits.extents:
@@ -439,7 +451,7 @@ class StorageUnit:
             effects.append(self._refusal(parked, now))
         return effects
 
-    def _return(self, writer: str, peer: int, sequence: int, body: Return) -> list[Effect]:
+    def _return(self, writer: str, peer: int, sequence: int, body: ReturnExtent) -> list[Effect]:
         slot = self._slot(writer, body.slot)
         if len(set(body.extents)) != len(body.extents):
             raise InvalidArgumentError(f"extents {body.extents} are returned twice in one request; name each once")
@@ -451,7 +463,7 @@ class StorageUnit:
                 raise ProtocolError(f"extent {number} of unit {self.number} cannot be returned by {writer!r}: "
                                     f"{self.table.story(number)}")  # fmt: skip
         self._release_all(body.extents)
-        return [Answer(peer, sequence, Done()), *self._serve()]
+        return [SendReply(peer, sequence, Done()), *self._serve()]
 
     def _look_for(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
         """Looks whether what is in these extents is gone; who asked (peer, sequence) is answered after that."""
@@ -463,7 +475,7 @@ class StorageUnit:
                 effects.append(Report(ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
                 self._release_all(gone)
             if asked is not None:
-                effects.append(Answer(*asked, Done(bool(gone))))
+                effects.append(SendReply(*asked, Done(bool(gone))))
             return [*effects, *self._serve()]
 
         there = [number for number in numbers if self.table.get(number) is not None]
@@ -473,23 +485,23 @@ class StorageUnit:
         """Drops a parked lease; or takes back one just granted, as its writer will not look at the reply."""
         slot = self._writers.get(writer)
         if slot is None:
-            return [Answer(peer, sequence, Done(False))]
+            return [SendReply(peer, sequence, Done(False))]
         parked = self._parked.pop((slot.number, body.sequence), None)
         if parked is not None:
-            failure = Answer(parked.peer, body.sequence, cancelled(body.sequence))
-            return [failure, Answer(peer, sequence, Done(True))]
+            failure = SendReply(parked.peer, body.sequence, cancelled(body.sequence))
+            return [failure, SendReply(peer, sequence, Done(True))]
         slot.cancelled[body.sequence] = None  # it may still be on its way, on a connection that was given up
         if len(slot.cancelled) > _RECENT_GRANTS:
             slot.cancelled.popitem(last=False)
         granted = self._granted(slot, body.sequence)
         if granted is None:
-            return [Answer(peer, sequence, Done(False))]
+            return [SendReply(peer, sequence, Done(False))]
         self._release_all([granted.number])
-        return [Answer(peer, sequence, Done(True)), *self._serve()]
+        return [SendReply(peer, sequence, Done(True)), *self._serve()]
 
     # ------------------------------------------------------------ slots
 
-    def _slot(self, writer: str, number: int) -> _Slot:
+    def _slot(self, writer: str, number: int) -> _UnitSlot:
         slot = self._slots.get(number)
         if slot is None:
             raise ProtocolError(f"slot {number} is not known to storage unit {self.number}; ask for one with OpenSlot")
@@ -505,12 +517,12 @@ class StorageUnit:
             self._peers[peer] = slot
             self._trust(slot)
 
-    def _trust(self, slot: _Slot) -> None:
+    def _trust(self, slot: _UnitSlot) -> None:
         self._suspects.pop(slot.number, None)
         if not self._suspects:
             self._probe_at = math.inf
 
-    def _probe(self, slot: _Slot) -> list[Effect]:
+    def _probe(self, slot: _UnitSlot) -> list[Effect]:
         """Ends a suspect's slot if the kernel proves that nobody holds it."""
         if not self._files.withdraw(slot.number):
             return []
@@ -580,25 +592,25 @@ class StorageUnit:
                 too_much = self.room.wanting(parked.nbytes)
                 continue
             del self._parked[key]
-            effects.append(Answer(parked.peer, parked.sequence, self._grant(parked, extent)))
+            effects.append(SendReply(parked.peer, parked.sequence, self._grant(parked, extent)))
         return effects
 
-    def _grant(self, parked: _Parked, extent: Extent) -> LeaseReply:
+    def _grant(self, parked: _WaitingLease, extent: LeasedExtent) -> ExtentLeaseReply:
         grants = parked.slot.grants
         grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
         return self._describe(extent)
 
-    def _granted(self, slot: _Slot, sequence: int) -> Extent | None:
+    def _granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
         """The extent that this request was granted lately, if it is still leased."""
         return self.table.get(slot.grants.get(sequence, 0))
 
-    def _describe(self, extent: Extent) -> LeaseReply:
-        return LeaseReply(extent.number, extent.offset, extent.length, self.room.generation(extent.offset))
+    def _describe(self, extent: LeasedExtent) -> ExtentLeaseReply:
+        return ExtentLeaseReply(extent.number, extent.offset, extent.length, self.room.generation(extent.offset))
 
-    def _refusal(self, parked: _Parked, now: float) -> Answer:
+    def _refusal(self, parked: _WaitingLease, now: float) -> SendReply:
         crowd = len(self._parked) if len(self._parked) >= self._limits.parked else 0
         status, waited = self.room.status(), now - parked.since
         failure = no_capacity(self.number, status, self.room.folder, parked.nbytes, waited, crowd)
-        return Answer(parked.peer, parked.sequence, failure)
+        return SendReply(parked.peer, parked.sequence, failure)

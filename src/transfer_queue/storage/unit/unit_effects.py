@@ -11,11 +11,19 @@ from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import UnitStatusReply
-from transfer_queue.messages.unit_reports import ExtentsGone, Freed, Measured, Moved, Recalled, SpaceShort, WriterGone
+from transfer_queue.messages.unit_reports import (
+    BlocksMovedReport,
+    ExtentsFreedReport,
+    ExtentsGone,
+    ExtentsRecalledReport,
+    Measured,
+    SpaceShortReport,
+    WriterGone,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendReply:
     """Send `reply` to the request `sequence` of the connection `peer`, with this payload."""
 
     peer: int
@@ -28,7 +36,15 @@ class Answer:
 class Report:
     """Send this to the controller, and again until it has answered."""
 
-    body: WriterGone | SpaceShort | Freed | Moved | Recalled | ExtentsGone | Measured
+    body: (
+        WriterGone
+        | SpaceShortReport
+        | ExtentsFreedReport
+        | BlocksMovedReport
+        | ExtentsRecalledReport
+        | ExtentsGone
+        | Measured
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class Fetch:
     into: Sequence[memoryview]
 
 
-Effect = Union[Answer, Report, Fetch]
+Effect = Union[SendReply, Report, Fetch]
 
 
 def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, waited: float, crowd: int) -> Failure:

@@ -26,7 +26,7 @@ _I4, _I8 = struct.Struct("<i"), struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RowRun:
     """Rows of one field that follow one another in an arena.
 
     start, nbytes: where they lie in the arena of their unit. shape: of each row; None where they differ, then
@@ -56,7 +56,7 @@ class Run:
         return FieldRows(self.type, units, starts, np.full(self.count, length), shapes)
 
 
-def runs(reply: LookupReply, memory: Memory) -> Mapping[str, Run] | None:
+def runs(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
     """Each field's rows, where all of them are runs; None otherwise, and where the reply contradicts itself."""
     try:
         return _found(reply, memory) if reply.count else None
@@ -64,14 +64,14 @@ def runs(reply: LookupReply, memory: Memory) -> Mapping[str, Run] | None:
         return None  # the general way says what is wrong with it
 
 
-def _found(reply: LookupReply, memory: Memory) -> Mapping[str, Run] | None:
+def _found(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
     types = {field.name: field for field in reply.types}
-    found: dict[str, Run] = {}
+    found: dict[str, RowRun] = {}
     for placement in reply.placements:
         first = _first_of(placement, reply.count)
         if first is None:
             return None
-        block = _Block(reply.blocks, *first, reply.count, memory)
+        block = _RunBlock(reply.blocks, *first, reply.count, memory)
         if not block.good:
             return None
         for name in placement.fields:
@@ -99,7 +99,7 @@ def _following(first: int, count: int) -> bytes:
     return np.arange(first, first + count, dtype="<i4").tobytes()
 
 
-class _Block:
+class _RunBlock:
     """One block of a reply, and `count` rows in it from `first` on. good: they lie within it, and it in its arena."""
 
     def __init__(self, blocks: Blocks, number: int, first: int, count: int, memory: Memory) -> None:
@@ -118,7 +118,7 @@ class _Block:
             first + count <= rows and self._offset >= 0 and end <= nbytes <= len(memory(self.unit)) - self._offset
         )
 
-    def run(self, field: FieldType) -> Run | None:
+    def run(self, field: FieldType) -> RowRun | None:
         """The rows of one field; None where the block has it otherwise than its type says."""
         column = self._columns.get(field.name)
         if column is None or not fits(column.spec, field):
@@ -127,19 +127,19 @@ class _Block:
         first, count = self._first, self._count
         at = self._offset + column.offset
         if column.starts is None or column.shapes is None or column.lengths is None:
-            return Run(field, self.unit, at + first * column.row, count * column.row, count, column.shape)
+            return RowRun(field, self.unit, at + first * column.row, count * column.row, count, column.shape)
         if column.spec.ndim == MIXED_RANK:
             return None
         part = slice(first, first + count)
         starts, lengths = column.starts[part], column.lengths[part]
         nbytes = int(starts[-1] + lengths[-1] - starts[0])
-        return Run(
+        return RowRun(
             field, self.unit, at + int(starts[0]), nbytes, count, None, at + starts, column.shapes[part], lengths
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _RunColumn:
     """A field of a block: where it begins, bytes and shape of each row; where rows differ, those of all of them."""
 
     spec: FieldSpec
@@ -152,15 +152,15 @@ class _Column:
 
 
 @functools.lru_cache(maxsize=64)
-def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, _Column], int]:
+def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, _RunColumn], int]:
     """The columns of such a block by name, and where the last one ends. Readers ask for few kinds, again and again."""
     found, end = {}, 0
     for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
         offset, end = int(column.offsets[0]), int(column.offsets[0] + column.nbytes[0])
         if column.starts is None:
             shape = tuple(column.shapes[0, 0].tolist())
-            alone = _Column(column.spec, offset, int(column.lengths[0, 0]), shape, None, None, None)
+            alone = _RunColumn(column.spec, offset, int(column.lengths[0, 0]), shape, None, None, None)
         else:
-            alone = _Column(column.spec, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0])
+            alone = _RunColumn(column.spec, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0])
         found[column.spec.name] = alone
     return found, end

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transfer_queue.wire.blocks.remote_ranges import ALIGNMENT, HERE, Pieces
+from transfer_queue.wire.blocks.remote_ranges import ALIGNMENT, HERE, RangePieces
 from transfer_queue.wire.buffers.copies import U8, joined_runs
 from transfer_queue.wire.buffers.tensors import BITS, settle
 
@@ -36,10 +36,10 @@ def flat_on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(BITS[tensor.element_size()]).contiguous().reshape(-1).view(torch.uint8)
 
 
-class Packed:
+class DeviceBlock:
     """Where pieces of a buffer lie in memory that has no holes between them. nbytes: of that memory."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: RangePieces) -> None:
         room = -(-pieces.lengths // ALIGNMENT) * ALIGNMENT
         ends = np.cumsum(room)
         self.nbytes = int(ends[-1])
@@ -57,7 +57,7 @@ class DeviceArena:
     memory: what was received. nbytes: of the buffer.
     """
 
-    def __init__(self, memory: torch.Tensor, nbytes: int, packed: Packed) -> None:
+    def __init__(self, memory: torch.Tensor, nbytes: int, packed: DeviceBlock) -> None:
         self._memory = memory
         self._length: U8 = np.broadcast_to(np.uint8(0), (nbytes,))
         self._packed = packed
@@ -66,7 +66,7 @@ class DeviceArena:
     def whole(cls, memory: torch.Tensor) -> DeviceArena:
         """All of this memory, without holes."""
         none, size = np.zeros(1, np.int64), np.array([len(memory)])
-        return cls(memory, len(memory), Packed(Pieces(HERE, none, size, none)))
+        return cls(memory, len(memory), DeviceBlock(RangePieces(HERE, none, size, none)))
 
     @property
     def device(self) -> torch.device:

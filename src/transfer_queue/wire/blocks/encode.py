@@ -41,14 +41,14 @@ _MANY = 4096  # bytes from which a copy is worth letting other threads run meanw
 _NUMERIC = "biufc"
 
 
-class Source(Protocol):
+class ColumnSource(Protocol):
     """What a column is copied from."""
 
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         """Copies the column to memory[start:]; address is where memory begins. Large copies it may note in `later`."""
 
 
-Column = tuple[FieldSpec, bytes, int, Source]
+Column = tuple[FieldSpec, bytes, int, ColumnSource]
 
 
 class EncodedBlock:
@@ -89,7 +89,7 @@ class EncodedBlock:
     def _lay_out(self, columns: list[Column]) -> None:
         self.schema = [column[0] for column in columns]
         self.dims = b"".join([column[1] for column in columns])
-        self._sources: list[tuple[int, Source]] = []
+        self._sources: list[tuple[int, ColumnSource]] = []
         end = 0
         for _, _, nbytes, source in columns:
             self._sources.append((end, source))
@@ -138,7 +138,7 @@ class EncodedBlock:
     def _parts(self) -> Iterator[tuple[int, Any]]:
         """Each source that is none of several, and where it begins."""
         for start, source in self._sources:
-            if isinstance(source, _Pieces):
+            if isinstance(source, _PieceColumn):
                 yield from source.parts(start)
             else:
                 yield start, source
@@ -222,7 +222,7 @@ def _lies_on(source: object, kind: str) -> bool:
     return isinstance(source, _Tensor) and source.tensor.device.type == kind
 
 
-class _Memory(_Tensor):
+class _TensorMemory(_Tensor):
     """A contiguous host tensor."""
 
     __slots__ = ()
@@ -235,7 +235,7 @@ class _Memory(_Tensor):
             later.append((memory[start : start + nbytes], bits(self.tensor).reshape(-1).view(np.uint8)))
 
 
-class _Strided(_Tensor):
+class _StridedColumn(_Tensor):
     """A host tensor whose elements are not in C order."""
 
     __slots__ = ()
@@ -244,7 +244,7 @@ class _Strided(_Tensor):
         copy_elements(memory[start : start + self.tensor.nbytes], self.tensor)
 
 
-class _Distant(_Tensor):
+class _DeviceColumn(_Tensor):
     """A tensor on a device."""
 
     __slots__ = ()
@@ -254,7 +254,7 @@ class _Distant(_Tensor):
             torch.from_numpy(memory[start : start + self.nbytes]).copy_(flat_on_device(self.tensor))
 
 
-class _Array:
+class _ArrayColumn:
     """A numeric array, of any byte order and strides."""
 
     __slots__ = ("_array", "_dtype")
@@ -274,12 +274,12 @@ class _Array:
             np.copyto(into.view(self._dtype).reshape(self._array.shape), self._array)
 
 
-class _Pieces:
+class _PieceColumn:
     """Sources one after the other."""
 
     __slots__ = ("_pieces",)
 
-    def __init__(self, pieces: list[tuple[int, Source]]):
+    def __init__(self, pieces: list[tuple[int, ColumnSource]]):
         self._pieces = pieces
 
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
@@ -287,7 +287,7 @@ class _Pieces:
             source.write(memory, address, start, later)
             start += nbytes
 
-    def parts(self, start: int) -> Iterator[tuple[int, Source]]:
+    def parts(self, start: int) -> Iterator[tuple[int, ColumnSource]]:
         """Each, and where it begins."""
         for nbytes, source in self._pieces:
             yield start, source
@@ -429,7 +429,7 @@ def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool) -> Col
     if value.dtype.kind not in _NUMERIC or value.dtype.name not in ITEM_SIZES or isinstance(value, np.ma.MaskedArray):
         return _values(name, array_rows(value), allow_pickle)
     spec = _spec(name, "tensor", value.dtype.name, value.ndim - 1, False)
-    return spec, _i8(value.shape[1:]), value.nbytes, _Array(np.asarray(value), value.dtype.newbyteorder("<"))
+    return spec, _i8(value.shape[1:]), value.nbytes, _ArrayColumn(np.asarray(value), value.dtype.newbyteorder("<"))
 
 
 def array_rows(value: NDArray[Any]) -> list[Any]:
@@ -464,7 +464,7 @@ def _rows(name: str, values: list[torch.Tensor]) -> Column:
     else:
         ndim = MIXED_RANK
         dims = _i8([size for shape in shapes for size in (len(shape), *shape)])
-    return _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged), dims, nbytes, _Pieces(pieces)
+    return _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged), dims, nbytes, _PieceColumn(pieces)
 
 
 def _objects(name: str, values: list[Any], allow_pickle: bool) -> Column:
@@ -488,10 +488,10 @@ def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:
         raise UncarriableValueError(f"field {name!r}, row {row}: {refusal}") from refusal.__cause__
 
 
-def _dense(tensor: torch.Tensor) -> Source:
+def _dense(tensor: torch.Tensor) -> ColumnSource:
     if not tensor.is_cpu:
-        return _Distant(tensor)
-    return _Memory(tensor) if tensor.is_contiguous() else _Strided(tensor)
+        return _DeviceColumn(tensor)
+    return _TensorMemory(tensor) if tensor.is_contiguous() else _StridedColumn(tensor)
 
 
 def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,13 +20,13 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.contiguous_rows import Run, runs
+from transfer_queue.wire.blocks.contiguous_rows import RowRun, runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
 from transfer_queue.wire.blocks.remote_ranges import HERE
-from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, located, of_dtype, sense_in
+from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, located, of_dtype
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
 from transfer_queue.wire.buffers.copies import LARGEST, U8, Copies, allocate, copy_all
-from transfer_queue.wire.buffers.jagged import Cut, cut_of
+from transfer_queue.wire.buffers.jagged import JaggedOffsets, cut_of
 from transfer_queue.wire.buffers.tensors import DTYPES, NAMES, copied_tensor, nested_over, promoted, tensor_over
 from transfer_queue.wire.objects.object_decoder import decode_object
 
@@ -35,7 +35,7 @@ Layout = Literal["jagged", "dense", "padded", "list"]
 LEAST_SHARE = (
     16  # a tensor keeps all memory alive that was received with it, unless it is less than one in so many of it
 )
-Cuts = dict[bytes, Cut]  # row lengths -> how fields of these lengths are cut
+Cuts = dict[bytes, JaggedOffsets]  # row lengths -> how fields of these lengths are cut
 
 
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
@@ -56,7 +56,7 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
     """
     if layout not in get_args(Layout):
         raise InvalidArgumentError(f"layout {layout!r}: wanted one of {', '.join(get_args(Layout))}")
-    with sense_in("a lookup's reply"):
+    with decode_guard("a lookup's reply"):
         later: Copies = []
         columns = _columns(reply, memory, layout, allow_pickle, later)
         copy_all(later)
@@ -130,7 +130,7 @@ def table_of(columns: dict[str, Any], count: int) -> TensorDict:
     return table
 
 
-def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
+def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
     """The default container of a field whose rows follow one another in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
@@ -153,7 +153,7 @@ def _of_run(run: Run, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Cop
     return cut.over(_tensor(run, memory, whole, later), ragged + 1)
 
 
-def _tensor(run: Run, memory: Memory, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
+def _tensor(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
     """A tensor of a run's elements: a copy, or the very memory into which they were received."""
     its = memory(run.unit)
     if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):

@@ -29,7 +29,7 @@ NEAR = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class RangePieces:
     """Bytes of one unit's arena.
 
     starts, lengths: there, ascending, not overlapping. at: where they go in the buffer.
@@ -47,7 +47,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteRanges:
     """The blocks of a lookup that lie in units elsewhere, in the order of their units and places there.
 
     reply: the lookup's, naming their places in a buffer of `nbytes` bytes. units, offsets, generations, lengths: where
@@ -63,7 +63,7 @@ class Elsewhere:
     at: I8
     numbers: I8
 
-    def wanted(self, pieces: Sequence[Pieces]) -> I8:
+    def wanted(self, pieces: Sequence[RangePieces]) -> I8:
         """How many bytes the pieces take of each block."""
         out = np.zeros(len(self.at), np.int64)
         for each in pieces:
@@ -75,7 +75,7 @@ class Elsewhere:
         mine: NDArray[np.bool_] = self.units == unit
         return mine
 
-    def pieces(self, memory: Memory) -> list[Pieces]:
+    def pieces(self, memory: Memory) -> list[RangePieces]:
         """What the wanted rows take of the blocks, for each unit. memory: of the other units, for their lengths.
 
         Raises:
@@ -89,7 +89,7 @@ class Elsewhere:
             ends.append(rows.starts[mine] + rows.lengths[mine])
         return self._joined(np.concatenate(starts), np.concatenate(ends)) if starts else []
 
-    def _joined(self, starts: I8, ends: I8) -> list[Pieces]:
+    def _joined(self, starts: I8, ends: I8) -> list[RangePieces]:
         if not len(starts):
             return []
         order = np.argsort(starts, kind="stable")
@@ -103,13 +103,13 @@ class Elsewhere:
         at, lengths = starts[begins], ends[lasts] - starts[begins]
         shifts, units = shifts[begins], units[begins]
         return [
-            Pieces(unit, (at + shifts)[mine], lengths[mine], at[mine])
+            RangePieces(unit, (at + shifts)[mine], lengths[mine], at[mine])
             for unit in dict.fromkeys(units.tolist())
             for mine in (units == unit,)
         ]
 
 
-def elsewhere(reply: LookupReply, units: Container[int]) -> Elsewhere | None:
+def elsewhere(reply: LookupReply, units: Container[int]) -> RemoteRanges | None:
     """The blocks of a reply that lie in these units; None if there are none.
 
     Raises:
@@ -135,7 +135,7 @@ def elsewhere(reply: LookupReply, units: Container[int]) -> Elsewhere | None:
     new_units, new_offsets = of.copy(), offsets.copy()
     new_units[chosen], new_offsets[chosen] = HERE, at
     moved = msgspec.structs.replace(blocks, unit=new_units.tobytes(), offset=new_offsets.tobytes())
-    return Elsewhere(
+    return RemoteRanges(
         msgspec.structs.replace(reply, blocks=moved),
         int(ends[-1]),
         of[chosen].astype(np.int64),

@@ -18,7 +18,7 @@ I8 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Repacked:
+class RepackedBlock:
     """A block of some rows of another. schema, dims, nbytes: as in `messages.NewBlock`.
 
     starts, lengths: for each field the pieces of the old block, counted from its start; in the new one they follow
@@ -33,7 +33,7 @@ class Repacked:
     places: list[int]
 
 
-def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields: Collection[str]) -> Repacked:
+def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields: Collection[str]) -> RepackedBlock:
     """The rows `slots` (one or more, ascending) of a block, with these fields only (one or more), as a block.
 
     Raises:
@@ -56,7 +56,7 @@ def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields:
         lengths.append(sizes)
         places.append(end)
         end = aligned(end + int(sizes.sum()))
-    return Repacked(made, np.concatenate(numbers).astype("<i8").tobytes(), end, starts, lengths, places)
+    return RepackedBlock(made, np.concatenate(numbers).astype("<i8").tobytes(), end, starts, lengths, places)
 
 
 def _shapes(column: ColumnLayout, slots: I8) -> tuple[FieldSpec, I8]:

@@ -73,9 +73,9 @@ def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
         ProtocolError: the reply contradicts itself, or refers to bytes outside of an arena.
     """
     try:
-        blocks = _Blocks(reply, memory)
+        blocks = _ReplyBlocks(reply, memory)
         places = {name: placement for placement in reply.placements for name in placement.fields}
-        by_placement = {id(placement): _Rows(blocks, placement, reply.count) for placement in reply.placements}
+        by_placement = {id(placement): _ReplyRows(blocks, placement, reply.count) for placement in reply.placements}
         for field in reply.types:
             if not MIXED_RANK <= field.ndim <= MAX_NDIM:
                 raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
@@ -95,13 +95,13 @@ def of_dtype(field: FieldType, dtype: str) -> FieldType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _SchemaGroup:
     """Blocks of one schema and row count: their column layouts by field name."""
 
     columns: dict[str, ColumnLayout]
 
 
-class _Blocks:
+class _ReplyBlocks:
     """The blocks of a reply. group, layout: [blocks], the group of each and its number among the group's layouts."""
 
     def __init__(self, reply: LookupReply, memory: Memory):
@@ -112,7 +112,7 @@ class _Blocks:
         nbytes: I8 = np.frombuffer(given.nbytes, "<i8")
         self.group: I8 = np.zeros(len(self.units), np.int64)
         self.layout: I8 = np.zeros(len(self.units), np.int64)
-        self.groups: list[_Group] = []
+        self.groups: list[_SchemaGroup] = []
         self._check_bounds(nbytes, memory)
         schema: I4 = np.frombuffer(given.schema, "<i4")
         dims: I4 = np.frombuffer(given.dims, "<i4")
@@ -157,7 +157,7 @@ class _Blocks:
                 raise ValueError("a block is shorter than its columns")
         self.group[chosen] = len(self.groups)
         self.layout[chosen] = layout
-        self.groups.append(_Group({column.spec.name: column for column in columns}))
+        self.groups.append(_SchemaGroup({column.spec.name: column for column in columns}))
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,10 +166,10 @@ def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, blocks: int, rows: int
     return columns_of_many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
 
 
-class _Rows:
+class _ReplyRows:
     """The rows of one placement."""
 
-    def __init__(self, blocks: _Blocks, placement: Placement, count: int):
+    def __init__(self, blocks: _ReplyBlocks, placement: Placement, count: int):
         block = np.frombuffer(placement.block, "<i4").astype(np.int64)
         slots = np.frombuffer(placement.slot, "<i4").astype(np.int64)
         if len(block) != count or len(slots) != count:
@@ -183,7 +183,7 @@ class _Rows:
         self._layouts = blocks.layout[block]
         # all of a group, or (positions, group) for each of several
         group = blocks.group[block]
-        self._parts: list[tuple[I8, _Group]] | _Group | None = None
+        self._parts: list[tuple[I8, _SchemaGroup]] | _SchemaGroup | None = None
         if count and (group == group[0]).all():
             self._parts = blocks.groups[int(group[0])]
         elif count:
@@ -194,7 +194,7 @@ class _Rows:
         if self._parts is None:
             nothing = np.zeros(0, np.int64)
             return FieldRows(field, self._units, nothing, nothing, np.zeros((0, max(field.ndim, 0)), np.int64))
-        if isinstance(self._parts, _Group):
+        if isinstance(self._parts, _SchemaGroup):
             starts, lengths, shapes = self._within(field, self._parts, self._layouts, self._offsets, self._slots)
             typed = of_dtype(field, self._parts.columns[field.name].spec.dtype)
             return FieldRows(typed, self._units, starts, lengths, shapes)
@@ -215,7 +215,7 @@ class _Rows:
         return FieldRows(field, self._units, starts, lengths, shapes, parts)
 
     @staticmethod
-    def _within(field: FieldType, group: _Group, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
+    def _within(field: FieldType, group: _SchemaGroup, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
         column = group.columns[field.name]
         if not fits(column.spec, field):
             raise ValueError(f"field {field.name!r} is {field.dtype} by its type and {column.spec.dtype} in a block")
@@ -230,7 +230,7 @@ _STUMBLES = (
 
 
 @contextlib.contextmanager
-def sense_in(what: str) -> Iterator[None]:
+def decode_guard(what: str) -> Iterator[None]:
     """Within it whatever is wrong with the data is a ProtocolError. what: the name of the data, for its message."""
     try:
         yield

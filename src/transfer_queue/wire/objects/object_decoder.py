@@ -55,10 +55,10 @@ def _decode_with_buffers(view: memoryview, allow_pickle: bool) -> Any:
     for length in lengths:
         buffers.append(view[start : start + length])
         start += length
-    return Raising(buffers, allow_pickle).decode(main)
+    return ObjectDecoder(buffers, allow_pickle).decode(main)
 
 
-class Raising:
+class ObjectDecoder:
     """Turns decoded msgpack back into objects: the inverse of `Lowering`."""
 
     def __init__(self, buffers: list[memoryview], allow_pickle: bool):
@@ -152,21 +152,21 @@ class Raising:
         return items
 
 
-_RAISERS: dict[int, Callable[[Raising, memoryview], Any]] = {
-    codes.INT: Raising._int,
-    codes.COMPLEX: Raising._complex,
-    codes.TEXT: Raising._text,
-    codes.BYTES: Raising._bytes,
-    codes.BYTEARRAY: Raising._bytearray,
-    codes.TUPLE: Raising._tuple,
-    codes.SET: Raising._set,
-    codes.FROZENSET: Raising._frozenset,
-    codes.MAPPING: Raising._mapping,
-    codes.ARRAY: Raising._array,
-    codes.OBJECT_ARRAY: Raising._object_array,
-    codes.SCALAR: Raising._scalar,
-    codes.PICKLE: Raising._pickled,
-    codes.REFUSED: Raising._refused,
+_RAISERS: dict[int, Callable[[ObjectDecoder, memoryview], Any]] = {
+    codes.INT: ObjectDecoder._int,
+    codes.COMPLEX: ObjectDecoder._complex,
+    codes.TEXT: ObjectDecoder._text,
+    codes.BYTES: ObjectDecoder._bytes,
+    codes.BYTEARRAY: ObjectDecoder._bytearray,
+    codes.TUPLE: ObjectDecoder._tuple,
+    codes.SET: ObjectDecoder._set,
+    codes.FROZENSET: ObjectDecoder._frozenset,
+    codes.MAPPING: ObjectDecoder._mapping,
+    codes.ARRAY: ObjectDecoder._array,
+    codes.OBJECT_ARRAY: ObjectDecoder._object_array,
+    codes.SCALAR: ObjectDecoder._scalar,
+    codes.PICKLE: ObjectDecoder._pickled,
+    codes.REFUSED: ObjectDecoder._refused,
 }
 
 
@@ -183,5 +183,5 @@ def _exactly(value: Any, kind: type) -> Any:
 
 
 # objects without buffers out of band need no state of their own
-_DECODER = Raising([], allow_pickle=True)
-_STRICT_DECODER = Raising([], allow_pickle=False)
+_DECODER = ObjectDecoder([], allow_pickle=True)
+_STRICT_DECODER = ObjectDecoder([], allow_pickle=False)

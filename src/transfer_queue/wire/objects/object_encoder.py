@@ -55,11 +55,11 @@ def encode_parts(value: Any, *, allow_pickle: bool = True) -> list[Buffer]:
             pass  # a lone surrogate; carefully below
     try:
         try:
-            lowering = Lowering(allow_pickle, careful=False)
+            lowering = ObjectEncoder(allow_pickle, careful=False)
             main = _ENCODER.encode(lowering.lower(value, 0))
         except (OverflowError, ValueError):
             # an int beyond 64 bits, a lone surrogate, a str too long for msgpack: rare, so looked for only now
-            lowering = Lowering(allow_pickle, careful=True)
+            lowering = ObjectEncoder(allow_pickle, careful=True)
             main = _ENCODER.encode(lowering.lower(value, 0))
     except RecursionError as error:
         raise Refusal(value, "it is nested too deeply, or contains itself") from error
@@ -73,7 +73,7 @@ def encode_parts(value: Any, *, allow_pickle: bool = True) -> list[Buffer]:
     return [head + main, *buffers]
 
 
-class Lowering:
+class ObjectEncoder:
     """Turns one object into what msgpack can carry, and collects its buffers out of band.
 
     careful: also looks for ints and strs that msgpack cannot carry.
@@ -215,15 +215,15 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-_LOWERERS: dict[type, Callable[[Lowering, Any, int], Any]] = {
-    list: Lowering._list,
-    dict: Lowering._dict,
-    bytes: Lowering._bytes,
-    bytearray: Lowering._bytearray,
-    complex: Lowering._complex,
-    tuple: Lowering._tuple,
-    set: Lowering._set,
-    frozenset: Lowering._frozenset,
+_LOWERERS: dict[type, Callable[[ObjectEncoder, Any, int], Any]] = {
+    list: ObjectEncoder._list,
+    dict: ObjectEncoder._dict,
+    bytes: ObjectEncoder._bytes,
+    bytearray: ObjectEncoder._bytearray,
+    complex: ObjectEncoder._complex,
+    tuple: ObjectEncoder._tuple,
+    set: ObjectEncoder._set,
+    frozenset: ObjectEncoder._frozenset,
 }
 
 

@@ -23,11 +23,11 @@ from transfer_queue.wire.buffers.tensors import (
     tensor_over,
 )
 from transfer_queue.wire.objects import extensions as codes
-from transfer_queue.wire.objects.object_decoder import Raising
-from transfer_queue.wire.objects.object_encoder import Lowering
+from transfer_queue.wire.objects.object_decoder import ObjectDecoder
+from transfer_queue.wire.objects.object_encoder import ObjectEncoder
 
 
-def lower(lowering: Lowering, value: Any, depth: int) -> Any:
+def lower(lowering: ObjectEncoder, value: Any, depth: int) -> Any:
     """The value as Ext; None where it has no code of its own (and is left to pickle)."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -46,7 +46,7 @@ def lower(lowering: Lowering, value: Any, depth: int) -> Any:
     return None
 
 
-def _lower_tensor(lowering: Lowering, value: torch.Tensor, depth: int) -> Any:
+def _lower_tensor(lowering: ObjectEncoder, value: torch.Tensor, depth: int) -> Any:
     if value.is_nested and value.layout == torch.jagged:
         jagged: Any = value
         parts = [jagged.values(), jagged.offsets(), jagged.lengths()]
@@ -67,7 +67,7 @@ def _is_plain(value: torch.Tensor) -> bool:
     return type(value) is torch.Tensor or type(value).__name__ == "MemoryMappedTensor"
 
 
-def raised(raising: Raising, code: int, content: Any) -> Any:
+def raised(raising: ObjectDecoder, code: int, content: Any) -> Any:
     """The value of a code; ValueError and the like where the content is wrong."""
     if code == codes.TENSOR:
         name, shape, reference = content
