@@ -389,3 +389,13 @@ def test_test_files_have_names_of_their_own():
     files = [path for path in Path(__file__).parent.rglob("*.py") if not (path.parent / "__init__.py").exists()]
     names = [path.name for path in files if path.name != "conftest.py"]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_a_class_name_exists_once():
+    """A reader who meets the name of a class in a message or a page finds one class of that name."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboard, src/transfer_queue/dashboard/grafana.json, of the panels below; --check compares only.
+"""Writes the Grafana dashboard, src/transfer_queue/metrics/grafana.json, of the panels below; --check compares only.
 
 A panel is a title, a unit and queries; every metric in a query is one of docs/metrics.md. Imported into Grafana 10 or
 later it asks for a Prometheus data source.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue" / "dashboard" / "grafana.json"
+FILE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue" / "metrics" / "grafana.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, ACROSS = 8, 8, 3  # of a panel, of 24 columns
 EACH = "$__rate_interval"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transfer_queue.cli.common import Commands
 
-FILE = Path(__file__).resolve().parent.parent / "dashboard" / "grafana.json"
+FILE = Path(__file__).resolve().parent.parent / "metrics" / "grafana.json"
 
 
 def add(commands: Commands) -> None:

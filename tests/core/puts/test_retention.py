@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness import BYTES, Harness
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.tables.retention_log import MARKS, RowAges
@@ -92,7 +92,23 @@ def test_age_is_known_to_a_mark_and_never_too_early(steps):
         came += [now] * rows
         if rows:
             births.add(now, end, 0)
-        gone = births.before(now - keep)
-        assert all(at <= now - keep for at in came[:gone])
+        gone = births.expired(now, keep)
+        assert all(at + keep <= now for at in came[:gone])
         assert all(at > now - keep - keep / MARKS for at in came[gone:])
     assert len(births.marks) <= len(steps)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(0.0, 1e6), st.floats(0.001, 1e5))
+@example(0.30000000000000004, 0.1)
+def test_at_its_deadline_a_row_is_dropped(came, keep):
+    """Whatever the numbers round to, the deadline does not pass without a drop."""
+    h = Harness()
+    h.tick(came)
+    h.create(keep_seconds=keep)
+    h.put(1)
+    deadline = h.controller.next_deadline()
+    assert deadline is not None
+    h.tick(deadline)
+    assert live(h) == []
+    assert h.controller.next_deadline() is None

@@ -48,7 +48,7 @@ def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
     """What is beyond the limits. The caller applies each record before it takes the next."""
     options = partition.options
     if options.keep_seconds is not None:
-        old = partition.births.before(now - options.keep_seconds)
+        old = partition.births.expired(now, options.keep_seconds)
         yield from _dropped(partition, partition.rows.first(partition.rows.count, old), "retention: keep_seconds")
     if options.keep_rows is not None:
         over = partition.row_count - options.keep_rows

@@ -48,9 +48,13 @@ class RowAges(Persisted):
         """By when the first row from position `start` on had come; None where none has."""
         return next((time for _, time, end in self.marks if end > start), None)
 
-    def before(self, time: float) -> int:
-        """The position below which all rows had come by this time; 0 where none had."""
-        return max((end for _, at, end in self.marks if at <= time), default=0)
+    def expired(self, now: float, keep: float) -> int:
+        """Return the position below which all rows are at least `keep` seconds old, 0 if none is.
+
+        The sum is the one with which the deadline is computed. `at <= now - keep` could be rounded the other way, and
+        the deadline would pass without a row that is dropped.
+        """
+        return max((end for _, at, end in self.marks if at + keep <= now), default=0)
 
     def shift(self, seconds: float) -> None:
         """All of it was so many seconds later, by another clock."""
