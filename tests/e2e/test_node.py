@@ -856,7 +856,7 @@ WRITER = """
 import json, sys
 from pathlib import Path
 from transfer_queue.net.calls import Call
-from transfer_queue.messages.storage import Lease, OpenSlot
+from transfer_queue.messages.storage import LeaseExtent, OpenSlot
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.launcher import find
@@ -868,7 +868,7 @@ session = Session("writer", system.key, lambda target: str(system.folder / "unit
 def write():
     slot = yield Call(("unit", 0), OpenSlot("writer"))
     lock = hold_slot(Path(slot.lock_path))
-    lease = yield Call(("unit", 0), Lease(slot.slot, 1 << 20, 1 << 20))
+    lease = yield Call(("unit", 0), LeaseExtent(slot.slot, 1 << 20, 1 << 20))
     return lock, lease
 
 lock, lease = run_blocking(session, write())

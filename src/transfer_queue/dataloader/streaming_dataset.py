@@ -244,8 +244,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
             >>> client.seal("train_0")
             >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
-            >>> from transfer_queue.dataloader.streaming_dataset import Here
-            >>> len(list(dataset.stream(Here())))
+            >>> from transfer_queue.dataloader.streaming_dataset import LocalSource
+            >>> len(list(dataset.stream(LocalSource())))
             1
         """
         self.check()

@@ -80,5 +80,5 @@ def test_a_second_applier_of_a_record_is_refused():
 
 
 def test_a_request_to_a_storage_unit_is_refused():
-    with pytest.raises(ProtocolError, match="Lease is not a request to a controller"):
+    with pytest.raises(ProtocolError, match="LeaseExtent is not a request to a controller"):
         handler(LeaseExtent)

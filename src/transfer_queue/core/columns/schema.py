@@ -139,7 +139,7 @@ class Column:
 
     form: of its part of the tree. make: returns the initial value; None if the table itself makes it. save: returns the
     value's part of the tree; load: returns the value of such a part, which has the form. missing: the part in trees of
-    releases that did not have the column.
+    releases that did not have the column. compared: whether a replay of the records must reproduce the value.
     """
 
     name: str
@@ -155,8 +155,10 @@ class Column:
         save: Callable[[Any], Any] | None = None,
         load: Callable[[Any], Any] | None = None,
         missing: Any = msgspec.NODEFAULT,
+        compared: bool = True,
     ) -> None:
         self.form = form
+        self.compared = compared
         self.make = make
         self._save = save
         self._load = load
@@ -264,7 +266,7 @@ class Persisted:
 
     def comparable(self) -> Any:
         """Every column as plain values that compare by ==: what a replay of the records must reproduce."""
-        return {column.name: column.comparable(self) for column in self._persisted}
+        return {column.name: column.comparable(self) for column in self._persisted if column.compared}
 
     def check_columns(self, where: str) -> None:
         """Raises BrokenInvariant if a column is not possible: its length, or the range of its numbers.
@@ -299,9 +301,9 @@ def of_kind(kind: Column) -> Any:
     return kind
 
 
-def scalar(form: Any, initial: Any, missing: Any = msgspec.NODEFAULT) -> Any:
-    """A number, text or another value that does not change in place."""
-    return Column(form, lambda: initial, missing=missing)
+def scalar(form: Any, initial: Any, missing: Any = msgspec.NODEFAULT, compared: bool = True) -> Any:
+    """A number, text or another value that does not change in place. compared: see `Column`."""
+    return Column(form, lambda: initial, missing=missing, compared=compared)
 
 
 def counter(initial: int = 0, missing: Any = msgspec.NODEFAULT) -> Any:
