@@ -66,15 +66,11 @@ CORE_ORDER = [
 ]
 # Imports that break this order. The context refers to the services of later lines.
 OUT_OF_ORDER = {
-    ("checkpoint_handler", "puts.clear_decisions"),
-    ("claims.claim_handler", "puts.clear_decisions"),
-    ("claims.consumption_handlers", "puts.clear_decisions"),
     ("control.context", "claims.background_deals"),
     ("control.context", "claims.index_builder"),
     ("control.context", "claims.lease_deadlines"),
     ("control.context", "units.migration_planner"),
     ("control.context", "units.tiering_policy"),
-    ("state.validation", "puts.put_decisions"),
 }
 # Groups of modules that import each other. The list may only become shorter.
 CYCLES = {

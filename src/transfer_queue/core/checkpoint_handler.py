@@ -25,9 +25,9 @@ from transfer_queue.core.control.pending_checkpoints import Cut
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, Send, WriteState
 from transfer_queue.core.events.registry import Caller, Decision, handles
-from transfer_queue.core.puts import clear_decisions
 from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
+from transfer_queue.core.state import unneeded_rows as clear_decisions
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_untrusted, saved_sound
 from transfer_queue.core.state.state import State

@@ -25,7 +25,7 @@ from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
-from transfer_queue.core.puts import clear_decisions, put_decisions, put_handlers, retention
+from transfer_queue.core.puts import put_decisions, put_handlers, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, partition_view, value_locations
@@ -36,6 +36,7 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copied, watched_tags
+from transfer_queue.core.state import unneeded_rows as clear_decisions
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.units import unit_drain, unit_handlers

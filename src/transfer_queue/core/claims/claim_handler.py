@@ -16,12 +16,12 @@ from transfer_queue.core.control.unknown_names import not_taken
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
-from transfer_queue.core.puts import clear_decisions
 from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.remote_calls import PendingCall
 from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
+from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import TransferQueueError
@@ -216,7 +216,7 @@ def _come_back(core: ControllerContext, client: str, claim: Claim, rows: np.ndar
                 core.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
         held = partition.holds.of(claim.task, client, rank)
         ended = held if rows is None else np.setdiff1d(held, rows)
-        for record in clear_decisions.finished(partition, claim.task, client, ended):
+        for record in unneeded_rows.finished(partition, claim.task, client, ended):
             core.apply(record)
 
 

@@ -8,7 +8,7 @@ from transfer_queue.core.control.unknown_names import unknown_partition
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
-from transfer_queue.core.puts import clear_decisions
+from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Ack, Cancel, Finish, Nack, RankGone, Renew, ResetConsumption
@@ -38,7 +38,7 @@ def finish_rows(core: ControllerContext, caller: Caller, request: Finish) -> Dec
             core.movers.back(request.holder, consumer)
         return Done()
 
-    return Decision(clear_decisions.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply)
+    return Decision(unneeded_rows.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply)
 
 
 @handles(Ack)

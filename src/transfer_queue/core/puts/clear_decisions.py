@@ -1,20 +1,17 @@
-"""Decides which rows end: cleared, dropped for a reason, freed. Reads the state, changes nothing, gives records."""
+"""Decides which rows a request clears or drops. Reads the state and returns records; changes nothing."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import CHUNK_BITS, ascending, indexes_in
+from transfer_queue.core.tables.row_table import ascending, indexes_in
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.puts import Drop
 
 UNBORN = "of a dropped group"
-GONE = "reserved by a client that is gone"
 
 
 def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:
@@ -74,45 +71,3 @@ def unborn(partition: Partition | None, groups: list[str] | None, rows: np.ndarr
     for i in late:
         left[groups[i]] -= 1
     return [r.RowsDropped(partition.name, rows[late].tobytes(), UNBORN, list(left.items()))]
-
-
-def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
-    """Drops what clients that are gone have reserved in a partition that is sealed now, and never put."""
-    gone = [number for client, number in partition.owners.items() if client not in connected]
-    if not gone:
-        return []
-    parts = []
-    for key, chunk in partition.rows.chunks.items():
-        empty = (chunk.alive[: chunk.size] == 1) & np.isin(chunk.owner[: chunk.size], gone)
-        for blocks, _ in chunk.field.values():
-            empty &= blocks[: chunk.size] == 0
-        found = np.flatnonzero(empty)
-        if len(found) and chunk.tags is not None:  # tags that nobody has looked at stay as they were saved
-            found = np.array([at for at in found.tolist() if not chunk.tags[at]], "i8")
-        parts.append(found + (key << CHUNK_BITS))
-    positions = np.concatenate(parts) if parts else np.zeros(0, "i8")
-    if not len(positions):
-        return []
-    return [r.RowsDropped(partition.name, partition.rows.indexes_of(positions).tobytes(), GONE)]
-
-
-def never_taken(partition: Partition) -> list[r.AnyRecord]:
-    """Clears the rows of a loaded state that were pre-allocated and not taken when it was saved.
-
-    They may have been taken since, and a global index names one sample for ever.
-    """
-    if not partition.waiting:
-        return []
-    rows = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
-    return [r.RowsCleared(partition.name, rows.tobytes())]
-
-
-def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
-    """The client is through with these rows, where it holds them; those that nobody needs any more are freed."""
-    mine, times = partition.holds.held_by(task, client, rows)
-    if not len(mine):
-        return []
-    positions = partition.rows.positions_of(mine)
-    there = positions >= 0
-    free = mine[there][partition.holds.done(positions[there], task, times[there])]
-    return [r.RowsFinished(partition.name, task, client, mine.tobytes(), free.tobytes())]

@@ -12,8 +12,10 @@ from msgspec.msgpack import Ext
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import clear_decisions, flow_control
+from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.validation import check_options
 from transfer_queue.core.tables.field_types import check_block, shape_of
 from transfer_queue.core.units.location_checks import check_places, close_extents
 from transfer_queue.errors import (
@@ -58,19 +60,6 @@ def check_same_options(partition: Partition, options: PartitionOptions) -> None:
             f"the partition {partition.name!r} exists with other settings: {'; '.join(differing)}. The settings of a "
             f"partition never change: request the same settings everywhere, before the first put, or choose another "
             f"name"
-        )
-
-
-def check_options(options: PartitionOptions) -> None:
-    """Raises InvalidArgumentError for what no partition can be made with."""
-    for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise InvalidArgumentError(f"{name} must be positive, not {value}")
-    if (options.max_staleness is None) != (options.rows_per_version is None):
-        raise InvalidArgumentError(
-            f"max_staleness ({options.max_staleness}) and rows_per_version ({options.rows_per_version}) go together: "
-            f"how many policy versions a row may be old, and how many rows train one version"
         )
 
 
@@ -386,5 +375,5 @@ def seal(state: State, name: str, connected: Collection[str], pre_allocate: int 
         waiting = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
         made.append(r.RowsCleared(name, waiting.tobytes()))
     if partition.seals + 1 >= partition.options.producers:
-        made += clear_decisions.never_put(partition, connected)
+        made += unneeded_rows.never_put(partition, connected)
     return made

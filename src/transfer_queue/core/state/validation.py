@@ -16,7 +16,6 @@ import numpy as np
 
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
-from transfer_queue.core.puts.put_decisions import check_options
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
@@ -26,7 +25,7 @@ from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_
 from transfer_queue.core.tables.lease_table import Counts
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Chunk
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.descriptors import NESTED
+from transfer_queue.messages.descriptors import NESTED, PartitionOptions
 
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them each second for eight years
 
@@ -371,6 +370,19 @@ def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     _same(partition, "dealt batch", positions[live], numbers[live], columns)
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
     require(size == dealt.round_count <= MOST_ROUNDS, f"7: {where} counts {dealt.round_count} rounds, there are {size}")
+
+
+def check_options(options: PartitionOptions) -> None:
+    """Raises InvalidArgumentError for options with which no partition can be created."""
+    for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InvalidArgumentError(f"{name} must be positive, not {value}")
+    if (options.max_staleness is None) != (options.rows_per_version is None):
+        raise InvalidArgumentError(
+            f"max_staleness ({options.max_staleness}) and rows_per_version ({options.rows_per_version}) go together: "
+            f"how many policy versions a row may be old, and how many rows train one version"
+        )
 
 
 def _times(partition: Partition) -> None:

@@ -1,0 +1,58 @@
+"""Decides which rows of a partition no client needs or will write. Reads the partition and returns records.
+
+A client is finished with such rows, or the client that reserved them is gone, or no put took them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.row_table import CHUNK_BITS
+
+GONE = "reserved by a client that is gone"
+
+
+def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
+    """Drops the rows of a sealed partition that clients have reserved and not put, if they are no longer connected."""
+    gone = [number for client, number in partition.owners.items() if client not in connected]
+    if not gone:
+        return []
+    parts = []
+    for key, chunk in partition.rows.chunks.items():
+        empty = (chunk.alive[: chunk.size] == 1) & np.isin(chunk.owner[: chunk.size], gone)
+        for blocks, _ in chunk.field.values():
+            empty &= blocks[: chunk.size] == 0
+        found = np.flatnonzero(empty)
+        if len(found) and chunk.tags is not None:  # tags that no request has read are in their saved form
+            found = np.array([at for at in found.tolist() if not chunk.tags[at]], "i8")
+        parts.append(found + (key << CHUNK_BITS))
+    positions = np.concatenate(parts) if parts else np.zeros(0, "i8")
+    if not len(positions):
+        return []
+    return [r.RowsDropped(partition.name, partition.rows.indexes_of(positions).tobytes(), GONE)]
+
+
+def never_taken(partition: Partition) -> list[r.AnyRecord]:
+    """Clears the rows of a loaded state that were pre-allocated and not taken when it was saved.
+
+    They may have been taken since then, and a global index never names another sample.
+    """
+    if not partition.waiting:
+        return []
+    rows = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
+    return [r.RowsCleared(partition.name, rows.tobytes())]
+
+
+def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
+    """Finishes those of these rows that the client holds, and frees those that no client needs any more."""
+    mine, times = partition.holds.held_by(task, client, rows)
+    if not len(mine):
+        return []
+    positions = partition.rows.positions_of(mine)
+    there = positions >= 0
+    free = mine[there][partition.holds.done(positions[there], task, times[there])]
+    return [r.RowsFinished(partition.name, task, client, mine.tobytes(), free.tobytes())]
