@@ -1,4 +1,4 @@
-"""What the core asks its server to do. The server branches on the effect's type and on nothing else."""
+"""What the controller asks its server to do. The type of an effect alone decides what the server does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transfer_queue.sampler.sampler_calls import SamplerCall
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Answer request `sequence` of the connection `peer`."""
+    """Send the reply to request `sequence` of the connection `peer`."""
 
     peer: int
     sequence: int
@@ -22,30 +22,31 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class FreeExtents(msgspec.Struct, frozen=True):
-    """Tell this unit that nothing lives in these extents any more."""
+    """Order this unit to free these extents, because no needed block is in them."""
 
     unit: int
     extents: list[int]
 
 
 class RefuseLeases(msgspec.Struct, frozen=True):
-    """Tell this unit to refuse the leases that wait for space."""
+    """Order this unit to refuse the leases of extents that wait for space."""
 
     unit: int
     words: str
+    """The reason, for the error that the writers get."""
 
 
 class SendToUnit(msgspec.Struct, frozen=True):
-    """Tell this unit to move blocks, or whether it is being drained."""
+    """Order this unit to move blocks, or tell it whether it is being drained."""
 
     unit: int
     request: Union[Move, DrainFinished]
 
 
 class ComputeDeal(msgspec.Struct, frozen=True):
-    """Compute `run()`, which takes long and touches nothing of the core, elsewhere than in the loop.
+    """Call `run()` outside the event loop. It takes long and reads nothing of the core's state.
 
-    What it returns, or the exception that it raises, goes to `Controller.worked` under this number.
+    Its result, or the exception that it raises, goes to `Controller.worked` with this number.
     """
 
     number: int
@@ -53,9 +54,9 @@ class ComputeDeal(msgspec.Struct, frozen=True):
 
 
 class AskSampler(msgspec.Struct, frozen=True):
-    """Have the process of a user's sampler make this call.
+    """Make this call in the process of a user's sampler.
 
-    Its result, or the exception, goes to `Controller.sampler_answered` with this number; None if the rows that the
+    The result or the exception goes to `Controller.sampler_answered` with this number, or None if the rows that the
     sampler was offered have changed. `Controller.sampler_reads` replies to what the sampler reads during the call.
     """
 
@@ -67,7 +68,7 @@ class AskSampler(msgspec.Struct, frozen=True):
 class WriteState(msgspec.Struct, frozen=True):
     """Write `tree()`, as it is at this moment, into a new file of this name in the system's folder of state files.
 
-    `Controller.state_written` is to be told when it is there, or what went wrong.
+    `Controller.state_written` is called when the file is complete, or with the error.
     """
 
     name: str
@@ -75,31 +76,32 @@ class WriteState(msgspec.Struct, frozen=True):
 
 
 class ReadState(msgspec.Struct, frozen=True):
-    """Read the file of this name, which a client has put there, and keep a copy of it in the journal's folder.
+    """Read the file of this name, which a client has written, and keep a copy of it in the journal's folder.
 
-    `Controller.state_read` gets the state in it, or the error. watched: see `State`.
+    `Controller.state_read` gets the state in it, or the error.
     """
 
     name: str
     client: str
     sequence: int
     watched: list[str]
+    """See `State`."""
 
 
 class RemoveState(msgspec.Struct, frozen=True):
-    """Remove the file of this name, where it is still there."""
+    """Remove the file of this name if it exists."""
 
     name: str
 
 
 class ForgetState(msgspec.Struct, frozen=True):
-    """Remove this copy, which the journal kept for a `ReadState`: its state is not loaded."""
+    """Remove this copy, which the journal kept for a `ReadState` whose state is not loaded."""
 
     file: str
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Free these partitions in a thread beside the loop (`loading.release`), because this takes long for large ones."""
+    """Free these partitions in a thread beside the event loop (`restore.release`): large ones take long."""
 
     partitions: list[Any]
 

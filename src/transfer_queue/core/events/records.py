@@ -1,7 +1,7 @@
-"""The records: all that ever changes the controller's state, in the order in which it happened.
+"""The records: the only changes of the controller's state, in the order in which they happen.
 
-`core.state.apply` is the only module that reads them. A record holds outcomes, never reasons: replaying
-one calls no sampler, looks at no clock and checks no limit. Rows are named by global index (i8 bytes).
+`core.state.apply` applies them. A record contains outcomes and not reasons: a replay calls no sampler, reads no clock
+and checks no limit. Rows are named by global index (i8 bytes).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
-LARGEST = (1 << 63) - 1  # int that a record or reply can carry
+LARGEST = (1 << 63) - 1  # the largest int that a record or a reply can contain
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -25,76 +25,87 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class PartitionMade(Record, frozen=True):
-    """A partition begins."""
+    """A partition is created."""
 
     partition: str
     options: PartitionOptions
 
 
 class RowsReserved(Record, frozen=True):
-    """Rows begin: first `taken` pre-allocated ones, then `count` new ones from `first_index` on.
-
-    keys, groups: one entry for each of the taken + count rows, None where rows have none.
-    pre_allocated: the new rows wait to be taken. client: who reserved the rows.
-    """
+    """Rows are reserved: first `taken` pre-allocated rows are taken, then `count` new rows are added."""
 
     partition: str
     first_index: int
+    """Global index of the first new row."""
     count: int
     taken: int = 0
+    """Number of pre-allocated rows that are taken."""
     keys: list[str] | None = None
+    """One for each of the taken + count rows; None if rows have no keys."""
     groups: list[str] | None = None
+    """The group id of each of these rows; None if rows have none."""
     pre_allocated: bool = False
+    """Whether the new rows wait to be taken by later puts."""
     client: str = ""
+    """The client that reserved the rows."""
 
 
 class Published(Record, frozen=True):
-    """Values of these rows became visible as block number `block_number` (0: tags or groups alone)."""
+    """Values, tags or groups of existing rows become visible."""
 
     partition: str
     rows: bytes
     writer: str
+    """The client that wrote the block."""
     block_number: int = 0
+    """Number of the block; 0 if there is none."""
     block: NewBlock | None = None
     tags: list[dict[str, Any] | None] | None = None
+    """A dict for each row, None for rows without; merged into the tags of the row."""
     replace_tags: bool = False
+    """Whether the tags replace those of the rows instead."""
     groups: list[str] | None = None
+    """The group id of each row."""
 
 
 class RowsPut(Record, frozen=True):
-    """New rows begin with all that their put brings: as `RowsReserved` and `Published`, of which it is in one.
+    """New rows are added together with their values: `RowsReserved` and `Published` in one record.
 
-    They are `count` rows from `first_index` on, none of them pre-allocated. client: who has put them. keys, groups,
-    tags: one entry for each row, None where rows have none; tags without entries to remove.
+    `count` rows from `first_index` on are added; no pre-allocated rows are taken.
     """
 
     partition: str
     client: str
+    """The client that put the rows."""
     first_index: int
     count: int
     keys: list[str] | None = None
+    """One for each row; None if rows have no keys."""
     groups: list[str] | None = None
+    """The group id of each row; None if rows have none."""
     tags: list[dict[str, Any] | None] | None = None
+    """A dict for each row, without entries that remove a tag; None if rows have no tags."""
     block_number: int = 0
     block: NewBlock | None = None
 
 
 class ExtentsClosed(Record, frozen=True):
-    """These extents take no more blocks. lengths: of each, where it is shorter than it was."""
+    """These extents, as (unit, extent), receive no more blocks."""
 
     extents: list[tuple[int, int]]
     lengths: list[int] = []
+    """The length of each extent, which is applied if it is shorter than before."""
 
 
 class Share(msgspec.Struct, array_like=True, frozen=True):
-    """What one data-parallel rank gets of a deal (i8 global indexes)."""
+    """The rows that one data-parallel rank gets in a deal (i8 global indexes)."""
 
     dp_rank: int
     rows: bytes
 
 
 class RowsLeased(Record, frozen=True, tag="Leased"):
-    """A client was given claimed rows for a while. batch: dp_rank and batch_index of a kept one. See `leases.Lease`."""
+    """A client gets claimed rows under a lease. See `lease_table.RowLease`."""
 
     partition: str
     task: str
@@ -103,61 +114,62 @@ class RowsLeased(Record, frozen=True, tag="Leased"):
     rows: bytes
     seconds: float
     batch: tuple[int, int] | None
+    """(dp_rank, batch_index) of the dealt batch that contains the rows; None if it is not kept."""
     replicas: int
     unit: int
 
 
 class Dealt(Record, frozen=True):
-    """A sampler's outcome.
-
-    batch_index: None for a deal that is not kept; else the shares are kept under (task, dp_rank, batch_index) with the
-    batch size they were asked with. claimed: what is given is not consumed, but claimed until it is acknowledged; of
-    `consumed` what is not given is consumed. lease: of who asked.
-    """
+    """The outcome of a sampler."""
 
     partition: str
     task: str
     batch_index: int | None
+    """None: the deal is not kept. Otherwise the shares are kept under (task, dp_rank, batch_index)."""
     batch_size: int
+    """The batch size that the claim asked for; kept with the shares."""
     shares: list[Share]
     consumed: bytes
+    """All rows that the sampler consumed (i8), which may be more than the rows of the shares."""
     claimed: bool = False
+    """Whether the rows of the shares are claimed until they are acknowledged, instead of consumed."""
     lease: RowsLeased | None = None
+    """The lease of the client whose claim was dealt."""
 
 
 class LeaseAcked(Record, frozen=True):
-    """A lease's rows are acknowledged; `consumed`: those with which it is enough, for any lease of their batch.
-
-    token 0: rows of a kept batch were given without a lease, and so are consumed. freed: as in `RowsFinished`.
-    """
+    """Rows of a lease are acknowledged."""
 
     partition: str
     task: str
     token: int
+    """0: rows of a dealt batch were returned to a client without a lease, and are thereby consumed."""
     rows: bytes
     consumed: bytes
+    """The rows that have enough acknowledgements; they leave all leases of their batch."""
     freed: bytes = b""
+    """As in `RowsFinished`."""
 
 
 class LeaseEnded(Record, frozen=True):
-    """Rows leave a lease without an ack. reason: "expired" or "nacked".
-
-    counted: those of which it was a delivery that nobody acknowledged. returned: those that are ready again.
-    """
+    """Rows leave a lease without an acknowledgement."""
 
     partition: str
     task: str
     token: int
     rows: bytes
     counted: bytes
+    """The rows whose delivery count increases."""
     returned: bytes
+    """The rows that become ready again."""
     reason: str
+    """`"expired"` or `"nacked"`."""
 
 
 class RankLeft(Record, frozen=True):
-    """A rank is gone: its leases of kept batches end, and what it has not acknowledged of these is ready again.
+    """A rank is gone: its leases of dealt batches end, and its unacknowledged rows become ready again.
 
-    A batch of which this is true of any row is kept no more. counted: as in `LeaseEnded`.
+    A batch that contains such rows is not kept any longer.
     """
 
     partition: str
@@ -166,42 +178,40 @@ class RankLeft(Record, frozen=True):
     tokens: list[int]
     rows: bytes
     counted: bytes
+    """As in `LeaseEnded`."""
 
 
 class PassedOver(Record, frozen=True):
-    """A task shall never be dealt these rows, and is through with them. reason: in a word, for counts.
-
-    freed: those that end with it, as in `RowsFinished`.
-    """
+    """A task skips these rows: it is never dealt them, and counts as having finished them."""
 
     partition: str
     task: str
     rows: bytes
     reason: str
+    """A short text under which they are counted."""
     freed: bytes = b""
+    """As in `RowsFinished`."""
 
 
 class RowsCleared(Record, frozen=True):
-    """Rows end, with their keys, tags and values."""
+    """Rows are removed with their keys, tags and values."""
 
     partition: str
     rows: bytes
 
 
 class RowsDropped(Record, frozen=True):
-    """Rows end like cleared ones, and are counted under a reason.
-
-    unborn: members of dropped groups that are still to come, by group id; they are dropped when they do.
-    """
+    """Rows are removed like cleared ones, and are counted under a reason."""
 
     partition: str
     rows: bytes
     reason: str
     unborn: list[tuple[str, int]] = []
+    """(group id, members) of dropped groups: these members are not put yet, and are dropped when they are put."""
 
 
 class RowsHeld(Record, frozen=True, tag="Handed"):
-    """A client was given rows for a task in a partition with `free_when`, and holds them until they are finished."""
+    """A client got rows for a task in a partition with `free_when`, and refers to them until it finishes them."""
 
     partition: str
     task: str
@@ -211,41 +221,45 @@ class RowsHeld(Record, frozen=True, tag="Handed"):
 
 
 class HoldInherited(Record, frozen=True, tag="Inherited"):
-    """What a client that is not there any more holds for a rank is `heir`'s, who goes on in its place."""
+    """A client takes over the references to rows that a client which is gone has for a rank."""
 
     partition: str
     task: str
+    """The client that is gone."""
     client: str
     dp_rank: int
     heir: str
+    """The client that continues in its place."""
 
 
 class RowsFinished(Record, frozen=True, tag="Finished"):
-    """A client holds these rows no longer: the task is through with them. freed: those that end with it."""
+    """A client does not refer to these rows any longer, because the task has finished them."""
 
     partition: str
     task: str
     client: str
     rows: bytes
     freed: bytes
+    """The rows that are cleared with this, because all tasks of `free_when` have finished them (i8)."""
 
 
 class AgesRecorded(Record, frozen=True, tag="Aged"):
-    """All rows reserved so far were there at this time. time: on the controller's clock."""
+    """All rows that are reserved so far existed at this time."""
 
     partition: str
     time: float
+    """By the controller's clock."""
 
 
 class PolicyAdvanced(Record, frozen=True):
-    """The policy has reached a version."""
+    """Training has reached a policy version."""
 
     partition: str
     version: int
 
 
 class GroupsWanted(Record, frozen=True):
-    """A task wants so many groups to be there or on their way; 0 takes the wish back."""
+    """A task sets its group demand: the number of groups that should exist or be in production; 0 removes it."""
 
     partition: str
     task: str
@@ -253,7 +267,7 @@ class GroupsWanted(Record, frozen=True):
 
 
 class GroupsTaken(Record, frozen=True):
-    """A producer has promised a task so many rows of new groups; 0 takes all its promises back."""
+    """A producer promises a task this number of rows of new groups; 0 withdraws all its promises."""
 
     partition: str
     task: str
@@ -262,74 +276,78 @@ class GroupsTaken(Record, frozen=True):
 
 
 class PartitionDropped(Record, frozen=True):
-    """A partition ends, with all its rows."""
+    """A partition is removed with all its rows."""
 
     partition: str
 
 
 class ConsumptionForgotten(Record, frozen=True):
-    """A task (None: every task) has consumed nothing, and its dealt batches are forgotten."""
+    """The consumption of a task (None: of every task) is reset, and its dealt batches are forgotten."""
 
     partition: str
     task: str | None
 
 
 class SealCounted(Record, frozen=True):
-    """One of the partition's producers has sealed it."""
+    """One of the producers of the partition has sealed it."""
 
     partition: str
 
 
 class RequestParked(Record, frozen=True, tag="Parked"):
-    """A request waits. deadline: on the controller's clock."""
+    """A request waits."""
 
     client: str
     sequence: int
     since: float
+    """When it began to wait, by the controller's clock."""
     deadline: float
+    """By the controller's clock."""
     request: Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
 
 
 class Unparked(Record, frozen=True):
-    """It waits no longer: met, timed out or cancelled."""
+    """A request does not wait any longer: it was answered, timed out or was cancelled."""
 
     client: str
     sequence: int
 
 
 class ReplySent(Record, frozen=True, tag="Replied"):
-    """The answer to a mutation, kept until the client has it; those up to `acknowledged` and in `finished` go."""
+    """The reply to a mutation, which is kept until the client has received it."""
 
     client: str
     sequence: int
     acknowledged: int
+    """The client needs no reply up to this sequence number; these are removed from the cache."""
     reply: AnyReply
     finished: list[tuple[int, int]] = []
+    """Ranges (first, last) of later sequence numbers whose replies it does not need either."""
 
 
 class RepliesSent(Record, frozen=True, tag="Answered"):
-    """Answers to requests that were met at once, kept like those in `ReplySent`: client, sequence, reply."""
+    """Replies to requests that were answered at once, kept like those of `ReplySent`."""
 
     answers: list[tuple[str, int, AnyReply]]
+    """(client, sequence, reply) of each."""
 
 
 class ClientForgotten(Record, frozen=True):
-    """A client that left long ago: its kept replies go."""
+    """A client is gone for long enough that its cached replies are removed."""
 
     client: str
 
 
 class UnitRegistered(Record, frozen=True):
-    """A storage unit came up under this number. boot_id: of its arena. name: what it is called, whatever its arena.
-
-    node, remote, tier, capacity, store: see `RegisterUnit`.
-    """
+    """A storage unit has started. For `node`, `remote`, `tier`, `capacity` and `store` see `RegisterUnit`."""
 
     unit: int
     address: str
     arena: str
     boot_id: str = ""
+    """Of the arena."""
     name: str = ""
+    """Identifies the unit, whatever its arena is."""
     node: str = ""
     remote: str = ""
     tier: str = MEMORY
@@ -338,29 +356,31 @@ class UnitRegistered(Record, frozen=True):
 
 
 class UnitLost(Record, frozen=True):
-    """A storage unit will not come back; values that lay there alone are lost. when: in words."""
+    """A storage unit does not come back; values that have no replica on another unit are lost."""
 
     unit: int
     when: str = ""
+    """The time, as text."""
 
 
 class ExtentsLost(Record, frozen=True):
-    """These extents of a unit (i8) are gone; values that lay there alone are lost. when: in words."""
+    """These extents of a unit (i8) are gone; values that have no replica elsewhere are lost."""
 
     unit: int
     extents: bytes
     when: str = ""
+    """The time, as text."""
 
 
 class ExtentsFreed(Record, frozen=True):
-    """A unit has freed these extents (i8), as it was told."""
+    """A unit has freed these extents (i8), as the controller ordered."""
 
     unit: int
     extents: bytes
 
 
 class WriterFenced(Record, frozen=True):
-    """A writer is proven dead: it publishes no more, and its extents on this unit are closed."""
+    """A writer is proven dead: it cannot publish any more, and its extents on this unit are closed."""
 
     writer: str
     unit: int
@@ -368,53 +388,55 @@ class WriterFenced(Record, frozen=True):
 
 
 class StateLoaded(Record, frozen=True):
-    """The state of a checkpoint replaced the state; see `core.state.restore`.
-
-    file: the name of the journal's file that contains the loaded state (`journal.loaded_states`). A replay first reads
-    it into `State.prepared`. "": `state` contains it (`core.columns.tree_codec`), as in records of older releases, or
-    there is no journal.
-    time: on the controller's clock.
-    """
+    """The state of a checkpoint replaced the state; see `core.state.restore`."""
 
     state: bytes
+    """The saved state (`core.columns.tree_codec`) in records of older releases, and if there is no journal."""
     time: float
+    """By the controller's clock."""
     file: str = ""
+    """The name of the journal's file that contains the loaded state (`journal.loaded_states`), or "".
+
+    A replay reads this file into `State.prepared` before it applies the record.
+    """
 
 
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of a partition that lie in blocks of their own now, numbered from `first_block` on.
+    """Rows of a partition that were copied into new blocks, numbered from `first_block` on.
 
-    For each row, block by block: its global index (rows, i8), the block that it was in (sources, i8) and its row in
-    there (slots, i4). Of a field the row has moved if it still lay there.
+    A field of a row has moved only if its value was still in the source block at that moment.
     """
 
     partition: str
     first_block: int
     blocks: list[NewBlock]
     rows: bytes
+    """The global index of each row (i8), block by block."""
     sources: bytes
+    """The block that each row was in (i8)."""
     slots: bytes
+    """The row in that source block (i4)."""
 
 
 class BlocksMoved(Record, frozen=True, tag="Moved"):
-    """Blocks were copied into an extent of `unit`, which takes no more.
-
-    blocks, offsets (i8): those that are needed there instead of in unit `left` (-1: as well as where they are),
-    unless they have gone since. repacked: rows that lie in new blocks instead.
-    """
+    """Blocks were copied into an extent of `unit`, which receives no more blocks."""
 
     unit: int
     extent: int
     length: int
     generation: int
     left: int
+    """The unit that they leave; -1 if the copies are additional replicas."""
     blocks: bytes
+    """Their numbers (i8). Blocks that are not needed any more stay as they are."""
     offsets: bytes
+    """Their offsets in the extent (i8)."""
     repacked: list[RowsRepacked] = []
+    """Rows that were copied into new blocks instead."""
 
 
 class UnitDraining(Record, frozen=True):
-    """Everything is to be moved off a unit, or no longer."""
+    """A unit begins or stops being drained."""
 
     unit: int
     draining: bool

@@ -1,4 +1,4 @@
-"""Which function handles a request, and which function applies a record. Each is registered where it is defined.
+"""The function that handles each request, and the function that applies each record, registered where it is defined.
 
 A handler gets the controller, the caller and the request. The type of its result says what happens:
 
@@ -28,7 +28,7 @@ from transfer_queue.messages.queries import Watch
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Where a request came from."""
+    """The client and connection from which a request came."""
 
     client: str
     peer: int
@@ -37,11 +37,11 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def waiter(self) -> tuple[str, int]:
-        """The client and the sequence of its request, which name the request whatever connection it came on."""
+        """The client and the sequence number of its request, which identify the request on every connection."""
         return self.client, self.envelope.sequence
 
     def on_newest(self, peer: int) -> Caller:
-        """Return the caller on the newer one of its connection and this one. Peers are numbered in ascending order."""
+        """Return the caller on the newer of its connection and this one. The numbers of connections ascend."""
         return Caller(self.client, max(self.peer, peer), self.envelope)
 
 
@@ -50,14 +50,15 @@ class Decision(msgspec.Struct, frozen=True):
 
     records: list[AnyRecord]
     reply: Callable[[], AnyReply]
-    """Makes the reply. It is called when the records are applied."""
+    """Makes the reply; called when the records are applied."""
 
 
 class ParkDecision(msgspec.Struct, frozen=True):
-    """The request cannot be met yet, so it waits."""
+    """The request waits, because it cannot be answered yet."""
 
     request: Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
     seconds: float
+    """How long it waits at most."""
 
 
 Result = Union[AnyReply, Decision, ParkDecision, list[Effect]]
@@ -85,7 +86,7 @@ def handles(
 
     Args:
         request: The type of the requests.
-        reads: Whether these requests change nothing, so that they are answered even when nothing can be written down.
+        reads: Whether these requests change nothing, so that they are answered even if the journal cannot be written.
     """
 
     def register(
