@@ -1,1 +1,1 @@
-"""How columns of numbers and values are kept, saved and restored."""
+"""Columns of numbers and values: how tables declare, save and restore them."""

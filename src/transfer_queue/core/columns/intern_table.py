@@ -1,4 +1,4 @@
-"""Values that many blocks have alike, stored once."""
+"""A table that stores equal values once, for example the schemas of blocks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ T = TypeVar("T", bound=Hashable)
 
 
 class InternTable(Persisted, Generic[T]):
-    """Equal values stored once, counted, under small numbers that are used again when free."""
+    """Stores equal values once and counts their uses. Each value has a small number; freed numbers are used again."""
 
     uses: list[int] = numbers()
+    """The number of uses of each value, by number."""
     spare: list[int] = numbers()
+    """The unused numbers below the number of values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,9 +26,9 @@ class InternTable(Persisted, Generic[T]):
         self.values: list[T | None] = []
 
     def add(self, value: T) -> int:
-        """The number of this value, used once more."""
+        """Return the number of this value, and count one more use of it."""
         spare = self.spare[-1] if self.spare else len(self.values)
-        at = self.number.setdefault(value, spare)  # the one look: to hash a value may take milliseconds
+        at = self.number.setdefault(value, spare)  # a single lookup, because hashing a value may take milliseconds
         if at != spare:
             self.uses[at] += 1
         elif self.spare:
@@ -38,7 +40,7 @@ class InternTable(Persisted, Generic[T]):
         return at
 
     def drop(self, at: int, uses: int = 1) -> None:
-        """So many uses fewer; the value goes with the last."""
+        """Count fewer uses of a value. It is removed with its last use."""
         self.uses[at] -= uses
         if self.uses[at] == 0:
             del self.number[self[at]]
@@ -51,13 +53,13 @@ class InternTable(Persisted, Generic[T]):
         return value
 
     def set_values(self, values: list[T]) -> None:
-        """Sets the values by number, after the counts were restored; anything where a number is unused."""
+        """Set the values by number, after the counts were restored. Entries of unused numbers are ignored."""
         self.values = [value if uses else None for value, uses in zip(values, self.uses, strict=True)]
         self.number = {value: at for at, value in enumerate(self.values) if value is not None}
 
 
 class _Interning(Column):
-    """An `InternTable`, whose values are a part of the tree beside it."""
+    """A column that is an `InternTable`. Its values are saved under a key of their own."""
 
     def __init__(self, values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
         super().__init__(form, InternTable, save=save, load=load)
@@ -87,5 +89,5 @@ class _Interning(Column):
 
 
 def interned(values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """A column that is an `InternTable`. save: returns the part of the tree of its values; load: returns the values."""
+    """Declare a column that is an `InternTable`. `save` encodes the list of its values, and `load` decodes it."""
     return _Interning(values_key, form, save, load)

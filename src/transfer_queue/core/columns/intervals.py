@@ -1,4 +1,4 @@
-"""A set of integers kept as disjoint intervals: which of an ascending series are done, in bounded space."""
+"""A set of integers, stored as disjoint intervals, so that a mostly contiguous set of any size takes little memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from transfer_queue.core.columns.schema import Persisted, list_of, require
 
 
 class IntervalSet(Persisted, array_like=True):
-    """Integers as sorted, disjoint, non-adjacent closed intervals."""
+    """A set of integers, stored as sorted, disjoint, non-adjacent closed intervals."""
 
     starts: list[int] = list_of(int)
     ends: list[int] = list_of(int)
 
     def check_columns(self, where: str) -> None:
-        """Raises BrokenInvariant unless the intervals are disjoint, ascending and not adjacent."""
+        """Raise BrokenInvariant unless the intervals are disjoint, ascending and not adjacent."""
         fine = len(self.starts) == len(self.ends) and all(a <= b for a, b in zip(self.starts, self.ends, strict=True))
         fine = fine and all(b + 1 < a for a, b in zip(self.starts[1:], self.ends, strict=False))
         require(fine, f"the intervals {where} are not in order")
@@ -25,7 +25,7 @@ class IntervalSet(Persisted, array_like=True):
         return at >= 0 and value <= self.ends[at]
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Adds the integers first..last (last None: one), joining what they touch."""
+        """Add the integers from `first` to `last`, which is included (None: only `first`)."""
         last = first if last is None else last
         if last < first:
             return
@@ -38,7 +38,7 @@ class IntervalSet(Persisted, array_like=True):
         self.ends[low:high] = [last]
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of first..last that are not here, ascending."""
+        """Return the parts (first, last) of first..last that are not in the set, ascending."""
         found = []
         for at in range(bisect_left(self.ends, first), bisect_right(self.starts, last)):
             if first < self.starts[at]:
@@ -49,7 +49,7 @@ class IntervalSet(Persisted, array_like=True):
         return found
 
     def without(self, other: IntervalSet | None) -> Iterator[int]:
-        """The integers that are here and not there, ascending."""
+        """Iterate over the integers that are in this set and not in the other, ascending."""
         if other is None or not other.starts:
             for start, end in zip(self.starts, self.ends, strict=True):
                 yield from range(start, end + 1)
@@ -65,7 +65,7 @@ class IntervalSet(Persisted, array_like=True):
                 at += 1
 
     def drop_up_to(self, value: int) -> None:
-        """Takes out all integers up to this one."""
+        """Remove all integers up to this one, which is included."""
         gone = bisect_right(self.ends, value)
         del self.starts[:gone], self.ends[:gone]
         if self.starts and self.starts[0] <= value:

@@ -1,17 +1,17 @@
-"""Declares the columns that a table keeps, each once: from it follow saving, restoring, comparison and checks.
+"""Declares each column of a table once. Saving, restoring, comparing and checking follow from the declaration.
 
-A table subclasses `Persisted` and names its columns::
+A table subclasses `Persisted` and declares its columns::
 
     class Wants(Persisted):
         groups: dict[str, int] = map_of(str, Count)
 
-A declaration gives an attribute its initial value, its part of the saved tree and the form that this part of a loaded
-tree is checked against (`form`), and what `comparable` and `check` look at. The functions at the end of this module
-make the declarations; a table with a special one subclasses `Column`.
+A declaration defines the initial value of an attribute, its part of the saved tree, the form that this part of a loaded
+tree must have, and what `comparable` and `check` examine. The functions at the end of this module make the
+declarations; a table that needs another kind of column subclasses `Column`.
 
 A saved tree consists of dicts, lists, text, numbers, bytes and numpy arrays. Its arrays are those of the table, not
-copies. A tree comes out of a file that anybody may have written; a checksum says that it is complete, and not that it
-is true. Therefore nothing of it is used before it has the declared form.
+copies. A loaded tree comes from a file that anybody may have written: a checksum shows that it is complete, not that it
+is valid. Therefore nothing of it is used before its form is checked.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 import msgspec
 import numpy as np
 
-LONG = 64  # entries of an array that a comparison does not show one by one
-MOST = 1 << 62  # what a number of the state is below, so that sums of two are numbers of 64 bits, too
+LONG = 64  # a comparison shows arrays of more entries by their entries other than 0
+MOST = 1 << 62  # the largest number of the state, so that the sum of two such numbers fits into 64 bits, too
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 T = TypeVar("T", bound="Persisted")
 
 
 class BrokenInvariant(AssertionError):
-    """The state contradicts itself; the message says where."""
+    """The state contradicts itself. The message says where."""
 
 
 def require(fine: object, words: str) -> None:
-    """Raises BrokenInvariant where something is not as it has to be."""
+    """Raise BrokenInvariant with these words unless the condition is true."""
     if not fine:
         raise BrokenInvariant(words)
 
@@ -47,9 +47,9 @@ def require(fine: object, words: str) -> None:
 
 
 class _ArrayType(type):
-    """The type, in a form, of numpy arrays of one dimension with such a dtype.
+    """The type, in a form, of one-dimensional numpy arrays with one of these dtypes.
 
-    msgspec passes what it finds there to `_array`, and then asks whether the result is an instance.
+    msgspec passes the value to `_array`, and then asks whether the result is an instance of this type.
     """
 
     dtypes: tuple[str, ...]
@@ -59,7 +59,7 @@ class _ArrayType(type):
         return isinstance(value, np.ndarray)
 
     def matches(cls, value: Any) -> bool:
-        """Whether a value is such an array."""
+        """Return whether a value is such an array."""
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.str not in cls.dtypes:
             return False
         return cls.length is None or len(value) == cls.length
@@ -67,7 +67,7 @@ class _ArrayType(type):
 
 @cache
 def array_of(*dtypes: str, length: int | None = None) -> Any:
-    """The form of an array of one of these dtypes ("<i8", "|u1"), and of this length unless it is None."""
+    """Return the form of an array with one of these dtypes ("<i8", "|u1") and this length (None: any length)."""
     return _ArrayType("Array", (), {"dtypes": dtypes, "length": length})
 
 
@@ -88,7 +88,7 @@ def _dtype_of(dtype: str) -> str:
 
 
 def _array(wanted: Any, value: Any) -> Any:
-    """Where msgspec meets a type that it does not know; its errors say where that was."""
+    """Check a value of a type that msgspec does not know. msgspec adds the place in the tree to the error."""
     if wanted.matches(value):
         return value
     there = type(value).__name__
@@ -99,33 +99,33 @@ def _array(wanted: Any, value: Any) -> Any:
 
 
 def converted(tree: Any, form: Any) -> Any:
-    """The values of a tree, in the types of a form. Raises msgspec.ValidationError, which names the place."""
+    """Return the values of a tree in the types of a form. Raise msgspec.ValidationError, which names the place."""
     return msgspec.convert(tree, form, dec_hook=_array)
 
 
 class I8(metaclass=_ArrayType):
-    """The form of an array of integers of 64 bits."""
+    """The form of an array of 64-bit integers."""
 
     dtypes = ("<i8",)
     length = None
 
 
 class AnyColumn(metaclass=_ArrayType):
-    """The form of an array of any dtype that a state has."""
+    """The form of an array with any dtype that occurs in a state."""
 
     dtypes = ("|i1", "|u1", "<u2", "<i4", "<i8", "<f8")
     length = None
 
 
 class Joined(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of what `join_columns` returns."""
+    """The form of the result of `join_columns` for 64-bit integers."""
 
     ends: I8
     values: I8
 
 
 class JoinedBytes(msgspec.Struct, forbid_unknown_fields=True):
-    """The same for bytes; without any columns its values are `I8`."""
+    """The form of the result of `join_columns` for bytes. If there are no columns, its values are `I8`."""
 
     ends: I8
     values: AnyColumn
@@ -135,17 +135,12 @@ class JoinedBytes(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Column:
-    """One declared attribute of a table.
-
-    form: of its part of the tree. make: returns the initial value; None if the table itself makes it. save: returns the
-    value's part of the tree; load: returns the value of such a part, which has the form. missing: the part in trees of
-    releases that did not have the column. compared: whether a replay of the records must reproduce the value.
-    """
+    """One declared attribute of a table."""
 
     name: str
-    """Of the attribute."""
+    """The name of the attribute."""
     key: str
-    """Of the part of the tree: the name of the attribute without a leading underscore."""
+    """The key in the tree: the name of the attribute without a leading underscore."""
 
     def __init__(
         self,
@@ -158,48 +153,55 @@ class Column:
         compared: bool = True,
     ) -> None:
         self.form = form
+        """The form of the column's part of the tree."""
         self.compared = compared
+        """Whether a replay of the records must reproduce the value."""
         self.make = make
+        """Returns the initial value; None if the table itself makes it."""
         self._save = save
         self._load = load
         self.missing = missing
+        """The part to use for trees of releases that did not have the column."""
 
     def forms(self) -> list[tuple[str, Any, Any]]:
-        """(key, form, what is there if the key is missing) of each part of the tree that the column writes."""
+        """Return (key, form, default for a missing key) of each part of the tree that the column writes."""
         return [(self.key, self.form, self.missing)]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
-        """Puts the value of a table into its tree."""
+        """Write the value of a table into its tree."""
         tree[self.key] = self.encoded(getattr(table, self.name))
 
     def load(self, table: Any, loaded: Any) -> None:
-        """Takes the value of a table out of a loaded tree, which has the form."""
+        """Set the value of a table from a loaded tree that has the form."""
         setattr(table, self.name, self.decoded(getattr(loaded, self.key)))
 
     def encoded(self, value: Any) -> Any:
-        """The tree's part for a value."""
+        """Return the part of the tree for a value."""
         return value if self._save is None else self._save(value)
 
     def decoded(self, part: Any) -> Any:
-        """The value of a part of a tree, which has the form."""
+        """Return the value for a part of a tree that has the form."""
         return part if self._load is None else self._load(part)
 
     def comparable(self, table: Any) -> Any:
-        """What is saved of the value, as plain values that compare by ==."""
+        """Return what is saved of the value, as plain values that can be compared with ==."""
         tree: dict[str, Any] = {}
         self.save(table, tree)
         return plain(next(iter(tree.values())) if len(tree) == 1 else tree)
 
     def check(self, table: Any, where: str) -> None:
-        """Raises BrokenInvariant if the value is not possible beside the other columns of its table."""
+        """Raise BrokenInvariant if the value contradicts the other columns of its table."""
 
 
 class Persisted:
     """A table whose columns are declared in its class.
 
-    Subclasses call `super().__init__()`, which makes the initial values, before they make what is not persisted.
-    Columns of a base class come first. array_like: the tree is a list of the columns' parts instead of a dict. bare: it
-    is the part of the only column.
+    Subclasses call `super().__init__()`, which sets the initial values, before they set attributes that are not
+    persisted. The columns of a base class come first.
+
+    Args:
+        array_like: The tree is a list of the parts of the columns instead of a dict.
+        bare: The tree is the part of the only column.
     """
 
     _persisted: ClassVar[tuple[Column, ...]] = ()
@@ -221,13 +223,13 @@ class Persisted:
 
     @classmethod
     def declared_columns(cls) -> tuple[Column, ...]:
-        """The columns, in the order of their declaration."""
+        """Return the columns, in the order of their declaration."""
         return cls._persisted
 
     @classmethod
     @cache
     def form(cls) -> Any:
-        """The form that a loaded tree of such a table has."""
+        """Return the form of a loaded tree of such a table."""
         if cls._bare:
             return cls._persisted[0].forms()[0][1]
         keys = [each for column in cls._persisted for each in column.forms()]
@@ -238,7 +240,7 @@ class Persisted:
         )
 
     def saved(self) -> Any:
-        """The table as a tree. Write it before the table changes, because its arrays are those of the table."""
+        """Return the table as a tree. Write the tree before the table changes, because the arrays are not copied."""
         tree: dict[str, Any] = {}
         for column in self._persisted:
             column.save(self, tree)
@@ -247,14 +249,14 @@ class Persisted:
         return list(tree.values()) if self._array_like else tree
 
     def restore(self, tree: Any) -> None:
-        """Takes in what `saved` returned, on a table that was just made. Its arrays are the table's from now on.
+        """Restore what `saved` returned, on a new table, which owns the arrays of the tree from then on.
 
         Raises msgspec.ValidationError, which names the place, if the tree does not have the form.
         """
         self.load(converted(tree, self.form()))
 
     def load(self, loaded: Any) -> None:
-        """Takes in a tree that has the form, as `converted` returned it."""
+        """Set the columns from a tree that has the form, as `converted` returned it."""
         if self._bare:
             loaded = SimpleNamespace(**{self._persisted[0].key: loaded})
         for column in self._persisted:
@@ -262,23 +264,23 @@ class Persisted:
         self.restored()
 
     def restored(self) -> None:
-        """Makes what follows from the columns; called when they are restored."""
+        """Compute what is derived from the columns. Called after they are restored."""
 
     def comparable(self) -> Any:
-        """Every column as plain values that compare by ==: what a replay of the records must reproduce."""
+        """Return every column that a replay of the records must reproduce, as plain values for comparison with ==."""
         return {column.name: column.comparable(self) for column in self._persisted if column.compared}
 
     def check_columns(self, where: str) -> None:
-        """Raises BrokenInvariant if a column is not possible: its length, or the range of its numbers.
+        """Raise BrokenInvariant if the length of a column or the range of its numbers is wrong.
 
-        where: names the table in messages.
+        `where` is the name of the table in messages.
         """
         for column in self._persisted:
             column.check(self, where)
 
 
 def plain(value: Any) -> Any:
-    """A part of a tree as plain values that compare by ==. A long array is shown by its length and what is not 0."""
+    """Return a part of a tree as plain values. A long array becomes its length and its entries other than 0."""
     if isinstance(value, np.ndarray):
         if len(value) <= LONG:
             return value.tolist()
@@ -293,51 +295,51 @@ def plain(value: Any) -> Any:
 
 # ------------------------------------------------------------ declarations
 #
-# They return Any, so that the annotation of the attribute says its type.
+# They return Any, so that the annotation of the attribute gives its type.
 
 
 def of_kind(kind: Column) -> Any:
-    """A column of a kind of its own."""
+    """Declare a column of a special kind."""
     return kind
 
 
 def scalar(form: Any, initial: Any, missing: Any = msgspec.NODEFAULT, compared: bool = True) -> Any:
-    """A number, text or another value that does not change in place. compared: see `Column`."""
+    """Declare a number, a text or another value that is replaced and never modified. For `compared` see `Column`."""
     return Column(form, lambda: initial, missing=missing, compared=compared)
 
 
 def counter(initial: int = 0, missing: Any = msgspec.NODEFAULT) -> Any:
-    """A number from 0 to `MOST`."""
+    """Declare a number from 0 to `MOST`."""
     return Column(Count, lambda: initial, missing=missing)
 
 
 def map_of(key: Any, value: Any, missing: Any = msgspec.NODEFAULT) -> Any:
-    """A dict. key, value: their forms; a value may be another `map_of` or an `array_of`."""
+    """Declare a dict with the forms of its keys and values. A value may be another `map_of` or an `array_of`."""
     return Column(_dict(key, _form_of(value)), dict, missing=missing)
 
 
 def list_of(value: Any) -> Any:
-    """A list."""
+    """Declare a list."""
     return Column(_list(_form_of(value)), list)
 
 
 def set_of(value: Any) -> Any:
-    """A set, saved as an ascending list."""
+    """Declare a set, which is saved as an ascending list."""
     return Column(_list(_form_of(value)), set, save=sorted, load=set)
 
 
 def numbers() -> Any:
-    """A list of integers, saved as an array of 64 bits."""
+    """Declare a list of integers, which is saved as an array of 64-bit integers."""
     return Column(I8, list, save=lambda value: np.array(value, "i8"), load=lambda value: value.tolist())
 
 
 def deque_of(*entry: Any) -> Any:
-    """A deque of tuples. entry: the forms of their parts."""
+    """Declare a deque of tuples. `entry` contains the forms of their items."""
     return Column(_list(_tuple(entry)), deque, save=list, load=deque)
 
 
 def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
-    """A dict whose keys are tuples, saved as a list of (*key, value). key: the forms of its parts."""
+    """Declare a dict with tuples as keys, saved as a list of (*key, value). `key` contains the forms of their items."""
     return Column(
         _list(_tuple((*key, value))),
         dict,
@@ -347,7 +349,7 @@ def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
 
 
 def map_of_values(key: Any, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """A dict of values of a type of their own. save: returns a value's part of the tree; load: the value of a part."""
+    """Declare a dict whose values have a special type. `save` encodes one value, and `load` decodes it."""
     return Column(
         _dict(key, form),
         dict,
@@ -357,22 +359,22 @@ def map_of_values(key: Any, form: Any, save: Callable[[Any], Any], load: Callabl
 
 
 def value_of(form: Any, make: Callable[[], Any] | None, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """A value of a type of its own."""
+    """Declare a value of a special type."""
     return Column(form, make, save=save, load=load)
 
 
 def per_chunk(dtype: str, length: int) -> Any:
-    """An array of `length` for each chunk of rows in which any row has a value: chunk number -> array."""
+    """Declare a dict from chunk number to an array of this length, for the chunks in which any row has a value."""
     return map_of(Count, array_of(_dtype_of(dtype), length=length))
 
 
 def per_task(value: Any) -> Any:
-    """One such value for each task, by the task's name."""
+    """Declare a dict from the name of a task to such a value."""
     return map_of(str, value)
 
 
 def keyed(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of these entries of a loaded tree. Raises ValueError if a key is there twice."""
+    """Return a dict of these entries of a loaded tree. Raise ValueError if two entries have the same key."""
     made = dict(entries)
     if len(made) != len(entries):
         raise ValueError(f"{len(entries)} entries have {len(made)} distinct keys")
@@ -384,7 +386,7 @@ def _form_of(value: Any) -> Any:
 
 
 class _Part(Column):
-    """Another table, which the table that has it makes."""
+    """Another table, which the owner makes."""
 
     def __init__(self, table: type[Persisted]) -> None:
         super().__init__(table, None)
@@ -406,12 +408,12 @@ class _Part(Column):
 
 
 def part(table: type[Persisted]) -> Any:
-    """Another table, which the owner makes in its `__init__`."""
+    """Declare another table as a part of this one. The owner makes it in its `__init__`."""
     return _Part(table)
 
 
 class _Parts(Column):
-    """Tables by key."""
+    """A dict of other tables."""
 
     def __init__(self, key: Any, table: type[Persisted], make: Callable[[Any], Persisted]) -> None:
         super().__init__(table, dict)
@@ -440,12 +442,12 @@ class _Parts(Column):
 
 
 def parts_of(key: Any, table: type[T], make: Callable[[Any], T] | None = None) -> Any:
-    """A dict of other tables. make: makes one, by its key."""
+    """Declare a dict of other tables. `make` makes the table of a key."""
     return _Parts(key, table, make or (lambda key: table()))
 
 
 class _Columns(Column):
-    """Arrays of fixed names and dtypes and of one length, the table's `capacity`."""
+    """Arrays with fixed names and dtypes, each as long as the `capacity` of the table."""
 
     def __init__(self, dtypes: Iterable[tuple[str, str]], optional: bool) -> None:
         self._dtypes = {name: array_of(_dtype_of(dtype)) for name, dtype in dtypes}
@@ -469,7 +471,7 @@ class _Columns(Column):
 
 
 def columns_of(dtypes: Iterable[tuple[str, str]], optional: bool) -> Any:
-    """A dict of arrays with fixed names, each as long as the table's `capacity`. optional: the dict may be empty."""
+    """Declare a dict of arrays with fixed names, each as long as the table's `capacity`; `optional`: or empty."""
     return _Columns(dtypes, optional)
 
 
@@ -478,11 +480,7 @@ def _check_length(array: np.ndarray, length: int, what: str) -> None:
 
 
 class PerRow(Column):
-    """Arrays with an entry for each row of a chunk, as long as the chunk's `capacity`.
-
-    kinds: the dtypes of the arrays, which are one or two. shape: what the attribute is. fill: of rows without a value.
-    least, most: of each entry of the first array. cleared: whether that of a cleared row is `fill`.
-    """
+    """Arrays with an entry for each row of a chunk. See `per_row`."""
 
     ONE, OPTIONAL, BY_NAME = range(3)  # an array; an array or None; a dict of arrays, or of pairs of arrays, by name
 
@@ -500,7 +498,7 @@ class PerRow(Column):
         self._shape, self._fill, self._least, self._most, self._cleared = shape, fill, least, most, cleared
 
     def grow(self, table: Any) -> None:
-        """Makes the arrays as long as the chunk's capacity."""
+        """Make the arrays as long as the chunk's capacity."""
         value = getattr(table, self.name)
         if self._shape == self.BY_NAME:
             setattr(table, self.name, {name: self.grown(each, table.capacity) for name, each in value.items()})
@@ -508,7 +506,7 @@ class PerRow(Column):
             setattr(table, self.name, self.grown(value, table.capacity))
 
     def grown(self, value: Any, capacity: int) -> Any:
-        """A copy of an array, or of a pair of them, with this many entries."""
+        """Return a copy of an array, or of a pair of arrays, with this number of entries."""
         if isinstance(value, tuple):
             return tuple(self.grown(each, capacity) for each in value)
         out = np.full(capacity, self._fill, value.dtype) if self._fill else np.zeros(capacity, value.dtype)
@@ -516,7 +514,7 @@ class PerRow(Column):
         return out
 
     def comparable(self, table: Any) -> Any:
-        """Of names without any value nothing is left: a column may be made before there is a value."""
+        """Leave out names without any value, because a column may be made before there is a value."""
         value = getattr(table, self.name)
         if self._shape != self.BY_NAME:
             return None if value is None else value[: table.size].tolist()
@@ -529,7 +527,7 @@ class PerRow(Column):
         return shown
 
     def check(self, table: Any, where: str) -> None:
-        """Checks the length of each array, and the range of its numbers."""
+        """Check the length of each array and the range of its numbers."""
         value = getattr(table, self.name)
         named = value.items() if self._shape == self.BY_NAME else [] if value is None else [("", value)]
         dead: np.ndarray | tuple[()] = ()
@@ -567,16 +565,23 @@ def per_row(
     optional: bool = False,
     by_name: bool = False,
 ) -> Any:
-    """An array with an entry for each row of a chunk. See `PerRow`.
+    """Declare an array with an entry for each row of a chunk, as long as the chunk's `capacity`.
 
-    optional: None if no row has a value. by_name: a dict of such arrays; of pairs of arrays if there are two dtypes.
+    Args:
+        dtypes: The dtype of the array; two dtypes declare pairs of arrays, which need `by_name`.
+        fill: The entry of rows without a value.
+        least: The smallest allowed entry of the first array; None if there is no limit.
+        most: The largest allowed entry of the first array; None if there is no limit.
+        cleared: Whether the entry of a cleared row must be `fill`.
+        optional: Whether the attribute is None if no row has a value.
+        by_name: Whether the attribute is a dict of such arrays, or of pairs of arrays.
     """
     shape = PerRow.BY_NAME if by_name else PerRow.OPTIONAL if optional else PerRow.ONE
     return PerRow(dtypes, shape, fill, least, most, cleared)
 
 
 class _NumbersOfTexts(Column):
-    """A dict from texts to numbers, saved as packed texts and an array."""
+    """A dict from texts to numbers, which is saved as packed texts and an array."""
 
     def __init__(self, texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> None:
         super().__init__(JoinedBytes | list[str], dict)  # older releases saved a list
@@ -611,9 +616,9 @@ class _NumbersOfTexts(Column):
 
 
 def numbers_of_texts(texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> Any:
-    """A dict from texts to integers, saved as packed texts and an array under these keys; for a million entries.
+    """Declare a dict from texts to integers, saved as packed texts and an array under these keys.
 
-    loaded: is called with the table, the texts and the numbers when they were loaded.
+    It is made for a million entries. After loading, `loaded` is called with the table, the texts and the numbers.
     """
     return _NumbersOfTexts(texts_key, numbers_key, loaded)
 
@@ -647,15 +652,18 @@ def several(
     save: Callable[[Any], tuple[Any, ...]],
     load: Callable[..., Any],
 ) -> Any:
-    """A value saved under several keys. save: returns their parts, in the order of `forms`; load: takes them."""
+    """Declare a value that is saved under several keys. `save` returns the parts in the order of `forms`."""
     return _Several(forms, make, save, load)
 
 
 def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
-    """A dict of structs, saved as a list of tuples and one joined array.
+    """Declare a dict of structs, which is saved as a list of tuples and one joined array.
 
-    key: of the list. array: the field of the struct that has an array, and the key of the joined one. by: the field
-    under whose value each struct is in the dict.
+    Args:
+        row: The type of the structs.
+        key: The key of the list.
+        array: The field of the struct that contains an array, and the key of the joined array.
+        by: The field whose value is the key in the dict.
     """
     types = get_type_hints(row, include_extras=True)
     names = [name for name in row.__struct_fields__ if name != array]
@@ -675,44 +683,44 @@ def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
     return several({key: _list(entry), array: Joined}, dict, save, load)
 
 
-# ------------------------------------------------------------ many short columns as one long one
+# ------------------------------------------------------------ many short columns as one long column
 
 
 PIECE = 4096
-"""Texts of one piece of those that are saved as bytes."""
+"""The number of texts in one piece of packed texts."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_texts = msgspec.msgpack.Decoder(list[str]).decode
 
 
 def join_columns(columns: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns of one dtype, one behind the other, and where each ends. Without any they are i8."""
+    """Return columns of one dtype as one concatenated array with the ends of the parts. Without columns it is i8."""
     parts = list(columns)
     ends = np.cumsum([len(part) for part in parts], dtype="i8")
     return {"ends": ends, "values": np.concatenate(parts) if parts else np.zeros(0, "i8")}
 
 
 def split_columns(saved: Any) -> list[np.ndarray]:
-    """The columns that were joined, as views. saved: what `join_columns` returned, or a `Joined`.
+    """Return the columns that `join_columns` joined, as views. `saved` is its result or a `Joined`.
 
-    Raises ValueError if they cannot have been joined.
+    Raises ValueError if it cannot be the result of `join_columns`.
     """
     ends, values = (saved["ends"], saved["values"]) if isinstance(saved, dict) else (saved.ends, saved.values)
     edges = [0, *ends.tolist()]
     if edges != sorted(edges) or edges[-1] != len(values):
-        raise ValueError(f"{len(values)} numbers cannot be parted at {edges[1:][:5]}")
+        raise ValueError(f"{len(values)} numbers cannot be split at {edges[1:][:5]}")
     return [values[a:b] for a, b in pairwise(edges)]
 
 
 def packed_texts(texts: list[str]) -> dict[str, np.ndarray]:
-    """Texts as bytes, in pieces: one piece is decoded in a millisecond, while other threads wait."""
+    """Return texts as bytes, in pieces. One piece takes a millisecond to decode, during which other threads wait."""
     return join_columns([np.frombuffer(_encode(texts[at : at + PIECE]), "u1") for at in range(0, len(texts), PIECE)])
 
 
 def unpacked_texts(saved: Any) -> Iterator[list[str]]:
-    """The texts that were packed, piece by piece. ValueError or msgspec.DecodeError where they cannot have been.
+    """Iterate over packed texts, piece by piece. Raise ValueError or msgspec.DecodeError if they are not packed texts.
 
-    Older releases saved them as one list, which is parted here.
+    Older releases saved the texts as one list, which is split into pieces here.
     """
     if isinstance(saved, list):
         for at in range(0, len(saved), PIECE):

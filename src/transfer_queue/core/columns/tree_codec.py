@@ -1,4 +1,4 @@
-"""Decodes the loaded states that older releases wrote into records: trees of plain values and numpy arrays.
+"""Decodes loaded states that older releases wrote into records: trees of plain values and numpy arrays.
 
 This release writes a loaded state into a file of its own, which the record names (`journal.loaded_states`).
 """
@@ -25,5 +25,5 @@ _decoder = msgspec.msgpack.Decoder(ext_hook=_decode)
 
 
 def unpack(packed: bytes) -> Any:
-    """The tree; its arrays are the caller's."""
+    """Return the tree. Its arrays are copies."""
     return _decoder.decode(packed)
