@@ -93,9 +93,9 @@ def test_each_leaf_is_ready_by_itself(a: Client) -> None:
 
 def test_another_kind_is_refused(a: Client) -> None:
     a.kv_batch_put(["k", "l"], "p", nested())
-    with pytest.raises(FieldTypeError, match=r"'x' holds nested TensorDicts .* brings tensors of int64"):
+    with pytest.raises(FieldTypeError, match=r"'x' holds nested TensorDicts .* contains tensors of int64"):
         a.kv_batch_put(["m"], "p", table(x=torch.arange(1)))
-    with pytest.raises(FieldTypeError, match=r"'flat' holds tensors of int64 .* brings nested TensorDicts"):
+    with pytest.raises(FieldTypeError, match=r"'flat' holds tensors of int64 .* contains nested TensorDicts"):
         a.kv_batch_put(["m"], "p", TensorDict({"flat": nested(1)["x"]}, batch_size=[1]))
 
 

@@ -89,7 +89,7 @@ def test_a_value_that_is_not_a_number_is_refused_with_cause_and_remedy(a: Client
     a.kv_put("k", "p", {"x": torch.zeros(2)})
     leased = cluster.unit.table.leased
     for value in ("text", [1.0, 2.0], None, {"n": 1}, np.array(["s"]), 2**70):
-        with pytest.raises(FieldTypeError, match=r"'x' holds tensors of float32 .* brings Python objects.*Put tensors"):
+        with pytest.raises(FieldTypeError, match=r"'x' holds tensors of float32 .* contains Python objects.*Put tensors"):
             a.kv_put("l", "p", {"x": value, "y": 1.0})
     assert a.kv_list("p") == {"p": {"k": {}}}
     assert cluster.unit.table.leased == leased
@@ -97,7 +97,7 @@ def test_a_value_that_is_not_a_number_is_refused_with_cause_and_remedy(a: Client
 
 def test_a_field_of_objects_takes_no_tensors(a: Client) -> None:
     a.kv_put("k", "p", {"x": 1.0})
-    with pytest.raises(FieldTypeError, match=r"'x' holds Python objects .* brings tensors of float32.*kv_put"):
+    with pytest.raises(FieldTypeError, match=r"'x' holds Python objects .* contains tensors of float32.*kv_put"):
         a.kv_put("l", "p", {"x": torch.tensor(1.0)})
     a.kv_put("l", "p", {"x": np.ones(2)})
     assert same(a.kv_batch_get(["k", "l"], "p").get("x").tolist(), [1.0, np.ones(2)])

@@ -106,7 +106,7 @@ def test_it_is_carried_out_though_nobody_is_left_to_hear_of_it(h: Harness) -> No
 
 def test_what_is_no_column_is_refused_before_any_row_is_cleared(h: Harness) -> None:
     rows = h.put(9)
-    with pytest.raises(InvalidArgumentError, match="holds no global indexes"):
+    with pytest.raises(InvalidArgumentError, match="contains no global indexes"):
         h.ask(ClearRows("p", column(rows) + b"x"))
     assert left(h) == 9
 

@@ -1,7 +1,7 @@
-"""Published blocks and the extents they lie in, as columns; who still needs which.
+"""The columns of published blocks and of their extents, with the number of values for which each block is needed.
 
-A block is needed while a live row has a value in it. It has one place or two, in extents of different units; a
-reader is told the first. An extent can be freed once its writer has closed it and no needed block has a place in it.
+A block is needed while a live row has a value in it. It has one location, or two in extents of different units; the
+first one is returned to readers. An extent can be freed once its writer has closed it and no needed block is in it.
 Block numbers start at 1 and are never used again (0 means "no value").
 """
 
@@ -38,14 +38,14 @@ _FIELDS = (
     ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
     ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"), ("owner", "i8"),
 )  # fmt: skip
-_TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # what a reply says of each block by itself
+_TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
 MOST_PLACES = 2
-_MOVES = ("unit", "offset", "generation")  # of these, what depends on the place
+_MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
 PLACE = ("unit", "extent", "offset", "generation")
 
 
 def _counted(values: np.ndarray) -> list[tuple[int, int]]:
-    """Each distinct value with its number of entries."""
+    """Return each distinct value with its number of entries."""
     if len(values) == 1:
         return [(int(values[0]), 1)]
     unique, counts = np.unique(values, return_counts=True)
@@ -53,7 +53,7 @@ def _counted(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _runs(ascending: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Where equal ones begin and end."""
+    """Iterate over (start, end) of the runs of equal values."""
     if not len(ascending):
         return iter(())
     inner = (np.flatnonzero(np.diff(ascending)) + 1).tolist() if ascending[0] != ascending[-1] else []
@@ -61,7 +61,7 @@ def _runs(ascending: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
-    """The distinct values, and for each (i4) which of them it is."""
+    """Return the distinct values, and for each entry (i4) the position of its value among them."""
     if len(values) and (values == values[0]).all():
         return [int(values[0])], bytes(4 * len(values))
     distinct, at = np.unique(values, return_inverse=True)
@@ -69,7 +69,7 @@ def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
 
 
 def sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
-    """(first, second, the sum of its values) of each pair that there is; together less than 2**53."""
+    """Return (first, second, sum of values) of each distinct pair. The sums must be less than 2**53."""
     if not len(values):
         return []
     if len(values) == 1 or ((firsts == firsts[0]).all() and (seconds == seconds[0]).all()):
@@ -91,22 +91,21 @@ OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
 
 
 class BlockChunk(Persisted):
-    """CHUNK block numbers' columns; `alive` counts the blocks in it that are still needed.
-
-    second: the same of second places, extent 0 where there is none; empty until a block has one.
-    """
+    """The columns of CHUNK consecutive block numbers."""
 
     alive: int = scalar(OfChunk, 0)
+    """The number of blocks that are still needed."""
     capacity: int = scalar(OfChunk, 16)
     columns: dict[str, np.ndarray] = columns_of(_FIELDS, optional=False)
     second: dict[str, np.ndarray] = columns_of([each for each in _FIELDS if each[0] in PLACE], optional=True)
+    """The second locations; extent 0 if a block has none. Empty until a block has one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in their order
+        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in the order of _FIELDS
 
     def grow(self, at: int) -> None:
-        """Room for this block, too."""
+        """Increase the capacity so that it includes this block."""
         while self.capacity <= at:
             self.capacity *= 2
         for columns in (self.columns, self.second):
@@ -116,7 +115,7 @@ class BlockChunk(Persisted):
                 columns[name] = grown
 
     def put(self, at: int, places: Sequence[BlockLocation]) -> None:
-        """Sets the places of a block, one or two."""
+        """Set the one or two locations of a block."""
         for name in PLACE:
             self.columns[name][at] = getattr(places[0], name)
         if len(places) == 1:
@@ -129,7 +128,7 @@ class BlockChunk(Persisted):
             self.second[name][at] = getattr(places[1], name)
 
     def places(self, at: int) -> list[BlockLocation]:
-        """The places of a block."""
+        """Return the locations of a block."""
         found = [_place(self.columns, at)]
         if self.second and self.second["extent"][at]:
             found.append(_place(self.second, at))
@@ -137,17 +136,13 @@ class BlockChunk(Persisted):
 
 
 def places_of(block: NewBlock) -> list[BlockLocation]:
-    """All places of a block as its writer publishes it."""
+    """Return all locations of a block as its writer publishes it."""
     first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length)
     return [first, *block.copies]
 
 
 class BlockTable(PublishedExtents):
-    """All blocks that some live row needs, and the extents that hold them.
-
-    live_bytes: of the blocks, each counted once.
-    stored: number of a partition -> unit -> bytes of its blocks there, each place counted; may be 0 (derived).
-    """
+    """All blocks that live rows need, and the extents that contain them."""
 
     chunks: dict[int, BlockChunk] = parts_of(Count, BlockChunk)
     schemas: InternTable[tuple[FieldSpec, ...]] = interned(
@@ -163,27 +158,29 @@ class BlockTable(PublishedExtents):
         load=lambda values: [value.tobytes() for value in split_columns(values)],
     )
     live_bytes: int = counter()
+    """Bytes of the blocks; each block counts once, whatever its number of locations is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
         self.prepared: Prepared | None = None
-        """Prepared parts of the block that is put next, if it is a wide one. Not part of the state."""
+        """The prepared parts of the wide block that is put next. Not part of the state."""
 
     def opened(self, block: NewBlock) -> NewBlock:
-        """Return a block with its whole schema, which may have been sent in parts."""
+        """Return a block with its complete schema, which may have been sent in parts."""
         if not block.parts:
             return block
         prepared = self.prepared
         return prepared.block if prepared is not None and prepared.sent is block else with_schema(block)
 
     def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
-        """Return an equal schema: of the same objects as in the table if it is there, which are quick to compare."""
+        """Return an equal schema. If the table has it, it consists of the table's objects, which compare quickly."""
         at = self.schemas.number.get(tuple(schema))
         return schema if at is None else list(self.schemas[at])
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
-        """Block `number`, needed for `values` values. owner: the partition's number."""
+        """Add block `number`, which is needed for `values` values. `owner` is the number of the partition."""
         key, at = number >> CHUNK_BITS, number & (CHUNK - 1)
         chunk = self.chunks.get(key)
         if chunk is None:
@@ -207,7 +204,7 @@ class BlockTable(PublishedExtents):
                 self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
 
     def release(self, numbers: np.ndarray) -> int:
-        """One value fewer is needed for each entry (0 entries count nothing); bytes of the blocks that went."""
+        """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed."""
         numbers = numbers[numbers > 0]
         if len(numbers) == 1:
             return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
@@ -216,7 +213,7 @@ class BlockTable(PublishedExtents):
         return sum(self._release(int(keys[a]), at[a:b], counts[a:b]) for a, b in _runs(keys))
 
     def _release(self, key: int, at: np.ndarray, counts: np.ndarray | int) -> int:
-        """The same for distinct blocks of one chunk."""
+        """Do the same for distinct blocks of one chunk."""
         self.changes += 1
         chunk = self.chunks[key]
         column = chunk.columns
@@ -239,7 +236,7 @@ class BlockTable(PublishedExtents):
         return nbytes
 
     def _leave(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray) -> None:
-        """These blocks have their places in these columns of the chunk no more."""
+        """Remove these blocks from their locations in these columns of the chunk."""
         self._store(chunk, columns, at, -1)
         self._leave_extents(columns, at)
 
@@ -253,17 +250,17 @@ class BlockTable(PublishedExtents):
                 self.free_if_done((unit, extent))
 
     def _store(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray, sign: int = 1) -> None:
-        """Counts the bytes of these blocks for their partitions, in the units of these columns."""
+        """Count the bytes of these blocks for their partitions, in the units of these columns."""
         sizes = chunk.columns["nbytes"][at]
         for owner, unit, nbytes in sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
             self.stored[owner][unit] += sign * nbytes
 
     def places(self, number: int) -> list[BlockLocation]:
-        """Where a needed block lies, one place or two; a reader is told the first."""
+        """Return the one or two locations of a needed block. Readers get the first one."""
         return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
 
     def elsewhere(self, numbers: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """Those of these needed blocks that lie in a unit, and in which other one each of them lies (-1: in none)."""
+        """Return those of these needed blocks that are in a unit, and for each its other unit (-1: none)."""
         first, second = (np.full(len(numbers), -1, "i8") for _ in range(2))
         keys = numbers >> CHUNK_BITS
         for key in np.unique(keys).tolist():
@@ -276,7 +273,7 @@ class BlockTable(PublishedExtents):
         return numbers[there], np.where(first == unit, second, first)[there]
 
     def needed(self, numbers: np.ndarray) -> np.ndarray:
-        """Those of these blocks that some live row needs, in order."""
+        """Return those of these blocks that some live row needs, in order."""
         keys = numbers >> CHUNK_BITS
         alive = np.zeros(len(numbers), bool)
         for key in np.unique(keys).tolist():
@@ -288,9 +285,10 @@ class BlockTable(PublishedExtents):
         return numbers[alive]
 
     def relocate(self, numbers: np.ndarray, place: BlockLocation, offsets: np.ndarray, left: int, writer: str) -> None:
-        """Blocks (ascending) lie in the extent of `place`, at these offsets, instead of in unit `left` (-1: as well).
+        """Record that blocks (ascending) are now at these offsets in the extent of `place`, and not in unit `left`.
 
-        Those that are not needed any more, or do not lie as that presumes, stay as they are.
+        If `left` is -1, they keep their location too. Blocks that are not needed any more, or whose locations do not
+        match, are unchanged.
         """
         keys = numbers >> CHUNK_BITS
         for a, b in _runs(keys):
@@ -326,7 +324,7 @@ class BlockTable(PublishedExtents):
     ) -> None:
         """Set the locations in these columns of these blocks to the extent of `place`.
 
-        leave: whether they are no longer where they were.
+        `leave` says that they are not in their former location any more.
         """
         if not len(at):
             return
@@ -345,9 +343,9 @@ class BlockTable(PublishedExtents):
         columns["offset"][at], columns["generation"][at] = offsets, place.generation
 
     def lose(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """Takes back the places that are gone where a block has another; the blocks that have none (i8, ascending).
+        """Remove locations that are gone from blocks that have another one. Return the other blocks (i8, ascending).
 
-        gone: whether places are gone, by their units and extents.
+        `gone` returns for arrays of units and extents which locations are gone.
         """
         self.changes += 1
         lost = [np.zeros(0, "i8")]
@@ -376,11 +374,11 @@ class BlockTable(PublishedExtents):
         return np.concatenate(lost)
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
-        """One column of these blocks, in order."""
+        """Return one column of these blocks, in order."""
         return self._columns([name], numbers)[name]
 
     def _columns(self, names: Sequence[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Some columns of these blocks, in order."""
+        """Return some columns of these blocks, in order."""
         keys = numbers >> CHUNK_BITS
         at = numbers & (CHUNK - 1)
         if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
@@ -396,8 +394,8 @@ class BlockTable(PublishedExtents):
         return out
 
     def describe(self, numbers: np.ndarray) -> Blocks:
-        """These blocks as a reply carries them."""
-        if len(numbers) == 1:  # the usual one is spared what it takes to find those that are alike
+        """Return these blocks as a reply contains them."""
+        if len(numbers) == 1:  # a single block is usual, and needs no search for equal values
             only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
             unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _TOLD)
             schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
@@ -418,7 +416,7 @@ class BlockTable(PublishedExtents):
         )
 
     def describe_for(self, numbers: np.ndarray, near: list[int], avoid: list[int]) -> Blocks:
-        """The same for a reader; of blocks with two places the better one. near, avoid: see `messages.Lookup`."""
+        """Do the same for a reader, with the better location of each block. For `near` and `avoid` see `Lookup`."""
         made = self.describe(numbers)
         first = np.frombuffer(made.unit, "<i4")
         better = {
@@ -439,7 +437,7 @@ class BlockTable(PublishedExtents):
         return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
 
     def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:
-        """Schema, dims and row count of one block."""
+        """Return the schema, dims and row count of one block."""
         columns = self.chunks[number >> CHUNK_BITS].columns
         at = number & (CHUNK - 1)
         return (
@@ -449,7 +447,7 @@ class BlockTable(PublishedExtents):
         )
 
     def live_blocks(self) -> Iterator[tuple[int, int, list[BlockLocation], int]]:
-        """(number, values needed, places, nbytes) of every needed block; for invariants."""
+        """Iterate over (number, values needed, locations, nbytes) of every needed block, for checks of invariants."""
         for key in sorted(self.chunks):
             chunk = self.chunks[key]
             columns = chunk.columns
@@ -458,7 +456,7 @@ class BlockTable(PublishedExtents):
                 yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
 
     def restored(self) -> None:
-        """Counts and measures what follows from the blocks and extents."""
+        """Compute what is derived from the blocks and extents."""
         self.leased_in = {}
         for (unit, _), extent in self.extents.items():
             self.leased_in[unit] = self.leased_in.get(unit, 0) + extent.length
@@ -466,7 +464,7 @@ class BlockTable(PublishedExtents):
         self._measure_extents()
 
     def count_stored(self) -> None:
-        """Counts anew what each partition has in each unit."""
+        """Count again how many bytes each partition has in each unit."""
         self.stored.clear()
         for chunk in self.chunks.values():
             at = np.flatnonzero(chunk.columns["live"])
@@ -475,7 +473,7 @@ class BlockTable(PublishedExtents):
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
 
     def _measure_extents(self) -> None:
-        """Compute from the blocks where they lie in their extents."""
+        """Compute the used bytes of the extents from the locations of the blocks."""
         found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "start", "end")}
         for chunk in self.chunks.values():
             at = np.flatnonzero(chunk.columns["live"])

@@ -1,8 +1,8 @@
-"""What is new in a partition since a version, and which tags somebody asks for.
+"""What has changed in a partition since a version, and the comparison of tags that watches use.
 
-Nothing is queued for those who ask: every row knows the version at which its tags or fields last changed, so the
-answer is made of the state, and holds the newest state of each row once. Cleared rows have no state: so many of them
-are remembered, the latest, and who asks about the time before is told that the answer is not complete.
+Changes are not queued for clients. Every row has the version at which its tags or fields last changed, so a reply is
+computed from the state and contains the newest state of each row once. Cleared rows have no state: the table remembers
+a limited number of the latest ones. A client that asks about an earlier time learns that the reply is incomplete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
 from transfer_queue.messages.queries import Watch
 
-MAX_CLEARED = 65536  # cleared rows of a partition that are remembered
+MAX_CLEARED = 65536  # cleared rows that are remembered of one partition
 
 Keys = list[Any]  # of str | None
 Tag = dict[str, Any]
@@ -28,7 +28,7 @@ _ABSENT = object()
 
 
 def matcher(where: Tag) -> Match:
-    """Whether a tag has all entries of `where`, with equal values (see `same`)."""
+    """Return a function that tells whether a tag has all entries of `where`, with equal values (see `same`)."""
     wanted = list(where.items())
     if not wanted:
         return lambda tag: True
@@ -39,10 +39,10 @@ def matcher(where: Tag) -> Match:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values of tags, as messages carry them, are equal.
+    """Return whether two values of tags, as messages contain them, are equal.
 
-    Numbers are by their value (1 is 1.0) and NaN is NaN, but True is not 1. What a server cannot see into is equal
-    where its bytes are.
+    Numbers compare by value (1 equals 1.0) and NaN equals NaN, but True does not equal 1. Values that a server cannot
+    decode are equal if their bytes are.
     """
     kind, kind_of_other = type(one), type(other)
     if kind is kind_of_other:
@@ -56,37 +56,38 @@ def same(one: Any, other: Any) -> bool:
 
 
 class ChangeFeed(Persisted):
-    """When the rows of a partition last changed, and which were cleared.
-
-    newest: chunk number -> the newest version in `Chunk.changed` (or one that was there), the most recent last.
-    cleared: of those rows that had ever changed. count: how many they are. forgotten: no clear up to this version is
-    to be found here for sure. made, sealed: the versions at which the partition was (0: it is not).
-    """
+    """When the rows of a partition last changed, and which rows were cleared."""
 
     newest: dict[int, int] = map_of(Count, Count)
+    """Chunk number -> an upper bound of the versions in `Chunk.changed`; the most recently changed chunk is last."""
     cleared: deque[Cleared] = deque_of(Count, bytes, list[str | None] | None)
+    """The latest cleared rows, without rows that had never changed."""
     forgotten: int = counter()
+    """Clears up to this version may be missing."""
     made: int = counter()
+    """The version at which the partition was made; 0 if it is not."""
     sealed: int = counter()
+    """The version at which the partition was sealed; 0 if it is not."""
 
     def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self.rows = rows
         self.count = 0
+        """The number of rows in `cleared`."""
 
     def mark(self, version: int, positions: np.ndarray) -> None:
-        """These rows changed."""
+        """Record that these rows changed."""
         for key, chunk, at, _ in self.rows.split(positions):
             chunk.changed[at] = version
             self.news(version, key)
 
     def news(self, version: int, key: int) -> None:
-        """Rows of a chunk changed, and say so."""
+        """Record that rows of a chunk changed."""
         self.newest.pop(key, None)
         self.newest[key] = version
 
     def clear(self, version: int, chunk: Chunk, at: np.ndarray) -> None:
-        """These rows of a chunk end. Who never changed was told to nobody, and is no news now."""
+        """Record that these rows of a chunk are cleared. Rows that never changed were not reported: omit them."""
         told = at[chunk.changed[at] > 0]
         chunk.changed[at] = 0
         if not len(told):
@@ -99,13 +100,13 @@ class ChangeFeed(Persisted):
             self.count -= len(indexes) // 8
 
     def forget_chunk(self, key: int) -> None:
-        """The chunk is dropped."""
+        """Forget a chunk that is removed."""
         self.newest.pop(key, None)
 
     def since(self, version: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the rows that changed after a version, and when; in order of change.
+        """Return the positions of the rows that changed after a version, and their versions, in order of change.
 
-        Costs what is new: chunks without news are not looked at.
+        The cost depends on the chunks that changed; other chunks are not read.
         """
         positions, versions = [np.zeros(0, "i8")], [np.zeros(0, "i8")]
         for key in reversed(self.newest):
@@ -121,7 +122,7 @@ class ChangeFeed(Persisted):
         return where[order], when[order]
 
     def cleared_since(self, version: int) -> list[Cleared]:
-        """Those clears after a version that are remembered, in order."""
+        """Return the remembered clears after a version, in order."""
         found = []
         for entry in reversed(self.cleared):
             if entry[0] <= version:
@@ -130,12 +131,12 @@ class ChangeFeed(Persisted):
         return found[::-1]
 
     def restored(self) -> None:
-        """Counts the cleared rows."""
+        """Count the cleared rows."""
         self.count = sum(len(indexes) // 8 for _, indexes, _ in self.cleared)
 
 
 def begins(request: Watch) -> bool:
-    """Whether one who asks knows of nothing yet."""
+    """Return whether the client of a watch has not received any state yet."""
     return request.since is None or request.since < 1
 
 

@@ -1,4 +1,4 @@
-"""Dealt batches of one task in one partition: what a rank was given, to be given again to whoever asks alike."""
+"""The dealt batches of one task in one partition. A batch is returned again to every process that asks for its key."""
 
 from __future__ import annotations
 
@@ -21,40 +21,46 @@ from transfer_queue.core.columns.schema import (
 
 
 class DealtBatch(msgspec.Struct, eq=False):
-    """rows: global indexes in the order dealt. live: how many of them are not cleared."""
+    """The samples of one (dp_rank, batch_index)."""
 
     number: Count
     dp_rank: int
     batch_index: int
     batch_size: int
+    """The requested batch size."""
     live: Count
+    """The number of rows that are not cleared."""
     rows: np.ndarray
+    """Global indexes in the order in which they were dealt."""
 
 
 class DealtBatches(Persisted):
-    """by_key: (dp_rank, batch_index) -> number. batches: number -> batch, until its rows are cleared.
-
-    issued: dp_rank -> the batch indexes ever dealt, whether or not their rows still live; counts: how many these are;
-    sizes: the batch_size of the last. rounds: the batch indexes that any rank was dealt; round_count: how many.
-    left: ranks that were declared gone, and were dealt nothing since.
-    """
+    """Every dealt batch of which a row is left, and the batch indexes that were ever dealt."""
 
     batches: dict[int, DealtBatch] = rows_of(DealtBatch, key="batches", array="rows", by="number")
+    """Number -> batch, until all its rows are cleared."""
     issued: dict[int, IntervalSet] = parts_of(int, IntervalSet)
+    """dp_rank -> the batch indexes that were ever dealt to it, whether or not their rows still live."""
     counts: dict[int, int] = map_of(int, Count)
+    """dp_rank -> how many these are."""
     sizes: dict[int, int] = map_of(int, int)
+    """dp_rank -> the batch_size of its last batch."""
     rounds: IntervalSet = part(IntervalSet)
+    """The batch indexes that were dealt to any rank."""
     round_count: int = counter()
+    """How many these are."""
     left: set[int] = set_of(int)
+    """The ranks that were declared gone and were not dealt anything since."""
     next_number: int = counter(1)
 
     def __init__(self) -> None:
         super().__init__()
         self.rounds = IntervalSet()
         self.by_key: dict[tuple[int, int], int] = {}
+        """(dp_rank, batch_index) -> number. Derived."""
 
     def add(self, dp_rank: int, batch_index: int, batch_size: int, rows: np.ndarray) -> int:
-        """Keeps a batch; gives its number."""
+        """Keep a batch and return its number."""
         number = self.next_number
         self.next_number += 1
         self.left.discard(dp_rank)
@@ -70,25 +76,25 @@ class DealtBatches(Persisted):
         return number
 
     def find(self, dp_rank: int, batch_index: int) -> DealtBatch | None:
-        """The batch dealt under this key, while any of its rows lives."""
+        """Return the batch that was dealt under this key, while any of its rows lives; otherwise None."""
         number = self.by_key.get((dp_rank, batch_index))
         return None if number is None else self.batches[number]
 
     def was(self, dp_rank: int, batch_index: int) -> bool:
-        """Whether a batch was ever dealt under this key."""
+        """Return whether a batch was ever dealt under this key."""
         issued = self.issued.get(dp_rank)
         return issued is not None and batch_index in issued
 
     def gone(self, dp_rank: int, batch_index: int) -> bool:
-        """Whether a batch was dealt under this key and is not kept any more: its rows are cleared, or its rank gone."""
+        """Return whether a batch was dealt under this key and is gone: its rows are cleared, or its rank is gone."""
         return (dp_rank, batch_index) not in self.by_key and self.was(dp_rank, batch_index)
 
     def lacks(self, dp_rank: int) -> Iterator[int]:
-        """The rounds that others were dealt and this rank was not, ascending."""
+        """Iterate over the rounds that were dealt to other ranks and not to this one, ascending."""
         return self.rounds.without(self.issued.get(dp_rank))
 
     def cleared(self, number: int, count: int) -> None:
-        """`count` rows of a batch were cleared; it goes with its last."""
+        """Record that `count` rows of a batch were cleared. The batch is removed with its last row."""
         batch = self.batches[number]
         batch.live -= count
         if not batch.live:
@@ -96,5 +102,5 @@ class DealtBatches(Persisted):
             del self.by_key[batch.dp_rank, batch.batch_index]
 
     def restored(self) -> None:
-        """Makes `by_key`, which follows from the batches."""
+        """Compute `by_key` from the batches."""
         self.by_key = {(batch.dp_rank, batch.batch_index): number for number, batch in self.batches.items()}

@@ -1,4 +1,4 @@
-"""The extents in which blocks lie: their writers, their places in the storage units, and which ones can be freed.
+"""The extents that contain blocks: their writers, their locations in the storage units, and which ones can be freed.
 
 An extent can be freed when its writer has closed it and no needed block is in it.
 """
@@ -32,7 +32,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._chunks: list[list[Span]] = []
-        """Ascending, none of them empty."""
+        """Ascending; no chunk is empty."""
         self._firsts: list[Span] = []
         """The first entry of each chunk."""
 
@@ -40,7 +40,7 @@ class Spans:
         return chain.from_iterable(self._chunks)
 
     def add(self, span: Span) -> None:
-        """Adds an extent."""
+        """Add an extent."""
         if not self._chunks:
             self._chunks.append([])
             self._firsts.append(span)
@@ -55,7 +55,7 @@ class Spans:
         self._firsts[at] = chunk[0]
 
     def remove(self, span: Span) -> None:
-        """Removes an extent that was added."""
+        """Remove an extent that was added."""
         at = bisect_right(self._firsts, span) - 1
         chunk = self._chunks[at]
         del chunk[bisect_left(chunk, span)]
@@ -65,7 +65,7 @@ class Spans:
             del self._chunks[at], self._firsts[at]
 
     def before(self, span: tuple[int, ...]) -> Span | None:
-        """The last entry that is less than `span`. (byte,) is less than all entries that begin at that byte."""
+        """Return the last entry that is less than `span`. (byte,) is less than all entries that begin at that byte."""
         at = bisect_left(self._firsts, span) - 1
         if at < 0:
             return None
@@ -73,7 +73,7 @@ class Spans:
         return chunk[bisect_left(chunk, span) - 1]
 
     def after(self, span: Span) -> Span | None:
-        """The first entry that is greater than `span`."""
+        """Return the first entry that is greater than `span`."""
         at = bisect_right(self._firsts, span)
         if at:
             chunk = self._chunks[at - 1]
@@ -84,28 +84,32 @@ class Spans:
 
 
 class ExtentRecord:
-    """An extent. blocks: how many needed blocks are in it. closed: its writer puts no more blocks into it.
-
-    length: bytes, as its writer has reported them; 0 if it has not.
-    low, top: the blocks that it has had lie between these bytes of the unit; -1 before the first one (derived).
-    limit: the next block fits if it ends at or before this byte; if it ends later, `overlapped` decides (derived).
-    gaps: (start, end) between low and top, ascending, where no block was put yet. They occur because writers that put
-    at the same time may publish in another order than they reserved (derived; after a restart, space of cleared blocks
-    counts as a gap, too).
-    """
+    """An extent that has or had blocks."""
 
     __slots__ = ("blocks", "closed", "gaps", "length", "limit", "low", "top", "writer")
 
     def __init__(self, writer: str, length: int) -> None:
         self.writer = writer
         self.length = length
+        """Bytes, as the writer has reported them; 0 if it has not."""
         self.blocks = 0
+        """The number of needed blocks in the extent."""
         self.closed = False
+        """Whether the writer puts no more blocks into it."""
         self.low = self.top = self.limit = -1
+        """The blocks are or were between the bytes `low` and `top` of the unit; -1 before the first block. Derived.
+
+        The next block fits if it ends at or before `limit`; if it ends later, `overlapped` decides.
+        """
         self.gaps: list[tuple[int, int]] = []
+        """(start, end) of the ranges between `low` and `top`, ascending, in which no block was put yet. Derived.
+
+        Writers that put at the same time may publish in another order than they reserved, which leaves such gaps.
+        After a restart, the space of cleared blocks is a gap, too.
+        """
 
     def has_room(self, start: int, end: int) -> bool:
-        """Whether no block lies between these bytes, and the extent is long enough to reach there."""
+        """Return whether no block is between these bytes, and the extent is long enough for them."""
         if self.top < 0:
             return not self.length or end - start <= self.length
         if start < self.top and end > self.low:
@@ -151,30 +155,29 @@ def _extents(entries: list[tuple[int, int, str, int, int, bool]]) -> dict[tuple[
 
 
 class PublishedExtents(Persisted):
-    """The leased extents in which blocks were published.
-
-    freed: extents that are not needed any more, until their units have reported that they are free. untold: those of
-    them that the units must still be ordered to free; not part of the state.
-    leased: the sum of the lengths of the extents; leased_in: the same by unit (derived).
-    spans: unit -> where its extents that have had blocks lie (derived).
-    changes: grows when values or extents are removed; for `core.units.migration_planner`, not part of the state.
-    """
+    """The leased extents in which blocks were published."""
 
     extents: dict[tuple[int, int], ExtentRecord] = value_of(
         list[tuple[Count, Count, str, Count, Count, bool]], dict, _listed, _extents
     )
     freed: dict[tuple[int, int], None] = value_of(list[tuple[int, int]], dict, list, dict.fromkeys)
+    """The extents that are not needed any more, until their units have reported that they are free."""
     leased: int = counter()
+    """The sum of the lengths of the extents."""
 
     def __init__(self) -> None:
         super().__init__()
         self.untold: dict[tuple[int, int], None] = {}
+        """Those of `freed` that the units must still be ordered to free. Not part of the state."""
         self.leased_in: dict[int, int] = {}
+        """Unit -> the sum of the lengths of its extents. Derived."""
         self.spans: defaultdict[int, Spans] = defaultdict(Spans)
+        """Unit -> the ranges of its extents that have had blocks. Derived."""
         self.changes = 0
+        """Grows when values or extents are removed; read by `core.units.migration_planner`. Not part of the state."""
 
     def lies_in(self, unit: int, number: int, length: int, writer: str) -> ExtentRecord:
-        """Return the extent of a block; made if this is its first block."""
+        """Return the extent of a block. Makes it if this is its first block."""
         extent = self.extents.get((unit, number))
         if extent is None:
             extent = self.extents[unit, number] = ExtentRecord(writer, length)
@@ -182,7 +185,7 @@ class PublishedExtents(Persisted):
         return extent
 
     def enter_empty(self, place: tuple[int, int], before: ExtentRecord) -> None:
-        """Take over an extent of another table without its blocks; its writer may go on putting into it."""
+        """Take over an extent of another table without its blocks. Its writer may continue to put into it."""
         extent = self.lies_in(*place, before.length, before.writer)
         extent.low, extent.top, extent.gaps = before.low, before.top, before.gaps
         if extent.low >= 0:
@@ -210,7 +213,7 @@ class PublishedExtents(Persisted):
             self._list(unit, number, extent)
 
     def _list(self, unit: int, number: int, extent: ExtentRecord) -> None:
-        """List an extent, and limit the extent before it to the bytes before this one."""
+        """Add an extent to the ranges of its unit, and limit the extent before it to the bytes before this one."""
         spans, span = self.spans[unit], (extent.low, number)
         spans.add(span)
         before, after = spans.before(span), spans.after(span)
@@ -220,9 +223,9 @@ class PublishedExtents(Persisted):
         extent.limit = -1 if not extent.length else min(extent.low + extent.length, after[0] if after else MOST_BYTES)
 
     def overlapped(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
-        """Return the extent whose blocks, or whose end, a new block of extent `number` would overlap; None if it fits.
+        """Return the extent with whose blocks or end a new block of extent `number` would overlap; None if it fits.
 
-        apart: whether extents are separate ranges of bytes, as in an arena. In an external store they are objects.
+        `apart` says that extents are separate ranges of bytes, as in an arena. In an external store they are objects.
         """
         extent, end = self.extents.get((unit, number)), start + nbytes
         low = top = -1
@@ -249,7 +252,7 @@ class PublishedExtents(Persisted):
         self.leased_in[unit] = self.leased_in.get(unit, 0) + length
 
     def shorten(self, places: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
-        """Set the lengths of these extents, where they are less than before."""
+        """Set the lengths of these extents if they are shorter than before."""
         for (unit, number), length in zip(places, lengths):
             extent = self.extents.get((unit, number))
             if extent is not None and length < extent.length:
@@ -258,7 +261,7 @@ class PublishedExtents(Persisted):
                 extent.limit = -1
 
     def close(self, places: list[tuple[int, int]]) -> None:
-        """These extents take no more blocks."""
+        """Record that these extents receive no more blocks."""
         self.changes += 1
         for place in places:
             extent = self.extents.get(place)
@@ -287,7 +290,7 @@ class PublishedExtents(Persisted):
             self.freed[place] = self.untold[place] = None
 
     def forget(self, places: Iterable[tuple[int, int]]) -> None:
-        """Remove these extents, whatever is in them: they are free or lost."""
+        """Remove these extents, which are free or lost, together with their blocks."""
         for place in places:
             self.freed.pop(place, None)
             self.untold.pop(place, None)
@@ -312,7 +315,7 @@ class PublishedExtents(Persisted):
         return taken
 
     def measure(self, unit: np.ndarray, number: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
-        """Compute again where the blocks lie in their extents. Each row of the arguments is the place of a block."""
+        """Compute the used ranges of the extents again. Each entry of the arguments is the location of a block."""
         self.spans.clear()
         for extent in self.extents.values():
             extent.low, extent.top, extent.limit, extent.gaps = -1, -1, -1, []

@@ -1,4 +1,4 @@
-"""The type of a field over its live values: kind, dtypes, and the dimensions in which its rows have differed."""
+"""The type of a field over its live values: kind, dtypes, and the dimensions in which its rows differ."""
 
 from __future__ import annotations
 
@@ -30,50 +30,51 @@ def promotes(one: str, other: str) -> bool:
 
 
 class FieldStats(Persisted, array_like=True):
-    """live: rows that have a value. ever: rows that have got one so far. The rest is forgotten when live falls to 0.
-
-    dtype: of the first value. others: further dtypes that values have had since, in order of appearance.
-    shape: row shape of the first value. differs: bit d set once rows differed in dimension d.
-    """
+    """The type and the number of values of one field. The type is forgotten when no row has a value."""
 
     live: int = counter()
+    """The number of rows that have a value."""
     ever: int = counter()
+    """The number of values that rows have got so far."""
     kind: str = scalar(str, "")
     dtype: str = scalar(str, "")
+    """The dtype of the first value."""
     ndim: int = scalar(int, 0)
     shape: tuple[int, ...] = scalar(tuple[Count, ...], ())
+    """The row shape of the first value."""
     differs: int = scalar(Annotated[int, msgspec.Meta(ge=0)], 0)
+    """Bit d is set once rows differ in dimension d."""
     mixed_rank: bool = scalar(bool, False)
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
         self.others: tuple[str, ...] = ()
-        """Saved by the partition."""
+        """The other dtypes of values, in order of appearance. The partition saves them."""
 
     def forget(self) -> None:
-        """No live row carries the field."""
+        """Forget the type, because no live row has the field."""
         self.kind = self.dtype = ""
         self.others = self.shape = ()
         self.ndim = self.differs = 0
         self.mixed_rank = False
 
     def check(self, spec: FieldSpec) -> None:
-        """Raises FieldTypeError if a value of this spec does not match the live ones."""
+        """Raise FieldTypeError if a value of this spec does not match the live values."""
         if not self.live or (self.kind, self.dtype) == (spec.kind, spec.dtype):
             return
         if self.kind != spec.kind:
             raise FieldTypeError(
-                f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put brings "
+                f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put contains "
                 f"{_words(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
-                f"clear the rows that hold the field first."
+                f"clear the rows that have the field first."
             )
         for dtype in (self.dtype, *self.others):
             if not promotes(dtype, spec.dtype):
                 raise FieldTypeError(
-                    f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put brings "
+                    f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put contains "
                     f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
-                    f"Convert the values to {dtype}, use another field name, or clear the rows that hold the field "
+                    f"Convert the values to {dtype}, use another field name, or clear the rows that have the field "
                     f"first."
                 )
 
@@ -85,7 +86,10 @@ class FieldStats(Persisted, array_like=True):
         return made
 
     def add(self, spec: FieldSpec, dims: np.ndarray) -> bool:
-        """Takes in the row shapes of one block column (dims: its part of the block's dims); whether they are news."""
+        """Add the row shapes of one column of a block to the type. Returns whether this changes it.
+
+        `dims` is the column's part of the block's dims.
+        """
         news = False
         if not self.kind:
             self.kind, self.dtype, self.ndim = spec.kind, spec.dtype, spec.ndim
@@ -114,7 +118,7 @@ class FieldStats(Persisted, array_like=True):
         return news or self.differs != before
 
     def type(self) -> FieldType:
-        """As replies carry it."""
+        """Return the type as replies contain it."""
         known = not self.differs and not self.mixed_rank and self.kind == "tensor"
         return FieldType(
             name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
@@ -123,7 +127,7 @@ class FieldStats(Persisted, array_like=True):
         )  # fmt: skip
 
     def words(self) -> str:
-        """The type as a person reads it."""
+        """Return the type as text."""
         if not self.kind:
             return "no values"
         if self.kind == "object":
@@ -134,9 +138,9 @@ class FieldStats(Persisted, array_like=True):
         return f"{'|'.join((self.dtype, *self.others))}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
 
 
-_REMEDY = {  # by the kind of what is put
-    "object": "Put tensors, or NumPy arrays and numbers, which become tensors there",
-    NESTED: "Put its fields under names of their own",
+_REMEDY = {  # by the kind of the values that are put
+    "object": "Put tensors, or NumPy arrays and numbers, which are converted to tensors",
+    NESTED: "Put its fields as fields of their own",
     "tensor": "Put every value as a torch.Tensor from the first put on (a NumPy array or a number in the dict of a "
     "kv_put, and a list of numbers, are stored as Python objects if they come first), put Python objects here, too",
 }
@@ -149,9 +153,9 @@ def _words(kind: str, dtype: str) -> str:
 
 
 def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
-    """The part of a block's dims that belongs to each field, in order.
+    """Return the part of a block's dims that belongs to each field, in order.
 
-    Raises InvalidArgumentError where the numbers do not fit the schema.
+    Raises InvalidArgumentError if the numbers do not fit the schema.
     """
     starts = dims_starts(schema, dims, rows)
     return [dims[start:end] for start, end in zip(starts, [*starts[1:], len(dims)])]
@@ -169,20 +173,20 @@ def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> lis
 
 
 def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
-    """Return where the part of a field ends that begins at `at`."""
+    """Return where the part of the field that begins at `at` ends."""
     if spec.ndim == MIXED_RANK:
         for _ in range(rows):
             if at >= len(dims) or not 0 <= dims[at] <= 64:
-                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims do not cover all of its {rows} rows")
+                raise InvalidArgumentError(f"field {spec.name!r}: the dims of the block do not cover its {rows} rows")
             at += 1 + int(dims[at])
         return at
     if not 0 <= spec.ndim <= 64:
-        raise InvalidArgumentError(f"field {spec.name!r}: {spec.ndim} dimensions are not possible")
+        raise InvalidArgumentError(f"field {spec.name!r}: a tensor cannot have {spec.ndim} dimensions")
     return at + spec.ndim * (rows if spec.ragged else 1)
 
 
 def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:
-    """Raises InvalidArgumentError unless the parts of all fields end where the block's dims end."""
+    """Raise InvalidArgumentError unless the parts of all fields end where the block's dims end."""
     if end != len(dims) or (len(dims) and int(dims.min()) < 0):
         raise InvalidArgumentError(f"a block of {rows} rows and {fields} fields cannot have {len(dims)} dims")
 
@@ -191,49 +195,49 @@ BlockShape = tuple[int, bytes, list[bytes], list[FieldSpec]]  # rows, dims, part
 
 
 def shape_of(block: NewBlock) -> BlockShape:
-    """What a block holds, but for where it lies; what is compared the sooner comes first."""
+    """Return the content of a block without its location. The items that compare fastest come first."""
     return block.rows, block.dims, block.parts, block.schema
 
 
 def with_schema(block: NewBlock) -> NewBlock:
-    """A block whose schema was sent in parts, with all of it. Raises InvalidArgumentError for parts that are none."""
+    """Return a block with the complete schema of its parts. Raise InvalidArgumentError if a part is invalid."""
     schema = [spec for part in block.parts for spec in fields_of(part)]
     return msgspec.structs.replace(block, schema=schema) if block.parts else block
 
 
 def fields_of(part: bytes) -> list[FieldSpec]:
-    """The fields of a part of a schema. Raises InvalidArgumentError if it is none."""
+    """Return the fields of a part of a schema. Raise InvalidArgumentError if it cannot be decoded."""
     try:
         return fields_of_part(part)
     except UNREADABLE as error:
-        raise InvalidArgumentError(f"a part of the block's schema cannot be read: {error}") from error
+        raise InvalidArgumentError(f"a part of the schema of the block cannot be decoded: {error}") from error
 
 
 def check_place(block: NewBlock, count: int) -> None:
-    """Raises InvalidArgumentError for a block that does not have `count` rows, or whose place is not possible."""
+    """Raise InvalidArgumentError if a block does not have `count` rows, or its location is not possible."""
     if block.rows != count or count < 1:
-        raise InvalidArgumentError(f"the block holds {block.rows} rows, but {count} rows are put")
+        raise InvalidArgumentError(f"the block has {block.rows} rows, but {count} rows are put")
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
-        raise InvalidArgumentError("the block's place is no place of a block")
+        raise InvalidArgumentError("the location of the block is not possible")
 
 
 def check_kind(spec: FieldSpec) -> None:
-    """Raises InvalidArgumentError for an unknown kind."""
+    """Raise InvalidArgumentError for an unknown kind."""
     if spec.kind not in ("tensor", "object", NESTED):
-        raise InvalidArgumentError(f"field {spec.name!r} is of unknown kind {spec.kind!r}")
+        raise InvalidArgumentError(f"field {spec.name!r} has the unknown kind {spec.kind!r}")
 
 
 def check_block(block: NewBlock, count: int, known: bool = False) -> None:
-    """Raises InvalidArgumentError for a block whose description is wrong. known: its shape was checked before."""
+    """Raise InvalidArgumentError if the description of a block is wrong. `known`: its shape was checked before."""
     check_place(block, count)
     if known:
         return
     names = [spec.name for spec in block.schema]
     if not names or len(set(names)) != len(names):
-        raise InvalidArgumentError(f"a block needs fields, each once; it names {names}")
+        raise InvalidArgumentError(f"a block needs fields with distinct names, got {names}")
     for spec in block.schema:
         check_kind(spec)
     if len(block.dims) % 8:
-        raise InvalidArgumentError("the block's dims are no numbers of a block")
+        raise InvalidArgumentError(f"the dims of the block must be 64-bit integers, got {len(block.dims)} bytes")
     dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

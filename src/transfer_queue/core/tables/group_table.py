@@ -1,8 +1,8 @@
 """Which rows are the samples of one prompt: by declared group id, or by order of reservation.
 
-A partition in which any row was declared a member of a group has declared groups only: its other rows belong
-to none. Otherwise the group of a row is its position divided by the sampler's group size, fixed for ever and
-unaffected by clears. Groups are numbered; -1 is no group.
+If any row of a partition was declared a member of a group, the partition has declared groups only, and its other rows
+belong to no group. Otherwise the group of a row is its position divided by the sampler's group size, which clears do
+not change. Groups are numbered; -1 means no group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transfer_queue.core.tables.row_table import CHUNK_BITS, RowTable
 
 
 class Group:
-    """A declared group. members: positions in order of arrival, cleared ones included. cleared: how many are."""
+    """A declared group."""
 
     __slots__ = ("cleared", "members", "name", "number")
 
@@ -36,7 +36,9 @@ class Group:
         self.name = name
         self.number = number
         self.members: list[int] = []
+        """The positions of the members in the order in which they joined, cleared ones included."""
         self.cleared = 0
+        """The number of members that are cleared."""
 
 
 def _group_columns(declared: dict[int, Group]) -> tuple[Any, ...]:
@@ -60,29 +62,30 @@ def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members:
 
 
 class GroupTable(Persisted):
-    """The groups of one partition. declared: by number; by_name: the same by id; size: members of each, if known.
-
-    broken: declared groups of which a member was cleared and another lives. largest: the most members that any declared
-    group has ever had; the group size for a sampler if no size was given.
-    unborn: id of a dropped group -> members that are still to come, which are dropped when they do.
-    """
+    """The groups of one partition."""
 
     declared: dict[int, Group] = several(
         {"names": list[str], "numbers": I8, "cleared": I8, "members": Joined}, dict, _group_columns, _groups
     )
+    """The declared groups by number."""
     next_number: int = counter()
     unborn: dict[str, int] = map_of(str, Count)
+    """Id of a dropped group -> the number of members that are not put yet. They are dropped when they are put."""
     largest: int = counter(missing=0)
+    """The largest number of members that a declared group has ever had; the default group size of a sampler."""
 
     def __init__(self, rows: RowTable, size: int | None) -> None:
         super().__init__()
         self.rows = rows
         self.size = size
+        """The number of members of each declared group; None if it is not known."""
         self.by_name: dict[str, Group] = {}
+        """The declared groups by id. Derived."""
         self.broken = 0
+        """The number of declared groups of which one member is cleared and another lives. Derived."""
 
     def restored(self) -> None:
-        """Makes what follows from the declared groups. States of older releases do not contain `largest`."""
+        """Compute what is derived from the declared groups. States of older releases do not contain `largest`."""
         self.by_name = {}
         for name, group in ((group.name, group) for group in self.declared.values()):
             self.by_name[name] = group
@@ -91,11 +94,11 @@ class GroupTable(Persisted):
 
     @property
     def explicit(self) -> bool:
-        """Whether groups are declared here."""
+        """Whether the partition has declared groups."""
         return self.next_number > 0
 
     def join(self, name: str, position: int) -> Group:
-        """Makes a row a member of a declared group."""
+        """Make a row a member of a declared group."""
         group = self.by_name.get(name)
         if group is None:
             group = self.by_name[name] = Group(name, self.next_number)
@@ -108,7 +111,7 @@ class GroupTable(Persisted):
         return group
 
     def leave(self, number: int) -> None:
-        """A member was cleared; the group goes with its last."""
+        """Record that a member was cleared. The group is removed with its last member."""
         group = self.declared[number]
         group.cleared += 1
         if group.cleared == 1:
@@ -119,7 +122,7 @@ class GroupTable(Persisted):
             del self.by_name[group.name]
 
     def of(self, positions: np.ndarray, size: int) -> np.ndarray:
-        """The group number of each position, groups of `size` where they are not declared."""
+        """Return the group number of each position, with groups of `size` if the partition has no declared groups."""
         if not self.explicit:
             return positions // size
         out = np.full(len(positions), -1, "i8")
@@ -129,7 +132,7 @@ class GroupTable(Persisted):
         return out
 
     def size_of(self, group: int, size: int) -> int:
-        """How many ready members make the group whole; 0 where it never can be."""
+        """Return how many ready members make the group complete; 0 if it can never be complete."""
         if not self.explicit:
             return size
         found = self.declared.get(group)
@@ -139,7 +142,7 @@ class GroupTable(Persisted):
         return wanted
 
     def hopeless(self, group: int, size: int, sealed: bool) -> bool:
-        """Whether the group can never be whole: a member was cleared, or it is over-long, or a seal came first."""
+        """Return whether a group can never be complete: a member is cleared, it is too large, or a seal came first."""
         if not self.explicit:
             first = group * size
             if first + size > self.rows.end:
@@ -152,7 +155,7 @@ class GroupTable(Persisted):
         return sealed and len(found.members) < wanted
 
     def orphaned(self, sealed: bool) -> int:
-        """How many declared groups can never be whole, as far as their size is known here."""
+        """Return how many declared groups can never be complete, as far as their size is known."""
         return sum(
             1
             for group in self.declared.values()
@@ -160,7 +163,7 @@ class GroupTable(Persisted):
         )
 
     def completed(self, positions: np.ndarray) -> np.ndarray:
-        """These rows with all other live members of their declared groups, ascending."""
+        """Return these rows together with all other live members of their declared groups, ascending."""
         if not self.explicit:
             return positions
         numbers = np.unique(self.of(positions, 1))
@@ -169,20 +172,20 @@ class GroupTable(Persisted):
         return np.union1d(positions, np.array(alive, "i8"))
 
     def first_of(self, group: int, size: int) -> int:
-        """The position by which groups are ordered."""
+        """Return the position by which a group is ordered."""
         if not self.explicit:
             return group * size
         found = self.declared.get(group)
         return found.members[0] if found else -1
 
     def members(self, group: int, size: int) -> np.ndarray:
-        """The positions of a group's members, ascending."""
+        """Return the positions of the members of a group, ascending."""
         if not self.explicit:
             return np.arange(group * size, (group + 1) * size)
         return np.sort(np.array(self.declared[group].members, "i8"))
 
     def members_of(self, groups: list[int], size: int) -> np.ndarray:
-        """The positions of the members of all these groups, ascending."""
+        """Return the positions of the members of all these groups, ascending."""
         if not self.explicit:
             return np.sort((np.array(groups, "i8")[:, None] * size + np.arange(size)).ravel())
         return np.sort(np.fromiter(chain.from_iterable(self.declared[group].members for group in groups), "i8"))

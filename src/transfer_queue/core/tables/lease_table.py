@@ -1,10 +1,10 @@
-"""Leases of one partition: which rows a token stands for, and how often rows were delivered and not acknowledged.
+"""Leases of one partition, and how often rows were delivered without an acknowledgement.
 
-A claim with a lease takes rows out of the ready sets as *claimed*. An ack of its token makes them consumed; where the
-lease ends without one, they are delivered again: to anybody, or, of a batch that is kept, to who asks for that batch.
-Tokens fence: they come from a counter of the state that never goes back, and what is not in a lease's rows any more
-is none of its token's business. When a lease ends by time is the controller's (`core.claims.lease_deadlines`), and not
-state.
+A claim with a lease takes rows out of the ready sets as *claimed*. An acknowledgement of its token makes them consumed.
+If the lease ends without one, they are delivered again: to any client, or, for rows of a dealt batch, to the client
+that asks for that batch. Tokens fence: they come from a counter that never decreases, and a token has no effect on
+rows that are not in its lease any more. The deadlines of leases belong to the controller
+(`core.claims.lease_deadlines`) and are not part of the state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = int(np.iinfo("u2").max)
 
 
 class Counts(Persisted, bare=True):
-    """A small number for each (task, row), 0 for most: columns of u2 for the chunks in which any is not."""
+    """A small number for each (task, row), mostly 0, in u2 columns for the chunks in which any number is not 0."""
 
     _columns: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
 
@@ -31,7 +31,7 @@ class Counts(Persisted, bare=True):
         self._rows = rows
 
     def of(self, task: str, positions: np.ndarray) -> np.ndarray:
-        """i8 [rows]; 0 where a position is -1."""
+        """Return the number of each row (i8); 0 for position -1."""
         out = np.zeros(len(positions), "i8")
         columns = self._columns.get(task)
         if columns:
@@ -41,7 +41,7 @@ class Counts(Persisted, bare=True):
         return out
 
     def add(self, task: str, positions: np.ndarray) -> None:
-        """One more for each of these rows, up to the most that a column can say."""
+        """Add one to the numbers of these rows, up to the largest u2."""
         columns = self._columns.setdefault(task, {})
         for key, _, at, _ in self._rows.split(positions):
             if key not in columns:
@@ -49,12 +49,12 @@ class Counts(Persisted, bare=True):
             columns[key][at] = np.minimum(columns[key][at].astype("i8") + 1, MOST)
 
     def zero(self, task: str, positions: np.ndarray) -> None:
-        """None for these rows."""
+        """Set the numbers of these rows to 0."""
         for key, _, at, _ in self._rows.split(positions):
             self._zero(self._columns.get(task, {}), key, at)
 
     def cleared(self, key: int, at: np.ndarray) -> None:
-        """Rows of a chunk end."""
+        """Record that rows of a chunk are cleared."""
         for columns in self._columns.values():
             self._zero(columns, key, at)
 
@@ -67,43 +67,44 @@ class Counts(Persisted, bare=True):
                 del columns[key]
 
     def forget(self, task: str) -> None:
-        """The task's consumption is reset."""
+        """Forget a task whose consumption is reset."""
         self._columns.pop(task, None)
 
     def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """(task, chunk number, the number of each row)."""
+        """Iterate over (task, chunk number, the numbers of its rows)."""
         for task, columns in self._columns.items():
             for key, column in columns.items():
                 yield task, key, column
 
 
 class RowLease(msgspec.Struct, eq=False):
-    """What one claim was given for `seconds` at a time.
-
-    client: who claimed. rows: global indexes that are neither acknowledged nor given back, ascending. batch: the key
-    of the kept batch that they belong to; None where they belong to nobody. replicas: acks by so many tokens make a
-    row consumed. unit: the samples of a group that is acknowledged whole; 0 where rows are acknowledged one by one.
-    """
+    """The rows that one claim got for a limited time."""
 
     token: Count
     task: str
     client: str
+    """The client that claimed the rows."""
     rows: np.ndarray
+    """Global indexes of rows that are neither acknowledged nor returned, ascending."""
     seconds: float
+    """The duration of the lease, and of each renewal."""
     batch: BatchKey | None
+    """The key of the dealt batch to which the rows belong; None if they belong to no kept batch."""
     replicas: Count
+    """A row is consumed after acknowledgements by this number of tokens."""
     unit: Count
+    """The samples of a group, which must be acknowledged together; 0 if each row is acknowledged by itself."""
 
 
 class LeaseTable(Persisted):
-    """by_token: those that are in force. delivered: (task, row) -> deliveries that ended without an ack.
-
-    acked: (task, row) -> acks so far of a row that waits for more of them.
-    """
+    """The leases of one partition."""
 
     by_token: dict[int, RowLease] = rows_of(RowLease, key="leases", array="rows", by="token")
+    """The leases that have not ended, by token."""
     delivered: Counts = part(Counts)
+    """(task, row) -> number of deliveries that ended without an acknowledgement."""
     acked: Counts = part(Counts)
+    """(task, row) -> number of acknowledgements of a row that needs more of them."""
 
     def __init__(self, rows: RowTable) -> None:
         super().__init__()
@@ -113,27 +114,27 @@ class LeaseTable(Persisted):
         self._of_batch: dict[BatchKey, dict[int, None]] = {}
 
     def of_batch(self, batch: BatchKey) -> list[RowLease]:
-        """The leases of a kept batch."""
+        """Return the leases of a dealt batch."""
         return [self.by_token[token] for token in self._of_batch.get(batch, ())]
 
     def of_rank(self, task: str, dp_rank: int) -> list[RowLease]:
-        """The leases of all kept batches of a rank, the oldest first."""
+        """Return the leases of all dealt batches of a rank, the oldest first."""
         leases = self.by_token.values()
         return [lease for lease in leases if lease.batch is not None and lease.batch[:2] == (task, dp_rank)]
 
     def living(self, lease: RowLease) -> np.ndarray:
-        """The rows of a lease that are not cleared."""
+        """Return the rows of a lease that are not cleared."""
         live: np.ndarray = lease.rows[self._rows.positions_of(lease.rows) >= 0]
         return live
 
     def add(self, lease: RowLease) -> None:
-        """A lease begins."""
+        """Add a lease."""
         self.by_token[lease.token] = lease
         if lease.batch is not None:
             self._of_batch.setdefault(lease.batch, {})[lease.token] = None
 
     def leave(self, token: int, rows: np.ndarray) -> None:
-        """These rows are no more the lease's; it ends with its last live one."""
+        """Remove these rows from a lease. It ends with its last live row."""
         lease = self.by_token.get(token)
         if lease is not None:
             lease.rows = np.setdiff1d(self.living(lease), rows, assume_unique=True)
@@ -141,12 +142,12 @@ class LeaseTable(Persisted):
                 self.end(token)
 
     def through(self, batch: BatchKey, rows: np.ndarray) -> None:
-        """No lease of this batch has these rows any more: they are consumed."""
+        """Remove these rows, which are consumed, from all leases of a batch."""
         for lease in self.of_batch(batch):
             self.leave(lease.token, rows)
 
     def end(self, token: int) -> None:
-        """A lease ends."""
+        """Remove a lease."""
         lease = self.by_token.pop(token, None)
         if lease is not None and lease.batch is not None:
             others = self._of_batch[lease.batch]
@@ -155,19 +156,19 @@ class LeaseTable(Persisted):
                 del self._of_batch[lease.batch]
 
     def forget(self, task: str) -> None:
-        """The task's consumption is reset: its leases are fenced."""
+        """Forget a task whose consumption is reset. Its leases are fenced."""
         for token in [token for token, lease in self.by_token.items() if lease.task == task]:
             self.end(token)
         self.delivered.forget(task)
         self.acked.forget(task)
 
     def cleared(self, key: int, at: np.ndarray) -> None:
-        """Rows of a chunk end."""
+        """Record that rows of a chunk are cleared."""
         self.delivered.cleared(key, at)
         self.acked.cleared(key, at)
 
     def restored(self) -> None:
-        """Makes the lists of leases by batch."""
+        """Compute the lists of leases by batch."""
         for lease in self.by_token.values():
             if lease.batch is not None:
                 self._of_batch.setdefault(lease.batch, {})[lease.token] = None

@@ -1,7 +1,8 @@
-"""Values that were lost with the storage that held them.
+"""Values that were lost with their storage.
 
-A lost value is one that its row does not have: nobody is dealt the row for it, a lookup of it fails. It is remembered
-as lost, so that all who ask are told, until it is published again or its row ends.
+A row does not have a value that was lost: it is not dealt for the field, and a lookup of the field fails. The value
+is remembered as lost, so that every client that asks gets the reason, until it is published again or its row is
+removed.
 """
 
 from __future__ import annotations
@@ -14,43 +15,45 @@ import numpy as np
 from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_values
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
 
-Found = tuple[int, Chunk, str, np.ndarray]  # chunk number, chunk, field, where in the chunk
+Found = tuple[int, Chunk, str, np.ndarray]  # chunk number, chunk, field, rows in the chunk
 
 
 class LossEvent(NamedTuple):
-    """What took values with it. unit: the storage unit's number. when: in words, by the clock of who noticed it.
-
-    version: of the partition.
-    """
+    """The loss of a storage unit, or of extents of it, with which values were lost."""
 
     unit: int
+    """The number of the storage unit."""
     when: str
+    """The time as text, by the clock of the process that noticed the loss."""
     version: int
+    """The version of the partition."""
 
     def words(self) -> str:
-        """How it is told."""
+        """Return the text for messages."""
         return f"lost with storage unit {self.unit}" + (f" ({self.when})" if self.when else "")
 
 
 class LostValues(Persisted):
-    """Of one partition. events: what took values that are still lost, by number. counts: field -> lost values."""
+    """The lost values of one partition."""
 
     events: dict[int, LossEvent] = map_of_values(
         Count, tuple[Count, str, Count], tuple, lambda entry: LossEvent(*entry)
     )
+    """The events that lost values which are still lost, by number."""
     counts: dict[str, int] = map_of(str, Count)
+    """Field -> number of lost values."""
 
     def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self._rows = rows
 
     def mark(self, chunk: Chunk, name: str, at: np.ndarray, number: int) -> None:
-        """These values, which were there, are lost by event `number`."""
+        """Record that these values, which existed, are lost by event `number`."""
         chunk.lost.setdefault(name, np.zeros(chunk.capacity, "i4"))[at] = number
         self.counts[name] = self.counts.get(name, 0) + len(at)
 
     def forget(self, chunk: Chunk, name: str, at: np.ndarray) -> None:
-        """These values were published anew, or their rows end."""
+        """Record that these values were published again, or that their rows were removed."""
         column = chunk.lost.get(name)
         count = 0 if column is None else int(np.count_nonzero(column[at]))
         if column is None or not count:
@@ -63,7 +66,7 @@ class LostValues(Persisted):
             self.events.clear()
 
     def of(self, name: str, positions: np.ndarray) -> np.ndarray:
-        """By which event the field's value of each row was lost; 0 where it was not."""
+        """Return for each row the number of the event that lost its value of the field; 0 if the value is not lost."""
         out = np.zeros(len(positions), "i4")
         if name in self.counts:
             for _, chunk, at, where in self._rows.split(positions):
@@ -72,7 +75,7 @@ class LostValues(Persisted):
         return out
 
     def since(self, version: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Positions of the rows that lost values after a version, ascending; for each field, which of them lost it."""
+        """Return the positions of rows that lost values after a version, ascending, and for each field which ones."""
         recent = [number for number, loss in self.events.items() if loss.version > version]
         found = [np.zeros(0, "i8")]
         if recent:
@@ -84,7 +87,7 @@ class LostValues(Persisted):
         return positions, {name: lost for name, lost in fields.items() if lost.any()}
 
     def words(self, names: list[str], positions: np.ndarray) -> str:
-        """How it is told that values of these fields were lost; "" where none was."""
+        """Return the message that values of these fields were lost; "" if none was."""
         for name in names:
             numbers = self.of(name, positions)
             lost = np.flatnonzero(numbers)
@@ -92,13 +95,13 @@ class LostValues(Persisted):
                 rows = self._rows.indexes_of(positions[lost])
                 return (
                     f"field {name!r} of {len(lost)} samples was {self.events[int(numbers[lost[0]])].words()}, among "
-                    f"them global indexes {rows[:5].tolist()}; put it again, or clear them"
+                    f"them global indexes {rows[:5].tolist()}; put the field again, or clear these samples"
                 )
         return ""
 
 
 def holding(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
-    """Where live rows have values in these blocks."""
+    """Iterate over the values of live rows that are in these blocks."""
     for key, chunk in rows.chunks.items():
         for name, (column, _) in chunk.field.items():
             at = np.flatnonzero(np.isin(column[: chunk.size], blocks))

@@ -29,11 +29,11 @@ class Prepared:
         """None if the columns of its fields are not prepared."""
 
     def matches(self, fields: dict[str, FieldStats], typed: int) -> bool:
-        """Return whether its values are known to match these fields of the partition, and the types are prepared."""
+        """Return whether the types are prepared and its values match these fields of the partition."""
         return self.types is not None and self.types.is_current(fields, typed)
 
     def free_some(self, count: int) -> bool:
-        """Free up to `count` entries of each collection that nobody needs after the put. Returns whether all are freed.
+        """Free up to `count` entries of each collection that is not needed after the put. Return whether all are freed.
 
         To free 100,000 entries at once takes 20 ms.
         """
@@ -63,7 +63,7 @@ class PreparedTypes:
         self.installed = False
         """Whether the partition has these fields."""
         self.unused = self.fields
-        """The fields by name that nobody needs after the put: these, or those that they replaced."""
+        """The dict of fields that is not needed after the put: this one, or the one that it replaces."""
         self._base = (fields, len(fields), typed)
 
     def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
@@ -88,7 +88,7 @@ class PreparedTypes:
 
     def is_current(self, fields: dict[str, FieldStats], typed: int) -> bool:
         """Return whether the partition has the fields and types that it had when this was prepared."""
-        base, count, before = self._base  # fields are added to the dict, and never removed
+        base, count, before = self._base  # fields are added to the dict and never removed
         return (fields is base or not count) and (len(fields), typed) == (count, before)
 
     def install(self) -> dict[str, FieldStats]:
@@ -108,16 +108,16 @@ class PreparedColumns:
     """
 
     def __init__(self, names: list[str], chunk: Chunk | None, capacity: int) -> None:
-        """chunk: None if it does not exist yet. capacity: of the chunk when the put is applied."""
+        """`chunk` is None if it does not exist yet; `capacity` is that of the chunk when the put is applied."""
         self.done = 0
-        """For how many fields the columns are made."""
+        """The number of fields whose columns are made."""
         self._wide = WideColumns(names, capacity)
         self._chunk = chunk
         self._base = None if chunk is None else chunk.field
         self._field = {} if chunk is None else dict(chunk.field)
         self._count = len(self._field)
         self.unused = self._field
-        """The columns by name that nobody needs after the put: these, or those that they replaced."""
+        """The dict of columns that is not needed after the put: this one, or the one that it replaces."""
 
     def make(self, count: int, rows: slice) -> bool:
         """Make the columns of `count` more fields. Returns whether these were the last.

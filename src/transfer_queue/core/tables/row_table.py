@@ -1,7 +1,7 @@
 """The rows of one partition as chunked columns, addressed by position: the order of reservation.
 
-Positions and global indexes ascend together, so an index is found by two binary searches. A chunk whose rows
-are all cleared is dropped; an endless partition stays as small as its live rows.
+Positions and global indexes ascend together, so an index is found by two binary searches. A chunk is removed when all
+its rows are cleared, so that an endless partition stays as small as its live rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
 NO_COLUMNS: Columns = (np.zeros(0, "i8"), np.zeros(0, "i4"))
-CONSUMED, CLAIMED = 1, 2  # what a task has made of a row; 0: nothing
+CONSUMED, CLAIMED = 1, 2  # the states of a row for a task; 0: neither
 
 Tags = list[Any]  # of dict[str, Any] | None
 
@@ -51,23 +51,23 @@ _decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
 
 
 def indexes_in(column: bytes) -> np.ndarray:
-    """The global indexes of a message's column. Raises InvalidArgumentError where it is none."""
+    """Return the global indexes in a column of a message. Raise InvalidArgumentError if its length is wrong."""
     if len(column) % 8:
-        raise InvalidArgumentError(f"a column of {len(column)} bytes holds no global indexes of 8 bytes each")
+        raise InvalidArgumentError(f"a column of {len(column)} bytes contains no global indexes of 8 bytes each")
     return np.frombuffer(column, "<i8")
 
 
 def ascending(indexes: np.ndarray) -> np.ndarray:
-    """Each of these once, ascending. `np.unique` takes a microsecond for each of many that are sorted already."""
+    """Return each index once, ascending. `np.unique` takes a microsecond for each index even if they are sorted."""
     found = indexes if (indexes[1:] > indexes[:-1]).all() else np.sort(indexes)
     again = found[1:] == found[:-1]
     return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
 
 
 def in_order(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The indexes ascending, each once, and the value of each. values: i8, above 0; the last one counts.
+    """Return the indexes ascending, each once, and the value of each. `values`: i8, above 0; the last one counts.
 
-    Where they lie close, as those of a deal do, a table takes a tenth of the time of a sort.
+    For indexes that are close together, as those of a deal are, a lookup table takes a tenth of the time of a sort.
     """
     if len(indexes) < 2:
         return indexes, values
@@ -83,7 +83,7 @@ def in_order(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
-    """Each number once, ascending, and where it is."""
+    """Iterate over (number, its places): each number once, ascending."""
     order = None
     if (numbers[1:] < numbers[:-1]).any():
         low = numbers - numbers.min()
@@ -96,7 +96,7 @@ def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
 
 
 def capacity_for(capacity: int, size: int) -> int:
-    """The capacity that a chunk of `capacity` needs for `size` rows."""
+    """Return the capacity that a chunk of `capacity` needs for `size` rows."""
     if size <= capacity:
         return capacity
     capacity = max(16, capacity)
@@ -109,7 +109,7 @@ OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
 
 
 class _PackedTags(Column):
-    """The tags of a chunk, as bytes; of a loaded chunk they stay so until somebody looks at one."""
+    """The tags of a chunk, as bytes. Those of a loaded chunk are decoded when they are first read."""
 
     def __init__(self) -> None:
         super().__init__(array_of("|u1") | None, None)
@@ -145,54 +145,61 @@ class _PackedTags(Column):
 
 
 class Chunk(Persisted):
-    """Up to CHUNK rows.
+    """Up to CHUNK consecutive rows.
 
-    index: global indexes, ascending. alive: 1 for rows that are not cleared. waiting: 1 for pre-allocated
-    rows nobody took yet. changed: the partition's version when tags or fields last changed, 0 for rows without any
-    and for cleared ones. group: number of the declared group, -1 without. field: name -> (block number,
-    row in block), 0 without value. lost: field -> by which event its value was lost, 0 where none was.
-    consumed: task -> 0, CONSUMED or CLAIMED. dealt: task -> number of the dealt batch, 0 without.
-    owner: number of the client that reserved the row, 0 for nobody. held, finished: task -> by how many clients a
-    row is held now, and how often it was finished (`core.tables.row_refcounts`).
-    numbers: watched tag -> its values, NaN where it is missing or no number; wrong: tag -> where it is no number.
-    keys: by row, None without; saved by the partition, which has them in their order. wide: columns of `field` that
-    were made together, as rows of one matrix (derived).
+    A dict of columns by field or task has no entry for a field or task that no row of the chunk needs.
     """
 
     size: int = scalar(OfChunk, 0)
     living: int = scalar(OfChunk, 0)
-    # Not compared: it depends on when space was made, which a replay does in other steps.
+    # Not compared: a replay increases it in other steps.
     capacity: int = scalar(OfChunk, 0, compared=False)
     index: np.ndarray = per_row("i8", least=0)
+    """Global indexes, ascending."""
     alive: np.ndarray = per_row("u1", most=1)
+    """1 for rows that are not cleared."""
     waiting: np.ndarray = per_row("u1", most=1, cleared=True)
+    """1 for pre-allocated rows that are not taken yet."""
     changed: np.ndarray = per_row("i8", least=0, cleared=True)
+    """The version of the partition at the last change of tags or fields; 0 if there was none, and for cleared rows."""
     group: np.ndarray | None = per_row("i8", fill=-1, cleared=True, optional=True)
+    """The number of the declared group; -1 if the row has none."""
     field: dict[str, tuple[np.ndarray, np.ndarray]] = per_row("i8", "i4", cleared=True, by_name=True)
+    """Field -> (block number, row in the block); 0 if the row does not have the field."""
     consumed: dict[str, np.ndarray] = per_row("u1", most=CLAIMED, cleared=True, by_name=True)
+    """Task -> CONSUMED, CLAIMED or 0."""
     dealt: dict[str, np.ndarray] = per_row("i8", cleared=True, by_name=True)
+    """Task -> number of the dealt batch; 0 if there is none."""
     owner: np.ndarray = per_row("i4")
+    """Number of the client that reserved the row; 0 if there is none."""
     held: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
+    """Task -> the number of references of clients to the row (`core.tables.row_refcounts`)."""
     finished: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
+    """Task -> how often the row was finished."""
     lost: dict[str, np.ndarray] = per_row("i4", cleared=True, by_name=True)
+    """Field -> number of the event that lost the value; 0 if it is not lost."""
     packed_tags: Any = of_kind(_PackedTags())
 
     def __init__(self) -> None:
         super().__init__()
         self.wide: list[WideColumns] = []
+        """Columns of `field` that were made together, as rows of one matrix. Derived."""
         self.keys: list[str | None] | None = None
+        """The key of each row, None if it has none. The partition saves them, in the order of their creation."""
         self._tags: Tags | None = None
-        self._packed: np.ndarray | None = None  # u1: the tags as they were saved, until somebody looks at one
+        self._packed: np.ndarray | None = None  # u1: the tags as they were saved, until one of them is read
         self.numbers: dict[str, np.ndarray] = {}
+        """Watched tag -> its values; NaN if it is missing or not a number."""
         self.wrong: dict[str, set[int]] = {}
+        """Watched tag -> the rows in which it is not a number."""
 
     def ensure(self, size: int) -> None:
-        """Room for `size` rows in every column."""
+        """Increase the capacity of every column to at least `size` rows."""
         if size <= self.capacity:
             return
         self.capacity = capacity_for(self.capacity, size)
         self.wide = [wide.grown(self.capacity) for wide in self.wide]
-        field = dict.fromkeys(self.field, NO_COLUMNS)  # in their order
+        field = dict.fromkeys(self.field, NO_COLUMNS)  # keeps their order
         for wide in self.wide:
             field.update(wide.columns())
         for name, columns in field.items():
@@ -213,13 +220,13 @@ class Chunk(Persisted):
         return out
 
     def key_list(self) -> list[str | None]:
-        """The keys, made where missing."""
+        """Return the list of keys. Makes it if it is missing."""
         if self.keys is None:
             self.keys = [None] * self.capacity
         return self.keys
 
     def take_keys(self, at: np.ndarray) -> list[str]:
-        """Takes away the keys of these rows, and returns them."""
+        """Remove the keys of these rows, and return them."""
         keys, taken = self.keys, []
         if keys is not None:
             for a in at.tolist():
@@ -230,7 +237,7 @@ class Chunk(Persisted):
         return taken
 
     def clear_tags(self, at: np.ndarray) -> None:
-        """Takes away the tags of these rows."""
+        """Remove the tags of these rows."""
         tags = self.tags
         if tags is not None:
             for a in at.tolist():
@@ -241,7 +248,7 @@ class Chunk(Persisted):
 
     @property
     def tags(self) -> Tags | None:
-        """By row, None where it has none; None where no row has any."""
+        """The tags of each row, None if it has none; None if no row has tags."""
         if self._packed is not None:
             tags = _decode(self._packed.data)
             self._tags = tags + [None] * (self.capacity - len(tags))
@@ -250,25 +257,25 @@ class Chunk(Persisted):
 
     @property
     def unread_tags(self) -> np.ndarray | None:
-        """u1: the tags as they were saved, while nobody has looked at one."""
+        """The tags as they were saved (u1), until one of them is read."""
         return self._packed
 
     def tag_list(self) -> Tags:
-        """The tags, made where missing."""
+        """Return the list of tags. Makes it if it is missing."""
         found = self.tags
         if found is None:
             found = self._tags = [None] * self.capacity
         return found
 
     def field_columns(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The (block, slot) columns of a field, made where missing."""
+        """Return the (block, slot) columns of a field. Makes them if they are missing."""
         found = self.field.get(name)
         if found is None:
             found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
         return found
 
     def wide_columns(self, specs: Sequence[FieldSpec]) -> WideColumns | None:
-        """The columns of exactly these fields in this order, if they were made together, else None."""
+        """Return the columns of exactly these fields in this order if they were made together, otherwise None."""
         for wide in self.wide:
             if wide.schema is specs:
                 return wide
@@ -280,7 +287,7 @@ class Chunk(Persisted):
         return None
 
     def single_fields(self) -> Collection[str]:
-        """The fields whose columns were not made together with others."""
+        """Return the fields whose columns were not made together with others."""
         if not self.wide:
             return self.field
         if sum(len(wide.names) for wide in self.wide) == len(self.field):
@@ -288,35 +295,35 @@ class Chunk(Persisted):
         return set(self.field).difference(*(wide.names for wide in self.wide))
 
     def consumed_column(self, task: str) -> np.ndarray:
-        """The consumption column of a task, made where missing."""
+        """Return the consumption column of a task. Makes it if it is missing."""
         found = self.consumed.get(task)
         if found is None:
             found = self.consumed[task] = np.zeros(self.capacity, "u1")
         return found
 
     def dealt_column(self, task: str) -> np.ndarray:
-        """The dealt-batch column of a task, made where missing."""
+        """Return the dealt-batch column of a task. Makes it if it is missing."""
         found = self.dealt.get(task)
         if found is None:
             found = self.dealt[task] = np.zeros(self.capacity, "i8")
         return found
 
     def held_columns(self, task: str) -> tuple[np.ndarray, np.ndarray]:
-        """The (held, finished) columns of a task, made where missing."""
+        """Return the (held, finished) columns of a task. Makes them if they are missing."""
         if task not in self.held:
             self.held[task] = np.zeros(self.capacity, "u2")
             self.finished[task] = np.zeros(self.capacity, "u2")
         return self.held[task], self.finished[task]
 
     def watch(self, tag: str) -> None:
-        """Keeps this tag as a column from now on."""
+        """Keep this tag as a column of numbers from now on."""
         self.numbers[tag] = np.full(self.capacity, math.nan)
         self.wrong[tag] = set()
         have = [at for at, tags in enumerate(self.tags or ()) if tags and tag in tags]
         self.note(tag, have, [self.tags[at][tag] for at in have])  # type: ignore[index]
 
     def note(self, tag: str, at: list[int], values: list[Any]) -> None:
-        """A watched tag of these rows has these values now, None where it has none."""
+        """Set the values of a watched tag of these rows; None if a row does not have the tag."""
         found = numbers_of(values)
         if found is not None:
             self.numbers[tag][at] = found
@@ -332,7 +339,7 @@ class Chunk(Persisted):
                 self.wrong[tag].discard(one)
 
     def group_column(self) -> np.ndarray:
-        """The group column, made where missing."""
+        """Return the group column. Makes it if it is missing."""
         if self.group is None:
             self.group = np.full(self.capacity, -1, "i8")
         return self.group
@@ -342,28 +349,29 @@ _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinst
 _FIELD = _PER_ROW.pop("field")
 
 
-# neighbours in one chunk: its number, the chunk, where they are in it, which is from `first` up to before `last`
+# consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first` to before `last`
 Run = tuple[int, Chunk, Indexer, int, int]
 
 
 class RowTable(Persisted):
-    """Chunks by number, ascending. `count`: rows alive. `end`: position of the next row.
-
-    watched: tags that are kept as columns of numbers, too. Derived from the tags, and no part of the state.
-    """
+    """The rows of one partition."""
 
     chunks: dict[int, Chunk] = parts_of(Count, Chunk)
+    """The chunks by number, ascending."""
     end: int = counter()
+    """The position of the next row."""
     count: int = counter()
+    """The number of live rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watched: list[str] = []
+        """The tags that are also kept as columns of numbers. Derived from the tags, and not part of the state."""
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
         self._keys: list[int] = []  # the chunk numbers
 
     def append(self, first_index: int, count: int, waiting: bool = False, owner: int = 0) -> list[Run]:
-        """Adds rows with consecutive global indexes; where they are."""
+        """Add rows with consecutive global indexes. Returns where they are."""
         runs = []
         done = 0
         while done < count:
@@ -379,7 +387,7 @@ class RowTable(Persisted):
             if last > chunk.capacity:
                 chunk.ensure(last)
             index = first_index + done
-            # numpy takes a number faster than a slice of one
+            # numpy sets a number faster than a slice with one entry
             at: Indexer = first if take == 1 else slice(first, last)
             chunk.index[at] = index if take == 1 else np.arange(index, index + take)
             chunk.alive[at] = 1
@@ -395,19 +403,19 @@ class RowTable(Persisted):
         return runs
 
     def capacity_after(self, count: int) -> int:
-        """The capacity of the chunk of the next row after `count` rows have been added."""
+        """Return the capacity of the chunk of the next row after `count` rows have been added."""
         chunk, first = self.chunks.get(self.end >> CHUNK_BITS), self.end & MASK
         return capacity_for(0 if chunk is None else chunk.capacity, min(first + count, CHUNK))
 
     def watch(self, tag: str) -> None:
-        """Keeps a tag as a column of numbers. Reads all tags once, unless it is done before there are any."""
+        """Keep a tag as a column of numbers. This reads all existing tags once."""
         if tag not in self.watched:
             self.watched.append(tag)
             for chunk in self.chunks.values():
                 chunk.watch(tag)
 
     def split(self, positions: np.ndarray) -> Iterator[tuple[int, Chunk, Indexer, Indexer]]:
-        """(chunk number, chunk, where in the chunk, where in `positions`), chunk by chunk."""
+        """Iterate over (chunk number, chunk, places in the chunk, places in `positions`), one chunk at a time."""
         if len(positions) == 1:
             key = int(positions[0]) >> CHUNK_BITS
             chunk = self.chunks.get(key)
@@ -435,13 +443,13 @@ class RowTable(Persisted):
         return self._firsts
 
     def position_of(self, index: int) -> int:
-        """The position of a global index, -1 where it is no live row of this partition."""
+        """Return the position of a global index; -1 if it is not a live row of this partition."""
         at = bisect_right(self._chunk_starts(), index) - 1
         if at < 0:
             return -1
         key = self._keys[at]
         chunk = self.chunks[key]
-        # mostly nothing lies between the rows of a chunk, else it is searched
+        # usually the indexes in a chunk have no gaps; otherwise it is searched
         found = index - int(chunk.index[0])
         if found >= chunk.size or chunk.index[found] != index:
             found = int(chunk.index[: chunk.size].searchsorted(index))
@@ -450,7 +458,7 @@ class RowTable(Persisted):
         return (key << CHUNK_BITS) + found if chunk.alive[found] else -1
 
     def positions_of(self, indexes: np.ndarray) -> np.ndarray:
-        """The position of each global index, -1 where it is no live row of this partition."""
+        """Return the position of each global index; -1 if it is not a live row of this partition."""
         if len(indexes) == 1:
             return np.array([self.position_of(int(indexes[0]))])
         if not self.chunks or not len(indexes):
@@ -465,7 +473,7 @@ class RowTable(Persisted):
         out = np.full(len(indexes), -1, "i8")
         high = bisect_right(starts, int(indexes[-1]))
         if low >= 0 and high - low <= len(indexes) and (indexes[1:] >= indexes[:-1]).all():
-            edges = indexes.searchsorted(starts[low:high]).tolist()  # few chunks are sooner found in many rows
+            edges = indexes.searchsorted(starts[low:high]).tolist()  # faster, as there are more rows than chunks
             for key, begin, end in zip(self._keys[low:high], edges, [*edges[1:], len(indexes)], strict=True):
                 if begin < end:
                     out[begin:end] = self._positions_in(key, indexes[begin:end])
@@ -477,9 +485,9 @@ class RowTable(Persisted):
         return out
 
     def _run_at(self, indexes: np.ndarray) -> int:
-        """The position of the first, where these are the indexes of rows of a chunk one behind the other that all live.
+        """Return the position of the first row if these are consecutive rows of one chunk which all live, otherwise -1.
 
-        As most batches are. -1 where they are not.
+        Most batches are such rows.
         """
         first = int(indexes[0])
         if int(indexes[-1]) - first != len(indexes) - 1:
@@ -494,10 +502,10 @@ class RowTable(Persisted):
         return start
 
     def _positions_in(self, key: int, indexes: np.ndarray) -> np.ndarray:
-        """The same for indexes that are in this chunk or nowhere; none is below its first."""
+        """Do the same for indexes that are in this chunk or nowhere, and not below its first index."""
         chunk = self.chunks[key]
         first, last = int(chunk.index[0]), chunk.size - 1
-        if int(chunk.index[last]) - first == last:  # nothing lies between its rows
+        if int(chunk.index[last]) - first == last:  # its indexes have no gaps
             found: np.ndarray = np.minimum(indexes - first, last)
         else:
             found = np.minimum(chunk.index[: chunk.size].searchsorted(indexes), last)
@@ -508,7 +516,7 @@ class RowTable(Persisted):
         return found
 
     def dead(self, positions: range) -> bool:
-        """Whether any of these positions, all below `end`, was cleared."""
+        """Return whether any of these positions, all below `end`, was cleared."""
         for p in positions:
             chunk = self.chunks.get(p >> CHUNK_BITS)
             if chunk is None or not chunk.alive[p & MASK]:
@@ -516,7 +524,7 @@ class RowTable(Persisted):
         return False
 
     def indexes_of(self, positions: np.ndarray) -> np.ndarray:
-        """The global index of each position (all must be in kept chunks)."""
+        """Return the global index of each position. Their chunks must exist."""
         if len(positions) == 1:
             position = int(positions[0])
             return self.chunks[position >> CHUNK_BITS].index[position & MASK : (position & MASK) + 1].copy()
@@ -526,7 +534,7 @@ class RowTable(Persisted):
         return out
 
     def live_positions(self, waiting: bool = True) -> np.ndarray:
-        """All live positions, ascending; without pre-allocated ones unless `waiting`."""
+        """Return all live positions, ascending; `waiting`: including pre-allocated rows."""
         parts = []
         for key, chunk in self.chunks.items():
             alive = chunk.alive[: chunk.size]
@@ -536,7 +544,7 @@ class RowTable(Persisted):
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
     def first(self, count: int, below: int | None = None) -> np.ndarray:
-        """The first `count` live positions, all `below` this one; pre-allocated ones are passed over."""
+        """Return the first `count` live positions below `below`, without pre-allocated rows."""
         parts = []
         for key, chunk in self.chunks.items():
             start = key << CHUNK_BITS
@@ -549,19 +557,19 @@ class RowTable(Persisted):
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
     def start(self) -> int:
-        """The position of the first row that `first` gives, or `end`."""
+        """Return the position of the first row that `first` returns, or `end`."""
         found = self.first(1)
         return int(found[0]) if len(found) else self.end
 
     def owners_of(self, positions: np.ndarray) -> np.ndarray:
-        """The number of the client that reserved each row."""
+        """Return the number of the client that reserved each row."""
         out = np.zeros(len(positions), "i4")
         for _, chunk, at, where in self.split(positions):
             out[where] = chunk.owner[at]
         return out
 
     def drop_if_empty(self, key: int) -> bool:
-        """Drops a full chunk without living rows; True if it went. The last, unfilled one stays."""
+        """Remove a full chunk without live rows; return whether it is removed. A chunk that is not full stays."""
         chunk = self.chunks.get(key)
         if chunk is None or chunk.living or chunk.size < CHUNK:
             return False

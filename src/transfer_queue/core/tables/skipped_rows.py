@@ -1,4 +1,4 @@
-"""Rows that a task was not dealt and never will be, though it is through with them: how many, which, and why."""
+"""Rows that a task will never be dealt and counts as finished: how many, which ones, and why."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, RowTab
 
 
 class SkippedRows(Persisted):
-    """counts: (task, reason) -> rows passed over so far, cleared ones included; until the task's consumption is reset.
-
-    Of rows that live the reason is kept, in columns of u2 for the chunks in which any was passed over.
-    """
+    """The skipped rows of the tasks of one partition."""
 
     counts: dict[tuple[str, str], int] = map_of_tuples((str, str), Count)
+    """(task, reason) -> rows skipped so far, cleared ones included, until the task's consumption is reset."""
     _reasons: list[str] = list_of(str)
     _codes: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
-    """1 + number of the reason; 0 without."""
+    """Task -> chunk number -> for each live row 1 + the number of the reason, 0 if it was not skipped."""
 
     def __init__(self, rows: RowTable) -> None:
         super().__init__()
         self._rows = rows
 
     def add(self, task: str, positions: np.ndarray, reason: str) -> None:
-        """The task passes over these rows."""
+        """Record that the task skips these rows."""
         self.counts[task, reason] = self.counts.get((task, reason), 0) + len(positions)
         if reason not in self._reasons:
             self._reasons.append(reason)
@@ -37,28 +35,28 @@ class SkippedRows(Persisted):
             columns[key][at] = 1 + self._reasons.index(reason)
 
     def reason(self, task: str, position: int) -> str | None:
-        """Why the task passed over a row; None where it did not."""
+        """Return why the task skipped a row; None if it did not."""
         column = self._codes.get(task, {}).get(position >> CHUNK_BITS)
         code = 0 if column is None else int(column[position & MASK])
         return self._reasons[code - 1] if code else None
 
     @property
     def known(self) -> int:
-        """How many reasons there are."""
+        """The number of different reasons."""
         return len(self._reasons)
 
     def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """(task, chunk number, 1 + number of the reason of each row)."""
+        """Iterate over (task, chunk number, 1 + the number of the reason of each row)."""
         for task, columns in self._codes.items():
             for key, column in columns.items():
                 yield task, key, column
 
     def of(self, task: str) -> dict[str, int]:
-        """Reason -> rows that the task passed over."""
+        """Return reason -> number of rows that the task skipped."""
         return {reason: count for (name, reason), count in self.counts.items() if name == task}
 
     def cleared(self, key: int, at: np.ndarray) -> None:
-        """Rows of a chunk end."""
+        """Record that rows of a chunk are cleared."""
         for columns in self._codes.values():
             column = columns.get(key)
             if column is not None:
@@ -67,6 +65,6 @@ class SkippedRows(Persisted):
                     del columns[key]
 
     def forget(self, task: str) -> None:
-        """The task's consumption is reset."""
+        """Forget a task whose consumption is reset."""
         self._codes.pop(task, None)
         self.counts = {key: count for key, count in self.counts.items() if key[0] != task}

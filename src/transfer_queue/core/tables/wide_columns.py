@@ -1,4 +1,4 @@
-"""The columns of many fields that were made together: two matrices, in which each field has a row."""
+"""Columns of many fields that were made together, stored as two matrices in which each field has a row."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 from transfer_queue.messages.descriptors import FieldSpec
 
 MANY_FIELDS = 64
-"""Of one block, whose columns are made together."""
+"""From this number of fields of one block on, their columns are made together."""
 
 Columns = tuple[np.ndarray, np.ndarray]
 
 
 class WideColumns:
-    """Block numbers and slots of fields of one chunk, each (fields, capacity of the chunk).
+    """Block numbers and slots of many fields in one chunk, as matrices (fields, capacity of the chunk). Derived.
 
-    A put of exactly these fields sets all of them at once. The chunk also has each row under the name of its field, so
-    that code that uses one field need not know the others. schema: the list of fields that was last found to
-    have these names. Derived.
+    A put of exactly these fields sets all of them at once. The chunk also has each row of the matrices under the name
+    of its field, so that code that uses one field does not depend on the others.
     """
 
     __slots__ = ("blocks", "capacity", "names", "schema", "slots")
@@ -29,11 +28,12 @@ class WideColumns:
         self.names = names
         self.capacity = capacity
         self.schema: Sequence[FieldSpec] | None = None
+        """The list of fields that was last found to have these names."""
         self.blocks = np.zeros((len(names), capacity), "i8")
         self.slots = np.zeros((len(names), capacity), "i4")
 
     def touch(self, start: int, stop: int, at: slice) -> None:
-        """Write to the memory of some fields of these rows, so that the system allocates it now and not in the put."""
+        """Write to the memory of some fields of these rows, so that the system allocates it before the put."""
         self.blocks[start:stop, at] = 0
         self.slots[start:stop, at] = 0
 
@@ -43,7 +43,7 @@ class WideColumns:
         return zip(self.names[some], zip(self.blocks[some], self.slots[some]))
 
     def put(self, at: Union[int, slice, np.ndarray], number: int, slots: Any) -> None:
-        """Set the values of all fields, for these rows of the chunk, to these slots of block `number`."""
+        """Set the values of all fields for these rows of the chunk to these slots of block `number`."""
         self.blocks[:, at] = number
         self.slots[:, at] = slots
 
