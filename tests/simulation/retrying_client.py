@@ -163,7 +163,7 @@ class RetryingClient(Client):
         for sequence, attempts in list(self._attempts.items()):
             if attempts.deadline <= now and sequence in self._tasks:
                 target, _ = self._frames[sequence]
-                self._broke(sequence, TimeoutError("no answer before the deadline"))
+                self._broke(sequence, TimeoutError("no reply before the deadline"))
                 if target in self._connections and sequence not in self._tasks and not self.state.session.closed:
                     cancel, frame = self.state.session.begin(Cancel(sequence))
                     self._given_up.add(cancel)

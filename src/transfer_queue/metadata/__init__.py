@@ -1,4 +1,4 @@
-"""BatchMeta and KVBatchMeta: what a client knows of a batch, without its values."""
+"""BatchMeta and KVBatchMeta describe the samples of a batch, without their values."""
 
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn

@@ -1,6 +1,6 @@
-"""The columns of a BatchMeta apart from its fields: positions, partitions, tags.
+"""The columns of a BatchMeta other than its fields: positions, partitions, tags and leases.
 
-A column can be cut at a cost of the rows kept. This module knows nothing of fields or of BatchMeta.
+A selection of rows costs time in proportion to the selected rows. This module does not depend on fields or BatchMeta.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Item = TypeVar("Item")
 
 
 def whole_numbers(values: Iterable[int] | Positions, what: str) -> IntArray:
-    """The values as a one-dimensional int64 array of their own.
+    """Return the values as a new one-dimensional int64 array.
 
     Raises:
-        InvalidArgumentError: they are not whole numbers, or not in one dimension; `what` names the argument.
+        InvalidArgumentError: The values are not integers, or do not have one dimension. `what` is the argument's name.
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
@@ -35,16 +35,16 @@ def whole_numbers(values: Iterable[int] | Positions, what: str) -> IntArray:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidArgumentError(
-            f"{what} must be a flat list of whole numbers, but has {array.ndim} dimensions of {array.dtype}"
+            f"{what} must be a flat list of integers, got {array.ndim} dimensions of {array.dtype}"
         )
     return array.astype(np.int64)
 
 
 def checked_positions(positions: Iterable[int] | Positions, size: int) -> IntArray:
-    """Positions in a batch of `size` rows, each in 0 .. size - 1, repeats allowed.
+    """Return positions in a batch of `size` rows, each from 0 to size - 1. Repetitions are allowed.
 
     Raises:
-        OutOfRangeError: one lies outside, or is negative.
+        OutOfRangeError: A position is negative or outside the batch.
     """
     array = whole_numbers(positions, "positions")
     outside = array[(array < 0) | (array >= size)]
@@ -54,12 +54,12 @@ def checked_positions(positions: Iterable[int] | Positions, size: int) -> IntArr
 
 
 def checked_order(indexes: Iterable[int] | Positions, size: int) -> IntArray:
-    """A permutation of the positions 0 .. size - 1.
+    """Return a permutation of the positions 0 to size - 1.
 
     Raises:
-        InvalidArgumentError: it has another length.
-        DuplicateError: a position is there twice.
-        OutOfRangeError: one lies outside, or is negative.
+        InvalidArgumentError: The number of indexes is not `size`.
+        DuplicateError: A position is repeated.
+        OutOfRangeError: A position is negative or outside the batch.
     """
     array = whole_numbers(indexes, "indexes")
     if array.size != size:
@@ -72,20 +72,20 @@ def checked_order(indexes: Iterable[int] | Positions, size: int) -> IntArray:
 
 
 def chunk_bounds(size: int, chunks: int) -> list[slice]:
-    """`chunks` runs that cover `size` rows; sizes differ by at most one, the longer first.
+    """Divide `size` rows into consecutive parts. Sizes differ by at most one, and the larger parts come first.
 
     Raises:
-        InvalidArgumentError: fewer than one chunk.
+        InvalidArgumentError: `chunks` is less than 1.
     """
     if isinstance(chunks, bool) or not isinstance(chunks, (int, np.integer)) or chunks < 1:
-        raise InvalidArgumentError(f"chunks must be a whole number of at least 1, got {chunks!r}")
+        raise InvalidArgumentError(f"chunks must be a positive integer, got {chunks!r}")
     short, longer = divmod(size, int(chunks))
     ends = [short * i + min(i, longer) for i in range(int(chunks) + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def packed(numbers: IntArray) -> tuple[int, npt.NDArray[Any]]:
-    """Whole numbers as they travel: the least of them, and the distances to it in as few bytes as hold them."""
+    """Pack integers for pickling: the least one, and the distances from it in the smallest dtype that fits them."""
     if not numbers.size:
         return 0, numbers
     least = int(numbers.min())
@@ -98,27 +98,26 @@ def unpacked(least: int, distances: npt.NDArray[Any]) -> IntArray:
 
 
 def taken(items: list[Item], selection: Selection) -> list[Item]:
-    """The selected items of a list."""
+    """Return the selected items of a list."""
     if isinstance(selection, slice):
         return items[selection]
     return [items[position] for position in selection.tolist()]
 
 
 class PartitionColumn:
-    """The partition of each row: one name where all rows agree, else a list of names and a code a row.
-
-    names: the names in use, none twice. codes: int32 [rows], index into names; None while there is one name.
-    """
+    """The partition of each row: one name if all rows have the same, otherwise names and a code for each row."""
 
     __slots__ = ("codes", "names")
 
     def __init__(self, names: list[str], codes: npt.NDArray[np.int32] | None = None) -> None:
         self.names = names
+        """The names in use, without repetitions."""
         self.codes = codes
+        """The index into `names` of each row, int32 [rows]; None while there is at most one name."""
 
     @classmethod
     def of(cls, partition_ids: Sequence[str]) -> PartitionColumn:
-        """The column of one name a row."""
+        """Return the column of one name for each row."""
         names = list(dict.fromkeys(partition_ids))
         if len(names) < 2:
             return cls(names)
@@ -127,7 +126,7 @@ class PartitionColumn:
 
     @classmethod
     def joined(cls, columns: Sequence[PartitionColumn], sizes: Sequence[int]) -> PartitionColumn:
-        """The columns one after the other."""
+        """Return the columns, one after the other."""
         names = list(dict.fromkeys(name for column in columns for name in column.names))
         if len(names) < 2:
             return cls(names)
@@ -139,7 +138,7 @@ class PartitionColumn:
         return cls(names, np.concatenate(parts))
 
     def take(self, selection: Selection) -> PartitionColumn:
-        """The column of the selected rows."""
+        """Return the column of the selected rows."""
         if self.codes is None:
             return self
         kept, codes = np.unique(self.codes[selection], return_inverse=True)
@@ -147,17 +146,17 @@ class PartitionColumn:
         return PartitionColumn(names, codes.astype(np.int32) if len(names) > 1 else None)
 
     def name_of(self, position: int) -> str:
-        """The partition of one row."""
+        """Return the partition of one row."""
         return self.names[0] if self.codes is None else self.names[self.codes[position]]
 
     def to_list(self, rows: int) -> list[str]:
-        """One name a row."""
+        """Return one name for each row."""
         if self.codes is None:
             return self.names * rows
         return [self.names[code] for code in self.codes.tolist()]
 
     def split(self, rows: int) -> list[tuple[str, IntArray]]:
-        """Each partition with the positions of its rows, in the order in which the partitions first appear."""
+        """Return each partition with the positions of its rows, in the order in which the partitions first appear."""
         if self.codes is None:
             return [(self.names[0], np.arange(rows, dtype=np.int64))] if rows else []
         order = np.argsort(self.codes, kind="stable").astype(np.int64)
@@ -168,13 +167,7 @@ class PartitionColumn:
 
 
 class TagColumn:
-    """The tag of each row, and what it was when the rows were fetched.
-
-    Invariants: `_saved` is the baseline that changes are told against, None where every tag was empty;
-    its list and dicts are never changed, so that cuts share them. `_current` is None until tags are handed
-    out or changed for the first time, and means `_saved` so long; after that it is a list of dicts that
-    users hold and edit, and shares nothing that can change with `_saved`.
-    """
+    """The tag of each row, and the tag that it had when the rows were fetched."""
 
     __slots__ = ("_current", "_rows", "_saved")
 
@@ -183,21 +176,29 @@ class TagColumn:
     ) -> None:
         self._rows = rows
         self._saved = saved
+        """The baseline with which `changed` compares; None if every tag was empty.
+
+        The list and its dicts never change, so that selections share them.
+        """
         self._current = current
+        """The dicts that users read and edit. They share no mutable value with `_saved`.
+
+        None until tags are read or changed for the first time. The tags are then those of `_saved`.
+        """
 
     @classmethod
     def of(cls, tags: Iterable[Mapping[str, Any]], rows: int) -> TagColumn:
-        """The column of a user's tags, copied in; they are the baseline.
+        """Return the column of a user's tags, which are copied. They are also the baseline.
 
         Raises:
-            InvalidArgumentError: not one dict a row.
+            InvalidArgumentError: There is not one dict for each row.
         """
         saved = _copied_tags(tags, rows)
         return cls(rows, saved if any(saved) else None)
 
     @classmethod
     def joined(cls, columns: Sequence[TagColumn]) -> TagColumn:
-        """The columns one after the other; nothing is shared that can change."""
+        """Return the columns, one after the other. The result shares no mutable value with them."""
         saved = current = None
         if any(column._saved is not None for column in columns):
             saved = [tag for column in columns for tag in column._saved_list()]
@@ -206,18 +207,18 @@ class TagColumn:
         return cls(sum(column._rows for column in columns), saved, current)
 
     def live(self) -> list[dict[str, Any]]:
-        """The tags themselves, for the user to read and edit."""
+        """Return the tags themselves, which the user may edit."""
         if self._current is None:
             self._current = copied(self._saved_list())
         return self._current
 
     def to_list(self) -> list[dict[str, Any]]:
-        """A copy of the tags."""
+        """Return a copy of the tags."""
         tags: list[dict[str, Any]] = copied(self._checked())
         return tags
 
     def take(self, selection: Selection) -> TagColumn:
-        """The column of the selected rows, changed apart from this one."""
+        """Return the column of the selected rows. Later changes of one column do not affect the other."""
         saved = None if self._saved is None else taken(self._saved, selection)
         if saved is not None and not any(saved):
             saved = None
@@ -229,25 +230,25 @@ class TagColumn:
         return TagColumn(rows, saved, current)
 
     def reorder(self, order: IntArray) -> None:
-        """Moves the tags in place; dicts that a user holds stay those of their rows."""
+        """Reorder the tags in place. A dict that a user has stays the tag of its row."""
         if self._saved is not None:
             self._saved = taken(self._saved, order)
         if self._current is not None:
             self._current[:] = taken(self._checked(), order)
 
     def replace(self, tags: Iterable[Mapping[str, Any]]) -> None:
-        """Other tags, copied in; the baseline stays.
+        """Replace the tags by copies of these. The baseline stays.
 
         Raises:
-            InvalidArgumentError: not one dict a row.
+            InvalidArgumentError: There is not one dict for each row.
         """
         self._put(_copied_tags(tags, self._rows))
 
     def update(self, tags: Iterable[Mapping[str, Any]]) -> None:
-        """Merges tags row by row.
+        """Merge tags row by row.
 
         Raises:
-            InvalidArgumentError: not one dict a row; nothing has changed.
+            InvalidArgumentError: There is not one dict for each row. Nothing has changed.
         """
         new = _copied_tags(tags, self._rows)
         self.live()
@@ -255,11 +256,11 @@ class TagColumn:
             tag.update(entries)
 
     def clear(self) -> None:
-        """Empties all tags; the baseline stays."""
+        """Empty all tags. The baseline stays."""
         self._put([{} for _ in range(self._rows)])
 
     def merged(self, other: TagColumn) -> TagColumn:
-        """The tags of both columns row by row; the other's entries win."""
+        """Merge the tags of both columns row by row. If both have an entry, that of `other` is used."""
         saved = current = None
         if self._saved is not None or other._saved is not None:
             pairs = zip(self._saved_list(), other._saved_list(), strict=True)
@@ -270,10 +271,12 @@ class TagColumn:
         return TagColumn(self._rows, saved, current)
 
     def changed(self) -> list[dict[str, Any] | None] | None:
-        """For each row its entries that are new or differ from the baseline, None for a row without; None if none has.
+        """Return for each row the entries that are new or differ from the baseline.
+
+        The entry of a row is None if it has no changes, and the result is None if no row has any.
 
         Raises:
-            InvalidArgumentError: the list handed out no longer holds one dict a row.
+            InvalidArgumentError: The user edited the list, and it does not contain one dict for each row any more.
         """
         if self._current is None:
             return None
@@ -282,13 +285,13 @@ class TagColumn:
         return changes if any(changes) else None
 
     def mark_saved(self) -> None:
-        """Makes the tags as they are the baseline."""
+        """Make the present tags the baseline."""
         if self._current is not None:
             saved = copied(self._checked())
             self._saved = saved if any(saved) else None
 
     def _put(self, tags: list[dict[str, Any]]) -> None:
-        # a list that was handed out stays the one that counts
+        # a list that a user has stays the list of this column
         if self._current is None:
             self._current = tags
         else:
@@ -305,14 +308,14 @@ class TagColumn:
         if len(tags) != self._rows or not all(isinstance(tag, dict) for tag in tags):
             kinds = sorted({type(tag).__name__ for tag in tags})
             raise InvalidArgumentError(
-                f"custom_meta must keep one dict for each of the {self._rows} rows, got {len(tags)} entries of {kinds}"
+                f"custom_meta must have one dict for each of the {self._rows} rows, got {len(tags)} entries of {kinds}"
             )
         return tags
 
     def __getstate__(self) -> tuple[int, list[dict[str, Any]] | None, dict[int, dict[str, Any]]]:
         if self._current is None:
             return self._rows, self._saved, {}
-        # tags that were only read travel once: as the baseline
+        # tags that were read but not changed are pickled only as the baseline
         edits = {
             row: tag
             for row, (tag, saved) in enumerate(zip(self._checked(), self._saved_list(), strict=True))
@@ -332,7 +335,7 @@ class TagColumn:
 def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:
     new = [copied_tag(tag, "custom_meta") for tag in tags]
     if len(new) != rows:
-        raise InvalidArgumentError(f"custom_meta must hold one dict for each of the {rows} rows, got {len(new)}")
+        raise InvalidArgumentError(f"custom_meta must have one dict for each of the {rows} rows, got {len(new)}")
     return new
 
 
@@ -340,12 +343,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class BatchLease:
-    """One lease. It is renewed as long as anything refers to this object: the metadata, and every cut of it.
-
-    token: what the controller knows it by. seconds: how long it lasts without being renewed. rows: global indexes of
-    its samples, ascending. deliveries: the delivery number of each of them, from 1, and 0 for samples that were
-    cleared before; None if all are 1.
-    """
+    """One lease. The client renews it while this object exists: the metadata and every selection of it refer to it."""
 
     __slots__ = ("__weakref__", "deliveries", "partition", "rows", "seconds", "token")
 
@@ -354,13 +352,17 @@ class BatchLease:
     ) -> None:
         self.partition = partition
         self.token = token
+        """The number by which the controller identifies the lease."""
         self.seconds = seconds
+        """How long the lease lasts without a renewal."""
         order = np.argsort(rows, kind="stable")
         self.rows = rows[order]
+        """The global indexes of its samples, ascending."""
         self.deliveries = None if deliveries is None else deliveries[order]
+        """The delivery number of each sample, from 1; 0 for samples that were cleared before; None if all are 1."""
 
     def deliveries_of(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """The delivery number of each of these rows; -1 for rows of other leases."""
+        """Return the delivery number of each of these rows; -1 for rows that are not under this lease."""
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         known = self.rows[at] == rows
         counts = np.ones(len(rows), "i8") if self.deliveries is None else self.deliveries[at].astype("i8")
@@ -371,5 +373,5 @@ class BatchLease:
 
 
 def merge_leases(leases: Iterable[tuple[BatchLease, ...]]) -> tuple[BatchLease, ...]:
-    """The leases of several batches, each once."""
+    """Return the leases of several batches without repetitions."""
     return tuple({lease.token: lease for some in leases for lease in some}.values())

@@ -1,4 +1,4 @@
-"""BatchMeta: which samples a batch contains and what is known of their fields, without the values.
+"""BatchMeta: the samples of a batch and the schema of their fields, without the values.
 
 Everything is stored in columns, so a selection costs time in proportion to the rows that it keeps. This module does not
 depend on clients, storage or the wire.
@@ -99,16 +99,19 @@ class BatchMeta:
         tags: TagColumn,
         extra_info: dict[str, Any],
     ) -> None:
-        self._indexes = rows  # int64 [size]; never written, so that copies share it
+        self._indexes = rows  # int64 [size]; never changed in place, so that copies share it
         self._partitions = partitions
         self._fields = fields  # by name, in order of name
-        self._status = status  # int8 [size]; writable, and of this batch alone
+        self._status = status  # int8 [size]; writable, and not shared with other batches
         self._tags = tags
         self._extra_info = extra_info
-        self._holder: str | None = None  # the client that holds these rows, until it finishes them
-        self._epoch: int | None = None  # of the system's, in which these rows were learnt; None: of any
-        self._leases: tuple[BatchLease, ...] = ()  # under which they were given, some of which may be over
-        # Python forms of the columns above, made when asked for; they never travel
+        self._holder: str | None = None
+        """The client that has a reference to these rows until it finishes them; None if no client has."""
+        self._epoch: int | None = None
+        """The epoch of the system in which this metadata was made; None if it fits every epoch."""
+        self._leases: tuple[BatchLease, ...] = ()
+        """The leases under which the rows were fetched. Some may have ended."""
+        # columns as Python lists, made at their first use and not pickled
         self._index_list: list[int] | None = None
         self._size_lists: dict[str, list[torch.Size | None]] = {}
 
@@ -136,10 +139,10 @@ class BatchMeta:
         tags: list[dict[str, Any]] | None = None,
         extra_info: dict[str, Any] | None = None,
     ) -> BatchMeta:
-        """A batch out of columns as they came from the system; nothing is checked.
+        """Return a batch of columns from a reply, without checks.
 
-        Takes `rows`, `tags` (None: all empty) and `extra_info` as its own; they must not be changed after.
-        produced: None where every row is. The tags are the baseline of `_changed_tags`.
+        The batch uses `rows`, `tags` (None: all are empty) and `extra_info` themselves, so they must not change later.
+        If `produced` is None, every row is produced. The tags are the baseline of `_changed_tags`.
         """
         status = np.ones(rows.size, dtype=np.int8) if produced is None else np.array(produced, dtype=np.int8)
         by_name = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
@@ -238,11 +241,6 @@ class BatchMeta:
 
     @property
     def production_status(self) -> npt.NDArray[np.int8]:
-        """1 for each sample that is produced, int8 [size]; writes to it count."""
-        return self._status
-
-    @production_status.setter
-    def production_status(self, status: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> None:
         """1 for each sample that is produced, int8 [size]. It can be written to.
 
         Example:
@@ -251,6 +249,10 @@ class BatchMeta:
             >>> meta.is_ready
             True
         """
+        return self._status
+
+    @production_status.setter
+    def production_status(self, status: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> None:
         self._status = _checked_status(status, self.size)
 
     @property
@@ -438,9 +440,9 @@ class BatchMeta:
     __copy__ = copy
 
     def _take(self, selection: Selection, fields: dict[str, FieldColumn] | None = None) -> BatchMeta:
-        """Return the selected samples, with these fields, which must fit them; or else with those of the batch."""
+        """Return the selected samples, with the fields of the batch or with `fields`, which must have as many rows."""
         cut = type(self)._made(
-            # copies, for views of slices would keep the whole alive
+            # copies, because views of slices would keep the whole arrays in memory
             self._indexes[selection].copy() if isinstance(selection, slice) else self._indexes[selection],
             self._partitions.take(selection),
             {name: field.take(selection) for name, field in self._fields.items()} if fields is None else dict(fields),
@@ -611,11 +613,6 @@ class BatchMeta:
 
     @property
     def extra_info(self) -> dict[str, Any]:
-        """What the user keeps with the batch as a whole; edits in place count."""
-        return self._extra_info
-
-    @extra_info.setter
-    def extra_info(self, info_dict: Mapping[str, Any]) -> None:
         """Your own data about the batch as a whole. Changes in place have an effect.
 
         Example:
@@ -624,6 +621,10 @@ class BatchMeta:
             >>> meta.extra_info
             {'step': 2}
         """
+        return self._extra_info
+
+    @extra_info.setter
+    def extra_info(self, info_dict: Mapping[str, Any]) -> None:
         self._extra_info = dict(info_dict)
 
     def get_extra_info(self, key: str, default: Any = None) -> Any:
@@ -728,11 +729,6 @@ class BatchMeta:
 
     @property
     def custom_meta(self) -> list[dict[str, Any]]:
-        """The tag of each sample; edits in place count, and travel with the next put."""
-        return self._tags.live()
-
-    @custom_meta.setter
-    def custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
         """The tag of each sample. Changes in place have an effect, and are sent with the next put.
 
         Example:
@@ -741,6 +737,10 @@ class BatchMeta:
             >>> meta.custom_meta
             [{'status': 'done'}, {}]
         """
+        return self._tags.live()
+
+    @custom_meta.setter
+    def custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
         self._tags.replace(custom_meta)
 
     def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
@@ -803,7 +803,7 @@ class BatchMeta:
         return counts.tolist()
 
     def _leased(self) -> Iterator[tuple[BatchLease, IntArray]]:
-        """Each lease with those of its samples that are here (global indexes, ascending)."""
+        """Yield each lease with the global indexes of its samples in this batch, ascending."""
         for lease in self._leases:
             rows = np.intersect1d(lease.rows, self._indexes)
             if len(rows):
@@ -812,29 +812,29 @@ class BatchMeta:
     # ------------------------------------------------------------ for the client
 
     def _rows(self) -> IntArray:
-        """The global indexes as they are held; not to be written."""
+        """Return the column of global indexes itself, which must not be changed."""
         return self._indexes
 
     def _partition(self) -> str | None:
-        """The one partition of all samples; None where there are several, or no samples."""
+        """Return the partition of all samples; None if there are several partitions, or no samples."""
         if not self.size or self._partitions.codes is not None:
             return None
         return self._partitions.names[0]
 
     def _split_by_partition(self) -> list[tuple[str, IntArray]]:
-        """Each partition with the positions of its samples, in the order in which partitions first appear."""
+        """Return each partition with the positions of its samples, in the order in which partitions first appear."""
         return self._partitions.split(self.size)
 
     def _changed_tags(self) -> list[dict[str, Any] | None] | None:
-        """For each sample the tag entries that are new or changed, None where none is; None where no sample has any.
+        """Return for each sample the tag entries that are new or changed (None if none is); None if no sample has any.
 
-        Measured against the tags with which the batch was made, or those of the last `_tags_saved`. Entries
-        removed since are not told: a put merges. The values are those held, not copies.
+        The tags are compared with those with which the batch was made, or those at the last `_tags_saved`. Removed
+        entries are not reported, because a put merges tags. The values are not copied.
         """
         return self._tags.changed()
 
     def _tags_saved(self) -> None:
-        """Makes the tags as they are what `_changed_tags` measures against."""
+        """Make the present tags those with which `_changed_tags` compares."""
         self._tags.mark_saved()
 
     # ------------------------------------------------------------ pickling
@@ -847,7 +847,7 @@ class BatchMeta:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         indexes, partitions, fields, status, tags, extra_info, holder, epoch, leases = state
-        if not status.flags.writeable:  # out-of-band buffers, as Ray uses them, come read-only
+        if not status.flags.writeable:  # Ray unpickles out-of-band buffers as read-only arrays
             status = status.copy()
         by_name = {field.name: field for field in fields}
         self._assign(unpacked(*indexes), PartitionColumn(*partitions), by_name, status, tags, extra_info)
@@ -857,10 +857,10 @@ class BatchMeta:
 
 
 def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, size: int) -> npt.NDArray[np.int8]:
-    """A production status as an array of the batch's own.
+    """Return a production status as a new array.
 
     Raises:
-        InvalidArgumentError: not one small number a sample.
+        InvalidArgumentError: There is not one number that fits int8 for each sample.
     """
     if isinstance(status, torch.Tensor):
         status = status.detach().cpu().numpy()
@@ -876,7 +876,7 @@ def _checked_status(status: Sequence[int] | npt.NDArray[Any] | torch.Tensor, siz
 
 
 def _oldest(batches: Iterable[BatchMeta]) -> int | None:
-    """The oldest epoch in which rows of these batches were learnt: a batch is as stale as any part of it."""
+    """Return the oldest epoch of these batches, because a batch is as stale as its oldest part."""
     return min((batch._epoch for batch in batches if batch._epoch is not None), default=None)
 
 

@@ -1,6 +1,6 @@
-"""FieldColumn: what a BatchMeta knows of one field, dtype and row shapes, as columns; and how it is read from values.
+"""FieldColumn: the dtype and the row shapes of one field of a BatchMeta, as columns; and how to read them from values.
 
-Reading the shapes of a dense or nested tensor needs no call for each row. Values themselves are not kept.
+Reading the shapes of a dense or nested tensor does not need a call for each row. A FieldColumn contains no values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata.batch_columns import Selection, packed, taken, unpacked
 
-# one shape a row: int64 [rows, ndim], or a list of tuples where rows differ in rank
+# one shape for each row: int64 [rows, ndim], or a list of tuples if rows differ in rank
 RowShapes = Union[npt.NDArray[np.int64], list[tuple[int, ...]]]
 
 TABLE = "is_tensordict"
@@ -230,7 +230,7 @@ class FieldColumn:
         if isinstance(self.shapes, list):
             shapes = taken(self.shapes, selection)
         elif self.shapes is not None:
-            # a copy, for a view of a slice would keep the whole array alive
+            # a copy, because the view of a slice would keep the whole array in memory
             shapes = self.shapes[selection].copy() if isinstance(selection, slice) else self.shapes[selection]
         dtypes = None if self.dtypes is None else taken(self.dtypes, selection)
         return FieldColumn(
@@ -331,7 +331,7 @@ class FieldColumn:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # numbers of rows and dimensions travel in few bytes
+        # packed, so that small numbers take few bytes
         shapes = packed(self.shapes) if isinstance(self.shapes, np.ndarray) else self.shapes
         kind = (self.is_non_tensor, self.is_nested, self.extra, self.dtypes)
         return _unpickled, (self.name, self.dtype, self.ndim, self.shape, shapes, *kind)
@@ -410,7 +410,7 @@ def _entry(values: TensorDictBase, name: str) -> Any:
         return values.get(name)
     except RuntimeError:
         if isinstance(values, LazyStackedTensorDict) and values.stack_dim == 0:
-            return [row.get(name) for row in values.tensordicts]  # rows that do not stack
+            return [row.get(name) for row in values.tensordicts]  # rows that cannot be stacked
         raise
 
 
@@ -432,7 +432,7 @@ def _column_of(name: str, values: Any, rows: int) -> FieldColumn:
 
 
 def _unwrapped(value: Any, rows: int) -> Any:
-    """What a NonTensorData holds, as a column: one value a row where its length is that of the batch."""
+    """Return the value of a NonTensorData as a column: one value for each row if it has one for each row."""
     if isinstance(value, (list, tuple)):
         return value if len(value) == rows else [value] * rows
     if isinstance(value, (np.ndarray, torch.Tensor)):
@@ -441,18 +441,18 @@ def _unwrapped(value: Any, rows: int) -> Any:
 
 
 def _tensor_like(values: npt.NDArray[Any]) -> Any:
-    """An array without copying its values: numbers as an empty-handed tensor of its shape, others as a list."""
+    """Return an array as a column without copying its values: a meta tensor of its shape for numbers, else a list."""
     if values.ndim and values.dtype.kind in "biufc":
         try:
             dtype = torch.from_numpy(np.empty(0, values.dtype.newbyteorder("="))).dtype
-        except TypeError:  # numbers that torch does not have, such as long doubles
+        except TypeError:  # torch has no such dtype, for example for long doubles
             return list(values)
         return torch.empty(values.shape, dtype=dtype, device="meta")
     return list(values) if values.ndim else values
 
 
 def _length(values: Any) -> int | None:
-    """Rows of a column, None of what is no column."""
+    """Return the number of rows of a column; None if the value is not a column."""
     if isinstance(values, torch.Tensor):
         if values.is_nested:
             return int(values.size(0))
@@ -472,7 +472,7 @@ def _check_rows(name: str, values: Any, rows: int) -> None:
 
 
 def _nested_shapes(values: torch.Tensor) -> npt.NDArray[np.int64]:
-    """The row shapes of a nested tensor, int64 [rows, ndim], read off its offsets and sizes."""
+    """Return the row shapes of a nested tensor, int64 [rows, ndim], from its offsets and sizes."""
     nested: Any = values
     if values.layout is not torch.jagged:
         sizes: npt.NDArray[np.int64] = nested._nested_tensor_size().cpu().numpy()
@@ -480,7 +480,7 @@ def _nested_shapes(values: torch.Tensor) -> npt.NDArray[np.int64]:
     lengths = nested.lengths()
     if lengths is None:
         lengths = nested.offsets().diff()
-    inner = nested.values().shape  # the rows one after the other along the ragged dimension
+    inner = nested.values().shape  # `values` contains the rows one after the other along the ragged dimension
     shapes = np.empty((len(lengths), len(inner)), dtype=np.int64)
     shapes[:] = tuple(inner)
     shapes[:, nested._ragged_idx - 1] = lengths.cpu().numpy()
@@ -488,7 +488,7 @@ def _nested_shapes(values: torch.Tensor) -> npt.NDArray[np.int64]:
 
 
 def _column_of_rows(name: str, values: Iterable[Any]) -> FieldColumn:
-    """A column given row by row: a tensor field if each row is a tensor of one dtype, else objects."""
+    """Describe a column of separate rows: a tensor field if all rows are tensors of one dtype, otherwise objects."""
     shapes: list[torch.Size] = []
     dtype: torch.dtype | None = None
     for value in values:

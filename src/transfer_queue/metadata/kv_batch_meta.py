@@ -73,11 +73,6 @@ class KVBatchMeta:
 
     @property
     def tags(self) -> list[dict[str, Any]]:
-        """The tag of each key; edits in place count. What is assigned is copied in."""
-        return self._tags
-
-    @tags.setter
-    def tags(self, tags: Iterable[Mapping[str, Any]]) -> None:
         """The tag of each key. Changes in place have an effect. An assigned value is copied.
 
         Example:
@@ -86,6 +81,10 @@ class KVBatchMeta:
             >>> meta.tags
             [{'step': 2}]
         """
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Iterable[Mapping[str, Any]]) -> None:
         new = [copied_tag(tag, "tags") for tag in tags]
         if len(new) != len(self.keys):
             raise InvalidArgumentError(
@@ -95,17 +94,16 @@ class KVBatchMeta:
 
     @property
     def fields(self) -> list[str] | None:
-        """Fields that every key has; None where not known."""
-        return self._fields
-
-    @fields.setter
-    def fields(self, fields: Iterable[str] | None) -> None:
         """The fields that every key has; None if they are not known.
 
         Example:
             >>> tq.KVBatchMeta(["a"], [{}], "train_0", fields=["prompt"]).fields
             ['prompt']
         """
+        return self._fields
+
+    @fields.setter
+    def fields(self, fields: Iterable[str] | None) -> None:
         new = None if fields is None else _names(fields)
         if new is not None and len(set(new)) != len(new):
             raise DuplicateError(f"Got duplicated fields: {_repeated(new)}; name each field once")
@@ -113,17 +111,16 @@ class KVBatchMeta:
 
     @property
     def extra_info(self) -> dict[str, Any]:
-        """What the user keeps with the batch as a whole; edits in place count. What is assigned is copied in."""
-        return self._extra_info
-
-    @extra_info.setter
-    def extra_info(self, extra_info: Mapping[str, Any]) -> None:
         """Your own data about the batch as a whole. Changes in place have an effect. An assigned value is copied.
 
         Example:
             >>> tq.KVBatchMeta(["a"], [{}], "train_0", extra_info={"step": 1}).extra_info
             {'step': 1}
         """
+        return self._extra_info
+
+    @extra_info.setter
+    def extra_info(self, extra_info: Mapping[str, Any]) -> None:
         self._extra_info = {key: copied(value) for key, value in extra_info.items()}
 
     @property
@@ -181,7 +178,7 @@ class KVBatchMeta:
 
     def _find(self, wanted: list[str]) -> list[int]:
         positions = self._positions
-        # the list of keys is the user's to edit, so what was noted of it counts only while it holds
+        # the user may edit the list of keys, so the positions are used only if they are still right
         if positions is None or not self._holds(positions, wanted):
             positions = self._positions = {key: position for position, key in enumerate(self.keys)}
         unknown = [key for key in wanted if key not in positions]

@@ -71,7 +71,7 @@ class SampleView:
 
     @property
     def fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """What is known of each field of the sample: "dtype", "shape", "is_nested" and "is_non_tensor".
+        """The schema of each field of the sample: "dtype", "shape", "is_nested" and "is_non_tensor".
 
         Example:
             >>> meta = tq.BatchMeta([4], "train_0").add_fields({"reward": torch.ones(1)})

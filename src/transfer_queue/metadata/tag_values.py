@@ -1,7 +1,7 @@
-"""Copying, comparing and uniting the values users keep in tags and extra_info.
+"""Copies, compares and merges the values of tags and `extra_info`.
 
-Such values are anything: numbers, text, nested dicts and lists, arrays, tensors, objects of the
-user's own. This module knows nothing of batches.
+Such a value can be any object: a number, text, a nested dict or list, an array, a tensor, or an object of a user's
+class. This module does not depend on batches.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ import torch
 
 from transfer_queue.errors import InvalidArgumentError
 
-# values of exactly these types cannot change, so that a copy may share them
+# values of exactly these types are immutable, so that a copy may share them
 _UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
-# the equality of classes that define none
+# `__eq__` of classes that do not define it
 _IDENTITY: Any = object.__eq__
 _ABSENT = object()
 
 
 def copied(value: Any) -> Any:
-    """A copy deep enough that an edit in place of one side does not show in the other.
-
-    A value that refuses to be copied (a lock, an open file) is shared.
-    """
+    """Return a deep copy. A value that cannot be copied (a lock, an open file) is shared."""
     kind = type(value)
     if kind in _UNCHANGING:
         return value
@@ -37,19 +34,19 @@ def copied(value: Any) -> Any:
     if kind is tuple:
         return tuple(copied(entry) for entry in value)
     if isinstance(value, torch.Tensor):
-        # deepcopy refuses tensors that an autograd graph made
+        # deepcopy raises an error for tensors that are results of autograd
         return value.detach().clone().requires_grad_(value.requires_grad)
     try:
         return copy.deepcopy(value)
-    except Exception:  # whatever a user's __deepcopy__ raises
+    except Exception:  # a user's __deepcopy__ may raise anything
         return value
 
 
 def copied_tag(tag: Any, what: str) -> dict[str, Any]:
-    """A tag of the user's, copied in.
+    """Return a copy of a user's tag.
 
     Raises:
-        InvalidArgumentError: it is no mapping; `what` names the argument.
+        InvalidArgumentError: The tag is not a mapping. `what` is the argument's name.
     """
     if type(tag) is not dict and not isinstance(tag, Mapping):
         raise InvalidArgumentError(f"{what} must have one dict for each row, got a {type(tag).__name__}: {tag!r}")
@@ -57,10 +54,10 @@ def copied_tag(tag: Any, what: str) -> dict[str, Any]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values are equal, in words that also fit arrays and tensors.
+    """Whether two values are equal; also for arrays and tensors.
 
-    NaN equals NaN. Arrays and tensors are equal where dtype, shape and all elements are; objects without an
-    equality of their own where their attributes are. What cannot be compared is not equal.
+    NaN equals NaN. Arrays and tensors are equal if their dtypes, shapes and elements are. Objects whose class does not
+    define equality are equal if their attributes are. Values that cannot be compared are not equal.
     """
     if one is other:
         return True
@@ -74,7 +71,7 @@ def same_value(one: Any, other: Any) -> bool:
         if isinstance(one, (list, tuple)) and type(one) is type(other):
             return len(one) == len(other) and all(map(same_value, one, other))
         return _same_object(one, other)
-    except Exception:  # whatever a user's __eq__ raises
+    except Exception:  # a user's __eq__ may raise anything
         return False
 
 
@@ -106,7 +103,7 @@ def _same_tensor(one: Any, other: Any) -> bool:
         return False
     if one.dtype != other.dtype or one.is_nested != other.is_nested:
         return False
-    if one.is_nested:  # torch.equal does not know nested tensors
+    if one.is_nested:  # torch.equal does not support nested tensors
         return same_value(list(one.unbind()), list(other.unbind()))
     if one.shape != other.shape:
         return False
@@ -117,21 +114,25 @@ def _same_tensor(one: Any, other: Any) -> bool:
 
 
 def changed_entries(tag: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `tag` that `saved` lacks, or holds with another value or type. Removed ones are not in it."""
+    """Return the entries of `tag` that `saved` does not have, or has with another value or type.
+
+    Entries that were removed are not reported.
+    """
     changes = {}
     for key, value in tag.items():
         old = saved.get(key, _ABSENT)
-        # most values are unchanged, and those that cannot change are shared by the copy
+        # most values are unchanged, and the copy shares those that are immutable
         if old is not value and (type(old) is not type(value) or not same_value(old, value)):
             changes[key] = value
     return changes
 
 
 def united(infos: Iterable[Mapping[str, Any]], validate: bool = True) -> dict[str, Any]:
-    """One extra_info out of several.
+    """Merge several `extra_info`.
 
     Raises:
-        InvalidArgumentError: two of them hold a key with different values (unless not `validate`: the last wins).
+        InvalidArgumentError: Two of them have different values for a key, and `validate` is true. If `validate` is
+            false, the last value is used.
     """
     union: dict[str, Any] = {}
     for info in infos:

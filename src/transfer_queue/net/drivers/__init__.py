@@ -1,1 +1,1 @@
-"""Drivers of the client's operations: in the calling thread, in an event loop, in threads beside one."""
+"""Drivers run the operations of a client: in the calling thread, in an event loop, or in threads beside a loop."""

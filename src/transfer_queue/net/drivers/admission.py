@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 
 AT_ONCE = 64
-"""Operations of a loop that run at a time: enough to keep a connection busy, and few enough that their objects are
-freed before they reach the third generation of the collector."""
+"""Operations of a loop that run at the same time: enough to keep a connection busy, and few enough that their objects
+are freed before they reach the third generation of the collector."""
 STALL_SECONDS = 1.0
 
 

@@ -1,10 +1,10 @@
 """Runs operations in asyncio, with one multiplexed connection per event loop and target.
 
-A loop's calls share its connection: replies are matched by sequence. Only `add_reader`, `add_writer`
-and futures of the loop are used, no transports, so that any loop will do (uvloop too) and a loop may be
-closed without a word to us: its connections are found at the next call from another loop, and those on
-which nothing is outstanding go on to serve that one. A task that is cancelled sends `Cancel` for its
-request, so that a parked claim does not wait for nobody.
+The calls of a loop share its connection, and replies are matched by sequence. The driver uses only `add_reader`,
+`add_writer` and futures of the loop, no transports. So it works with every loop (also uvloop), and a loop may be closed
+without notice: the next call from another loop finds the connections of closed loops, and takes over those on which
+nothing is outstanding. When a task is cancelled, the driver sends `Cancel` for its request, so that no parked claim
+is left at the server.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _is_large(call: Call) -> bool:
 
 
 async def to_the_end(work: Callable[[], T]) -> T:
-    """Runs it in a thread; where the coroutine is cancelled, it is first done to its end."""
+    """Run `work` in a thread and return its result. A cancelled coroutine first waits until `work` has ended."""
     future = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled = None
     while not future.done():
@@ -92,14 +92,14 @@ async def to_the_end(work: Callable[[], T]) -> T:
 
 
 async def exchange(session: Session, call: Call) -> AnyReply:
-    """The reply to one call, made in the running loop; raises as it failed."""
+    """Make one call in the running loop and return its reply. Raises the error with which the call failed."""
     return await _exchange(session, session.transport(_Links).of(asyncio.get_running_loop(), session), call)
 
 
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
     """Return the coroutine that makes the call. It is not wrapped in another one, which would cost time and memory."""
     if _is_large(call):
-        # bytes by the gigabyte, which would hold up a connection that others share, and the loop
+        # gigabytes of values would block the loop, and the connection that other calls share
         return to_the_end(partial(exchange_blocking, session, call))
     if call.work is not None:
         return _work(call.work)
@@ -114,7 +114,7 @@ async def _work(work: Callable[[], None]) -> AnyReply:
 
 
 async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
-    """The reply to the call; NOT_MADE if another task of this loop made one of the same turn meanwhile."""
+    """Return the reply to the call, or NOT_MADE if another task of this loop made one of the same turn meanwhile."""
     waiting = links.turns.get(call.turn)
     if waiting is not None:
         other: asyncio.Future[bool] = links.loop.create_future()
@@ -153,11 +153,9 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
 
 
 class _Link:
-    """One connection of one loop; used in the loop's thread alone.
+    """One connection of one loop, used only in the loop's thread.
 
-    waiting: the sequences sent and not answered, with the future of whoever waits, or None for a
-    request whose answer interests nobody. One timer serves all deadlines: thousands of them would cost more than
-    the requests.
+    One timer serves all deadlines, because thousands of timers would cost more than the requests.
     """
 
     def __init__(
@@ -167,25 +165,27 @@ class _Link:
         self.target = target
         self.broken = False
         self.waiting: dict[int, asyncio.Future[_Outcome] | None] = {}
+        """Sequence of each request without a reply -> the future of its task; None if no task waits for the reply."""
         self._loop = loop
         self._session = session
-        self._deadlines: dict[int, float] = {}  # of those in `waiting` that have a future
+        self._deadlines: dict[int, float] = {}  # of the requests in `waiting` that have a future
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._arrived: deque[bytes] = deque()  # replies that are not handled yet
         self._answering = False  # whether `_go_on` is scheduled
-        self._unsent = bytearray()  # not empty exactly while a writer is registered
+        self._unsent = bytearray()
+        """Bytes to send when the socket is writable. Not empty if and only if a writer is registered."""
         self._fd = connection.sock.fileno()
         loop.add_reader(self._fd, self._readable)
 
     @property
     def idle(self) -> bool:
-        """Whether another loop could take the connection over: nothing outstanding in either direction."""
+        """Whether another loop can take over the connection: nothing is outstanding in either direction."""
         return not (self.broken or self.waiting or self._arrived or self._unsent) and self.connection.reader.clean
 
     async def ask(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
-        """Sends a request and waits for its reply. Raises OSError if the connection breaks, or is broken."""
-        if self.broken:  # since `connect` made it
+        """Send a request and wait for its reply. Raises `OSError` if the connection breaks, or is broken."""
+        if self.broken:  # the connection broke after `connect` returned it
             raise ConnectionResetError("the server closed the connection")
         future: asyncio.Future[_Outcome] = self._loop.create_future()
         self.waiting[sequence] = future
@@ -200,7 +200,7 @@ class _Link:
         finally:
             self.waiting.pop(sequence, None)
             self._deadlines.pop(sequence, None)
-            # also where the reply has come in the same turn of the loop: what it gives under a lease goes back
+            # Cancel also if the reply has arrived in the same turn of the loop, so that leased samples are returned.
             if not seen and not self.broken:
                 self._cancel(sequence)
         if isinstance(result, OSError):
@@ -220,7 +220,7 @@ class _Link:
         for sequence, deadline in list(self._deadlines.items()):
             future = self.waiting.get(sequence)
             if deadline <= now + CLOCK_SLACK and future is not None and not future.done():
-                future.set_result(TimeoutError("no answer before the deadline"))
+                future.set_result(TimeoutError("no reply before the deadline"))
         left = [deadline for deadline in self._deadlines.values() if deadline > now + CLOCK_SLACK]
         if left:
             self._set_alarm(min(left))
@@ -276,7 +276,7 @@ class _Link:
             return
         except OSError as error:
             self.end(error)
-        except TransferQueueError as error:  # what came is no frame or no answer
+        except TransferQueueError as error:  # the received bytes are not a valid frame or reply
             self.end(ConnectionAbortedError(str(error)))
 
     def _answer_one(self) -> None:
@@ -303,7 +303,7 @@ class _Link:
     def _answered(self, body: bytes) -> None:
         answer = self._session.answer(body)
         if answer.sequence not in self.waiting:
-            return  # to a request that was cancelled
+            return  # the reply to a request that was cancelled
         future = self.waiting.pop(answer.sequence)
         if future is None:
             self._session.finish(answer.sequence)
@@ -311,7 +311,10 @@ class _Link:
             future.set_result(answer.body)
 
     def end(self, error: OSError) -> None:
-        """Closes the connection; everyone who waits gets the error. In the loop's thread, or when it runs no more."""
+        """Close the connection. All waiting tasks get the error.
+
+        Call it in the loop's thread, or when the loop does not run any more.
+        """
         if self.broken:
             return
         self.broken = True
@@ -321,7 +324,7 @@ class _Link:
                 self._answered(self._arrived.popleft())
         pool = self._session.transport(Pool)
         pool.discard(self.connection)
-        pool.forget(self.target)  # the idle ones led to the same server
+        pool.forget(self.target)  # the idle connections led to the same server
         waiting, self.waiting = self.waiting, {}
         for sequence, future in waiting.items():
             if future is None:
@@ -330,7 +333,7 @@ class _Link:
                 future.set_result(error)
 
     def detach(self) -> None:
-        """Takes the connection out of its loop, which forgets descriptors of its own accord only when closed."""
+        """Remove the connection from its loop, which forgets descriptors by itself only when it is closed."""
         if self._alarm is not None:
             self._alarm.cancel()
         if not self._loop.is_closed():
@@ -340,26 +343,24 @@ class _Link:
 
 
 class _LoopLinks:
-    """The links of one loop, by target, and the connects under way; used only in the loop's thread.
-
-    turns: `Call.turn` of each such call under way -> the calls that wait for its outcome.
-    """
+    """The links of one loop by target, and the connects under way. Used only in the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
         self.loop = loop
         self.links: dict[Target, _Link] = {}
         self.admission = Admission(loop)
         self.turns: dict[Hashable, list[asyncio.Future[bool]]] = {}
+        """`Call.turn` of each such call under way -> the calls that wait for its outcome."""
         self._session = session
         self._connecting: dict[Target, asyncio.Task[_Link]] = {}
 
     def ready(self, target: Target) -> _Link | None:
-        """The working link to a target, if there is one."""
+        """Return the working link to a target, None if there is none."""
         link = self.links.get(target)
         return None if link is None or link.broken else link
 
     async def connect(self, target: Target, deadline: float) -> _Link:
-        """A new link; calls that come meanwhile wait for the same one, and survive the cancellation of the first."""
+        """Return a new link. Calls that start meanwhile wait for the same one, also if the first one is cancelled."""
         task = self._connecting.get(target)
         if task is None:
             task = self.loop.create_task(self._connect(target))
@@ -373,7 +374,7 @@ class _LoopLinks:
     def _connected(self, target: Target, task: asyncio.Task[_Link]) -> None:
         self._connecting.pop(target, None)
         if not task.cancelled():
-            task.exception()  # marks it as seen: everyone who waited may have been cancelled
+            task.exception()  # marks the error as retrieved, because all waiting calls may have been cancelled
 
     async def _connect(self, target: Target) -> _Link:
         pool = self._session.transport(Pool)
@@ -385,7 +386,7 @@ class _LoopLinks:
                 await asyncio.wait_for(self._authenticate(connection, address), HANDSHAKE_SECONDS)
             except asyncio.TimeoutError as error:
                 pool.discard(connection)
-                raise TimeoutError("no answer to the handshake") from error
+                raise TimeoutError(f"no reply to the handshake within {HANDSHAKE_SECONDS:g} s") from error
             except BaseException:
                 pool.discard(connection)
                 raise
@@ -415,9 +416,9 @@ class _LoopLinks:
             await loop.sock_connect(sock, address)
         await send(connection.secure(address, session.tls))
         while connection.tls is not None and not connection.tls.done:
-            await receive()  # which is empty until our own hello
+            await receive()  # returns no bytes before the client has sent its hello
         handshake = ClientHandshake(session.role, session.client_id, session.key)
-        with contextlib.suppress(ConnectionError):  # it may have said why it takes none, and closed
+        with contextlib.suppress(ConnectionError):  # the server may have sent the reason of a refusal and closed
             await send(connection.sealed(handshake.start()))
         while not handshake.done:
             proof = handshake.receive(await receive())
@@ -426,7 +427,7 @@ class _LoopLinks:
         connection.reader.feed(handshake.leftover)
 
     def end(self) -> None:
-        """Closes all links of this loop."""
+        """Close all links of this loop."""
         for link in list(self.links.values()):
             link.end(ConnectionAbortedError("the client was closed"))
 
@@ -438,7 +439,7 @@ class _Links:
         self._loops: dict[asyncio.AbstractEventLoop, _LoopLinks] = {}
 
     def of(self, loop: asyncio.AbstractEventLoop, session: Session) -> _LoopLinks:
-        """The links of this loop. A loop that is new here inherits what closed ones have left."""
+        """Return the links of this loop. A loop without links gets the idle connections of closed loops."""
         found = self._loops.get(loop)
         if found is None:
             self._collect(session)
@@ -448,7 +449,7 @@ class _Links:
     def _collect(self, session: Session) -> None:
         pool = session.transport(Pool)
         for loop in [loop for loop in list(self._loops) if loop.is_closed()]:
-            left = self._loops.pop(loop, None)  # of two threads here, one gets it
+            left = self._loops.pop(loop, None)  # if two threads collect at once, one of them gets it
             for link in [] if left is None else left.links.values():
                 if link.idle:
                     pool.give(link.target, link.connection)
@@ -456,7 +457,7 @@ class _Links:
                     link.end(ConnectionAbortedError("the event loop was closed"))
 
     def close(self) -> None:
-        """Ends the links of every loop, each in its own thread while it runs."""
+        """End the links of every loop, in the loop's thread if it is running."""
         for loop in list(self._loops):
             links = self._loops.pop(loop, None)
             if links is None:
@@ -466,13 +467,13 @@ class _Links:
                     loop.call_soon_threadsafe(links.end)
                     continue
                 except RuntimeError:
-                    pass  # closed this moment: nobody uses its links any more
+                    pass  # the loop was closed this moment, so that its links are not in use
             links.end()
 
     def forked(self) -> None:
-        """In a forked child: forgets all. The pool closes the descriptors.
+        """In a forked child: forget all links. The pool closes the descriptors.
 
-        The loops are left alone: their epoll descriptors are the parent's as well.
+        The loops are not changed, because they share their epoll descriptors with the parent.
         """
         self._loops.clear()
 

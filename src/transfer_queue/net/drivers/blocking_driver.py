@@ -1,8 +1,8 @@
 """Runs an operation in the calling thread, with blocking sockets.
 
-A call uses a connection of its own: nothing is shared between threads while it is in use, no call
-crosses a thread, and a running event loop is merely blocked. A call that ends by anything but its
-reply closes its connection, since the reply may still come.
+Each call uses a connection that no other thread uses at that time, and stays in its thread. If an event loop runs in
+the thread, the call blocks it. A call that ends without its reply closes its connection, because the reply may still
+arrive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
-    """What the operation returns. Errors of a call are thrown into it first, at its `yield`."""
+    """Run an operation and return its result. Errors of a call are thrown into it first, at its `yield`."""
     pool = session.transport(Pool)
     try:
         call = next(op)
@@ -40,7 +40,7 @@ def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
 
 def exchange(session: Session, call: Call) -> AnyReply:
-    """The reply to one call; raises as it failed."""
+    """Make one call and return its reply. Raises the error with which the call failed."""
     return _exchange(session, session.transport(Pool), call)
 
 
@@ -71,7 +71,7 @@ def retry_until_reply(
     frame: bytes,
     broken: OSError | None = None,
 ) -> AnyReply:
-    """The reply to a call that was begun. broken: how it has failed, where it was tried before."""
+    """Send a request until its reply arrives, and return the reply. `broken` is the error of an earlier try, if any."""
     while True:
         if broken is not None:
             delay = attempts.failed(broken)
@@ -95,11 +95,11 @@ def _try(session: Session, pool: Pool, call: Call, deadline: float, sequence: in
             body = connection.exchange(frame, deadline, call.payload)
         answer = session.answer(body)
         if answer.sequence != sequence:
-            raise ProtocolError(f"a server answered request {answer.sequence} where {sequence} was asked")
+            raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
         pool.give(call.target, connection)
     except BaseException as error:
         pool.discard(connection)
         if isinstance(error, ConnectionError):
-            pool.forget(call.target)  # the other idle ones led to the same server
+            pool.forget(call.target)  # the other idle connections led to the same server
         raise
     return answer.body

@@ -1,9 +1,9 @@
-"""A client's end of one authenticated connection, and the idle ones that a session keeps.
+"""The client's end of an authenticated connection, and the pool of connections of a session.
 
-A `Connection` is a non-blocking socket with its frame reader. `exchange` waits with poll, so that it
-works in any thread and inside a running event loop; the asyncio driver uses the same object with its
-loop's readers instead. Only one caller uses a connection at a time: it is taken out of the `Pool`, or
-made, and given back between calls. Nothing here knows what a body means.
+A `Connection` is a non-blocking socket with its frame reader. `exchange` waits with poll, so that it works in any
+thread, also in one that runs an event loop. The asyncio driver uses the same object with the readers of its loop. Only
+one caller uses a connection at a time: the caller takes it out of the `Pool`, or makes one, and gives it back between
+calls. This module does not interpret bodies.
 """
 
 from __future__ import annotations
@@ -34,18 +34,26 @@ Address = Union[str, tuple[str, int]]
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
-MAX_IDLE = 64  # connections kept per target; more threads than this at once pay for their own
-BUSY_SECONDS = 0.005  # between two tries at a UNIX socket whose queue of connections is full
-LONGEST_POLL = 86400.0  # seconds; the kernel takes 24 days at most
-MAX_PATH = 107  # bytes of a UNIX socket's path
+MAX_IDLE = 64
+"""Idle connections that are kept per target. If more threads make calls at once, the others connect for each call."""
+BUSY_SECONDS = 0.005
+"""Seconds between two tries to connect to a UNIX socket whose queue of connections is full."""
+LONGEST_POLL = 86400.0
+"""Seconds of one poll; the kernel accepts at most 24 days."""
+MAX_PATH = 107
+"""Bytes of a UNIX socket's path."""
 
 
 def new_socket(address: Address) -> socket.socket:
-    """A non-blocking socket of the family that the address wants: a path, or (host, port)."""
+    """Return a non-blocking socket of the address's family.
+
+    Args:
+        address: The path of a UNIX socket, or (host, port).
+    """
     if isinstance(address, str):
         if len(address.encode()) > MAX_PATH:
             raise AttachError(
-                f"the socket path {address!r} has {len(address.encode())} bytes, the system's limit is {MAX_PATH}: set "
+                f"a socket path must have at most {MAX_PATH} bytes, got {len(address.encode())} ({address!r}); set "
                 "TQ_RUNTIME_DIR to a folder with a shorter path"
             )
         sock = _open(socket.AF_UNIX)
@@ -63,20 +71,21 @@ def _open(family: socket.AddressFamily) -> socket.socket:
         words = out_of_files(error)
         if words is None:
             raise
-        raise AttachError(f"no connection to a server can be opened: {words}") from error
+        raise AttachError(f"cannot open a connection to a server: {words}") from error
 
 
 class Connection:
-    """One socket to one server. Raises OSError when the peer is gone, TimeoutError past a deadline.
+    """One socket to one server.
 
-    Deadlines are readings of `time.monotonic`.
+    Methods raise `OSError` if the connection breaks, and `TimeoutError` after the deadline, which is a reading of
+    `time.monotonic`.
     """
 
     __slots__ = ("_poll", "_polled", "reader", "sock", "tls")
 
     def __init__(self, address: Address) -> None:
         self.sock = new_socket(address)
-        # such replies go through `exchange_into`: a server that announces a payload unasked is none of ours
+        # replies with a payload go through `exchange_into`; no server of this package sends other payloads
         self.reader = FrameReader(max_payload=0)
         self.tls: Tls | None = None
         self._poll = select.poll()
@@ -88,12 +97,12 @@ class Connection:
         return self.sock.fileno() < 0
 
     def close(self) -> None:
-        """Closes this end; a reply under way is lost. Touches no other process's copy."""
+        """Close this end. A reply that has not arrived is lost. Copies of the socket in other processes stay open."""
         self.sock.close()
 
     def wake(self) -> None:
-        """Ends the connection from another thread; who waits on it sees it broken."""
-        with contextlib.suppress(OSError):  # not connected any more, which is what was wanted
+        """End the connection from another thread. The thread that waits on it gets an error."""
+        with contextlib.suppress(OSError):  # the socket is not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def connect(
@@ -105,7 +114,7 @@ class Connection:
         deadline: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connects and shakes hands, within HANDSHAKE_SECONDS and before the deadline."""
+        """Connect and authenticate, within HANDSHAKE_SECONDS and before the deadline."""
         deadline = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
         while not self.try_connect(address):
             if isinstance(address, str):
@@ -115,9 +124,9 @@ class Connection:
         if (hello := self.secure(address, tls)) and self.tls is not None:
             self._push(hello, deadline)
             while not self.tls.done:
-                self._receive(deadline)  # which is empty until our own hello
+                self._receive(deadline)  # returns no bytes before the client has sent its hello
         handshake = ClientHandshake(role, client_id, key)
-        with contextlib.suppress(ConnectionError):  # it may have said why it takes none, and closed
+        with contextlib.suppress(ConnectionError):  # the server may have sent the reason of a refusal and closed
             self._send(handshake.start(), deadline)
         while not handshake.done:
             proof = handshake.receive(self._receive(deadline))
@@ -126,7 +135,10 @@ class Connection:
         self.reader.feed(handshake.leftover)
 
     def try_connect(self, address: Address) -> bool:
-        """One step of connecting; False if it must be tried again: in a moment (UNIX), or once writable (TCP)."""
+        """Make one step of connecting and return whether the socket is connected.
+
+        If it is not, call again: after a short pause (UNIX), or when the socket is writable (TCP).
+        """
         code = self.sock.connect_ex(address)
         if code in (0, errno.EISCONN):
             return True
@@ -135,29 +147,29 @@ class Connection:
         raise OSError(code, os.strerror(code), str(address))
 
     def secure(self, address: Address, tls: ssl.SSLContext | None) -> bytes:
-        """What to send first on a connection that is to use TLS; empty, and no TLS, over UNIX sockets."""
+        """Start TLS and return the bytes to send first. Over a UNIX socket: use no TLS and return no bytes."""
         if tls is None or isinstance(address, str):
             return b""
-        from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems need none
+        from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems do not use it
 
         self.tls = Tls(tls, server=False)
         return self.tls.start()
 
     def sealed(self, data: bytes) -> bytes:
-        """What goes over the socket to say this."""
+        """Return the bytes to send over the socket for this data: encrypted if the connection uses TLS."""
         if self.tls is None:
             return data
         self.tls.say(data)
         return self.tls.outgoing()
 
     def unsealed(self, data: bytes) -> tuple[bytes, bytes]:
-        """What these bytes of the socket say, and what goes over it in return. Raises as `Tls.receive`."""
+        """Return the data in bytes from the socket, and the bytes to send in return. Raises like `Tls.receive`."""
         if self.tls is None:
             return data, b""
         try:
             said = self.tls.receive(data)
         except TransferQueueError:
-            with contextlib.suppress(OSError):  # the server's log should say why, too
+            with contextlib.suppress(OSError):  # so that the server can log the reason, too
                 self.sock.send(self.tls.outgoing())
             raise
         if self.tls.ended and not said:
@@ -165,17 +177,17 @@ class Connection:
         return said, self.tls.outgoing()
 
     def exchange(self, frame: bytes, deadline: float, payload: memoryview | None = None) -> bytes:
-        """Sends one frame, with the payload that it announces, and returns the body of the one that answers it."""
+        """Send a frame, with the payload that it announces, and return the body of the reply."""
         self.send(frame, deadline, payload)
         while True:
             frames = self.reader.feed(self._receive(deadline))
             if frames:
                 if len(frames) > 1 or not self.reader.clean:
-                    raise ProtocolError("a server sent more than the one reply that was asked for")
+                    raise ProtocolError("expected one reply from a server, got more bytes after it")
                 return frames[0][0]
 
     def exchange_into(self, frame: bytes, deadline: float, into: Sequence[memoryview]) -> bytes:
-        """Like `exchange`, of an answer with a payload, which goes into these parts; an answer without one may come."""
+        """Like `exchange`, for a reply whose payload is written into these parts. The reply may have no payload."""
         self._send(frame, deadline)
         incoming = ReplyReader(self, into, deadline)
         while not incoming.whole:
@@ -185,7 +197,7 @@ class Connection:
         return incoming.body
 
     def exchange_with_more(self, frame: bytes, deadline: float) -> list[bytes]:
-        """Sends one frame to a server that also speaks unasked; the bodies of the answer and of what came with it."""
+        """Send a frame to a server that also sends messages unasked, and return all bodies up to the reply's end."""
         self._send(frame, deadline)
         bodies: list[bytes] = []
         while not bodies or not self.reader.clean:
@@ -193,7 +205,7 @@ class Connection:
         return bodies
 
     def send(self, frame: bytes, deadline: float, payload: memoryview | None = None) -> None:
-        """Sends one frame, with the payload that it announces."""
+        """Send a frame, with the payload that it announces."""
         self._send(frame, deadline)
         if payload is not None:
             for begin in range(0, len(payload), LARGE_READ):
@@ -219,7 +231,7 @@ class Connection:
         return self.read(deadline)
 
     def read(self, deadline: float) -> bytes:
-        """What is there; b"" where nothing is."""
+        """Return the bytes that have arrived, b"" if there are none."""
         try:
             data = self.sock.recv(min(max(READ_SIZE, self.reader.missing), LARGE_READ))
         except BlockingIOError:
@@ -240,22 +252,22 @@ class Connection:
             if self._poll.poll(min(remaining, LONGEST_POLL) * 1000):
                 return
             remaining = deadline - time.monotonic()
-        raise TimeoutError("no answer before the deadline")
+        raise TimeoutError("no reply before the deadline")
 
 
 def _wait_a_moment(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise TimeoutError("the server takes no connection")
+        raise TimeoutError("the server did not accept the connection before the deadline")
     time.sleep(BUSY_SECONDS)
 
 
 class Pool:
     """The connections of one session: the idle ones by target, and all that are open.
 
-    It holds no reference to its session, so that dropping the session closes them at once.
+    The pool has no reference to its session, so that the connections close as soon as the session is garbage.
 
-    Lists and sets are touched by single operations that the interpreter does whole, so no lock is held
-    when a thread forks.
+    Threads change lists and sets only by operations that are atomic in the interpreter. So there is no lock that a
+    thread could hold while another one forks.
     """
 
     def __init__(self) -> None:
@@ -264,7 +276,7 @@ class Pool:
         self._open: set[Connection] = set()  # idle or in use
 
     def take(self, target: Target) -> Connection | None:
-        """An idle connection, now the caller's alone; None if there is none."""
+        """Return an idle connection for the caller's use alone, None if there is none."""
         idle = self._idle.get(target)
         while idle:
             try:
@@ -276,13 +288,13 @@ class Pool:
         return None
 
     def new(self, address: Address) -> Connection:
-        """A socket that is not connected yet, the caller's alone."""
+        """Return a socket that is not connected yet, for the caller's use alone."""
         connection = Connection(address)
         self._open.add(connection)
         return connection
 
     def connect(self, session: Session, target: Target, deadline: float) -> Connection:
-        """A new connection to the target, the caller's alone; blocks until it is authenticated."""
+        """Return a new connection to the target, for the caller's use alone. Blocks until it is authenticated."""
         address = session.resolve(target)
         connection = self.new(address)
         try:
@@ -293,7 +305,7 @@ class Pool:
         return connection
 
     def give(self, target: Target, connection: Connection) -> None:
-        """Puts back a connection on which no reply is outstanding."""
+        """Put back a connection on which no reply is outstanding."""
         idle = self._idle.setdefault(target, [])
         if self._closed or len(idle) >= MAX_IDLE:
             self.discard(connection)
@@ -301,17 +313,17 @@ class Pool:
             idle.append(connection)
 
     def discard(self, connection: Connection) -> None:
-        """Closes a connection that is the caller's."""
+        """Close a connection that the caller uses."""
         self._open.discard(connection)
         connection.close()
 
     def forget(self, target: Target) -> None:
-        """Closes the idle connections to a target: its server is not the one they led to."""
+        """Close the idle connections to a target, because the server that they led to is gone."""
         while (connection := self.take(target)) is not None:
             self.discard(connection)
 
     def close(self) -> None:
-        """Closes what is idle and breaks what is in use, whose users then close it."""
+        """Close idle connections, and break those in use, which their users then close."""
         self._closed = True
         for target in list(self._idle):
             self.forget(target)
@@ -319,7 +331,7 @@ class Pool:
             connection.wake()
 
     def forked(self) -> None:
-        """In a forked child: closes the copies of the parent's sockets."""
+        """In a forked child: close the copies of the parent's sockets."""
         for connection in list(self._open):
             connection.close()
         self._open.clear()

@@ -1,7 +1,7 @@
-"""Several calls of one thread at once: all are sent, then their answers are received as they come.
+"""Several calls of one thread at once: all requests are sent, then the replies are received in any order.
 
-Each has a connection, a deadline and an outcome of its own. What breaks is tried again when the others have ended, one
-after the other, as if it had been made alone.
+Each call has its own connection, deadline and outcome. When all calls have ended, those whose connection broke are
+tried again one after the other, like single calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
-    """Makes these calls; each then has its `outcome`, the reply or the error with which it has failed."""
+    """Make these calls and set the `outcome` of each: the reply, or the error with which the call failed."""
     tries: list[_Try] = []
     try:
         for call in calls:
@@ -48,7 +48,7 @@ def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
 
 
 def _receive(tries: Sequence[_Try]) -> None:
-    """Until each has its answer, or has failed."""
+    """Receive until each call has its reply or has failed."""
     poll = select.poll()
     waiting: dict[int, _Try] = {}
     for each in tries:
@@ -67,7 +67,7 @@ def _receive(tries: Sequence[_Try]) -> None:
 
 
 class _Try:
-    """The first try of a call. broken: how it has failed."""
+    """The first try of a call."""
 
     def __init__(self, session: Session, pool: Pool, call: Call) -> None:
         self._session = session
@@ -77,16 +77,17 @@ class _Try:
         self.connection: Connection | None = None
         self.incoming: ReplyReader | None = None
         self._broken: OSError | TransferQueueError | None = None
+        """The error with which the try failed, if it did."""
         self._sequence, self._frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
         call.sequence = self._sequence
 
     @property
     def over(self) -> bool:
-        """Nothing more is to be received."""
+        """Whether nothing more is to be received."""
         return self._broken is not None or (self.incoming is not None and self.incoming.whole)
 
     def step(self, step: Callable[[_Try], None]) -> None:
-        """Goes a step further, unless it has failed."""
+        """Run a step, unless the try has failed."""
         if self._broken is None:
             try:
                 step(self)
@@ -94,31 +95,31 @@ class _Try:
                 self._broken, self.incoming = error, None
                 self._discard()
                 if isinstance(error, ConnectionError):
-                    self._pool.forget(self._call.target)  # the other idle ones led to the same server
+                    self._pool.forget(self._call.target)  # the other idle connections led to the same server
 
     def connect(self) -> None:
-        """Gets a connection."""
+        """Take an idle connection, or make one."""
         target = self._call.target
         self.connection = self._pool.take(target) or self._pool.connect(self._session, target, self.attempts.deadline)
 
     def send(self) -> None:
-        """Sends the request."""
+        """Send the request."""
         assert self.connection is not None
         self.connection.send(self._frame, self.attempts.deadline, self._call.payload)
         self.incoming = ReplyReader(self.connection, self._call.into, self.attempts.deadline)
 
     def receive(self) -> None:
-        """Takes in what is there of the answer."""
+        """Read the bytes of the reply that have arrived."""
         assert self.incoming is not None
         self.incoming.receive()
 
     def wait(self) -> None:
-        """Nothing is there."""
+        """Raise `TimeoutError` if the deadline has passed. Called when no bytes have arrived."""
         if time.monotonic() > self.attempts.deadline:
-            raise TimeoutError("no answer before the deadline")
+            raise TimeoutError("no reply before the deadline")
 
     def end(self) -> None:
-        """Sets the outcome of the call, after further tries where the first has failed."""
+        """Set the outcome of the call. If the connection broke, try again first."""
         self.step(_Try._take)
         try:
             if isinstance(self._broken, TransferQueueError):
@@ -135,7 +136,7 @@ class _Try:
         assert self.connection is not None
         answer = self._session.answer(self.incoming.body)
         if answer.sequence != self._sequence:
-            raise ProtocolError(f"a server answered request {answer.sequence} where {self._sequence} was asked")
+            raise ProtocolError(f"expected the reply to request {self._sequence}, got the reply to {answer.sequence}")
         self._pool.give(self._call.target, self.connection)
         self.connection = None
         self._call.outcome = _reply_or_error(answer.body)
@@ -146,7 +147,7 @@ class _Try:
             self.connection = None
 
     def forget(self) -> None:
-        """Nobody waits for the reply any more; one that is under way closes its connection."""
+        """Stop waiting for the reply. If it has not arrived, its connection is closed."""
         self._discard()
         self._session.finish(self._sequence)
 

@@ -1,4 +1,4 @@
-"""One answer as it is received: its body, and its payload straight to where it is used."""
+"""Receives one reply: its body, and its payload directly into the caller's memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from transfer_queue.net.framing import HEADER
 if TYPE_CHECKING:
     from transfer_queue.net.drivers.connection import Connection
 
-MAX_PIECES = 64  # of one recvmsg
+MAX_PIECES = 64  # buffers of one recvmsg
 
 
 class ReplyReader:
-    """The next answer on a connection. into: where its payload goes, one part after the other; one without may come.
+    """Receives the next reply of a connection.
 
-    body: None until all of it is here. whole: nothing is missing. deadline: see `Connection`.
+    Args:
+        connection: The connection.
+        into: The memory for the payload, one part after the other. The reply may have no payload.
+        deadline: See `Connection`.
     """
 
     __slots__ = ("_connection", "_deadline", "_parts", "_start", "body")
@@ -29,14 +32,15 @@ class ReplyReader:
         self._start = bytearray()
         self._parts = deque(into)
         self.body: bytes | None = None
+        """The body; None until it has arrived as a whole."""
 
     @property
     def whole(self) -> bool:
-        """Whether body and payload are here."""
+        """Whether body and payload have arrived."""
         return self.body is not None and not self._parts
 
     def receive(self) -> None:
-        """Takes in what the socket has, which should be readable. Raises as the connection does, and ProtocolError."""
+        """Read from the socket, which should be readable. Raises like `Connection`, and `ProtocolError`."""
         if self.body is None:
             self._begin(self._connection.read(self._deadline))
         elif self._connection.tls is not None:
@@ -61,7 +65,8 @@ class ReplyReader:
         room = sum(map(len, self._parts))
         if payload not in (0, room) or len(more) > payload:
             raise ProtocolError(
-                f"a server answers with {payload} bytes where {room} were asked for, and sends {len(more)}"
+                f"expected a reply with {room} bytes of payload or none, got one that announces {payload} bytes and "
+                f"sends at least {len(more)}"
             )
         self.body = bytes(start[HEADER.size : HEADER.size + length])
         if payload:

@@ -1,7 +1,7 @@
-"""The driver for coroutines of operations that read and write files: their own work is done in a thread.
+"""Runs operations that read and write files in asyncio, with their own work in a thread.
 
-Calls are made in the event loop as by `run_async`; what the operation does between them, in a thread of the loop's
-executor, so that nothing else in the loop waits for a disk.
+Calls are made in the event loop, as `run_async` does. The code of the operation between two calls runs in a thread of
+the loop's executor, so that the loop does not wait for a disk.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _Advance = Callable[[], "Call"]
-_Step = Union["Call", BaseException]  # what it asks for next, or how it ended
+_Step = Union["Call", BaseException]  # the next call of the operation, or the exception with which it ended
 
 
 async def run_threaded(session: Session, op: Generator[Call, AnyReply, T]) -> T:
-    """What the operation returns. Errors of a call are thrown into it first, at its `yield`.
+    """Run an operation and return its result. Errors of a call are thrown into it first, at its `yield`.
 
-    Where the coroutine is cancelled, the step under way is done to its end; then the operation gets the cancellation.
+    If the coroutine is cancelled, the step under way runs to its end, and then the operation gets the cancellation.
     """
     advance: _Advance = partial(next, op)
     while True:
@@ -50,7 +50,7 @@ async def run_threaded(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
 
 async def _in_thread(advance: _Advance) -> tuple[_Step, asyncio.CancelledError | None]:
-    """The operation's next step, and whether the coroutine was cancelled meanwhile."""
+    """Return the operation's next step, and the cancellation if the coroutine was cancelled meanwhile."""
     future = asyncio.get_running_loop().run_in_executor(None, _stepped, advance)
     cancelled = None
     while not future.done():
@@ -64,5 +64,5 @@ async def _in_thread(advance: _Advance) -> tuple[_Step, asyncio.CancelledError |
 def _stepped(advance: _Advance) -> _Step:
     try:
         return advance()
-    except BaseException as error:  # a future carries no StopIteration
+    except BaseException as error:  # a future cannot hold a StopIteration
         return error

@@ -1,1 +1,1 @@
-"""Python objects as bytes and back."""
+"""Encodes Python objects as bytes and decodes them."""

@@ -1,10 +1,11 @@
-"""The format of one object's bytes: what `lowering` writes and `raising` reads.
+"""The format of one object's bytes, which `object_encoder` writes and `object_decoder` reads.
 
     0x00, msgpack                                   no buffers out of band
     0x01, 7 zero bytes, u8 count, u8 length of the msgpack part, u8 length of each buffer, msgpack, buffers
 
-msgpack carries None, bool, 64-bit int, float, str, bytes, list, and dicts with str and int keys. All else is an Ext
-with one of the codes below; the content of most is msgpack again. A stored code is never given another meaning.
+The msgpack part represents None, bool, 64-bit int, float, str, bytes, list, and dicts with str and int keys directly.
+Every other value is an Ext with one of the codes below, and the content of most codes is msgpack again. The meaning of
+a code never changes, because stored objects contain it.
 """
 
 from __future__ import annotations

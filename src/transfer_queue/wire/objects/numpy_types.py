@@ -1,4 +1,4 @@
-"""numpy dtypes and arrays as plain values and bytes, without pickle."""
+"""Converts numpy dtypes and arrays to plain values and bytes and back, without pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Description = Union[str, list[Any]]  # a dtype's str, or its fields as numpy's `
 
 
 def describe(dtype: np.dtype[Any]) -> Description | None:
-    """A description from which `array` makes an equal dtype; None where there is none (objects, foreign dtypes)."""
+    """Return a description from which `array` makes an equal dtype.
+
+    Returns None if there is none: for dtypes that contain objects, and for those of other packages.
+    """
     if dtype.hasobject or dtype.itemsize == 0:
         return None
     description: Description = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
@@ -26,26 +29,26 @@ def describe(dtype: np.dtype[Any]) -> Description | None:
 
 
 def flat_bytes(array: NDArray[Any]) -> tuple[str, U8]:
-    """The order in which an array's bytes are kept, "C" or "F", and these bytes (the array's own where it can be)."""
+    """Return the memory order of an array, "C" or "F", and its bytes in this order, without a copy if possible."""
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     flat = np.ascontiguousarray(array.T if order == "F" else array).reshape(-1)
     return order, flat.view(np.uint8)
 
 
 def array(description: Any, shape: Any, order: Any, memory: U8) -> NDArray[Any]:
-    """An array over this memory; ValueError or TypeError where description, shape and memory do not fit."""
+    """Return an array over this memory. Raises `ValueError` or `TypeError` if the arguments do not fit each other."""
     dtype = _dtype(description)
     if any(type(size) is not int or size < 0 for size in shape) or order not in ("C", "F"):
-        raise ValueError("an array's shape or order is wrong")
+        raise ValueError("the shape or the order of an array is not valid")
     if dtype.itemsize == 0 or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(memory):
-        raise ValueError("an array's bytes do not fit its shape and dtype")
+        raise ValueError("the bytes of an array do not fit its shape and dtype")
     if not len(memory):
         return np.empty(shape, dtype, order=order)
     return memory.view(dtype).reshape(shape, order=order)
 
 
 def rebuilt(memory: Any, description: Description, shape: tuple[int, ...], order: str) -> NDArray[Any]:
-    """The array of a pickled buffer: named in pickles, so never to be renamed."""
+    """Return the array of a pickled buffer. Pickles contain the name of this function, so it must never change."""
     flat: U8 = np.frombuffer(memory, np.uint8)
     return array(description, shape, order, flat if flat.flags.writeable else flat.copy())
 
@@ -58,7 +61,7 @@ def _dtype(description: Any) -> np.dtype[Any]:
 
 
 def _tupled(fields: Any) -> Any:
-    """Return what numpy needs, a list of tuples, for the lists that msgpack has."""
+    """Convert the lists of a decoded message to the list of tuples that numpy needs."""
     if isinstance(fields, str):
         return fields
     result = []

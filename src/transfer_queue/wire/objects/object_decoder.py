@@ -1,8 +1,8 @@
-"""Bytes to objects: the decoding half of `wire.objects.object_values`.
+"""Decodes bytes to objects.
 
-Trusts nothing but pickle: no length is believed before the bytes are there, and whatever is wrong is a
-ProtocolError. The source may be overwritten by another process during a read, so each part of it is copied
-once, before anything in it is believed. torch is imported only when one of its codes appears.
+The decoder trusts only pickles. It compares every length with the available bytes before it uses it, and raises
+`ProtocolError` for bytes that are not valid. Another process may overwrite the source during a read, so the decoder
+copies each part once, before it checks the part. torch is imported only when one of its codes appears.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from transfer_queue.wire.objects import numpy_types
 
 
 def decode_object(source: Any, *, allow_pickle: bool = True) -> Any:
-    """The object of these bytes (any flat buffer of bytes): a copy, writable where its type is.
+    """Decode the object in a flat buffer of bytes. The object is a copy, writable if its type is.
 
     Raises:
-        ProtocolError: the bytes are no object.
-        UncarriableValueError: the object was pickled and pickle is not allowed.
+        ProtocolError: The bytes are not a valid object.
+        UncarriableValueError: The object was pickled, and `allow_pickle` is false.
     """
     view = memoryview(source)
     try:
@@ -37,19 +37,19 @@ def decode_object(source: Any, *, allow_pickle: bool = True) -> Any:
         return _decode_with_buffers(view, allow_pickle)
     except TransferQueueError:
         raise
-    except Exception as error:  # hostile or torn bytes, or a class of the user's that does not unpickle
-        raise ProtocolError(f"stored bytes are no object: {type(error).__name__}: {error}") from error
+    except Exception as error:  # hostile or torn bytes, or a user's class that cannot be unpickled
+        raise ProtocolError(f"stored bytes are not a valid object: {type(error).__name__}: {error}") from error
 
 
 def _decode_with_buffers(view: memoryview, allow_pickle: bool) -> Any:
     tag, count, main_length = codes.HEAD.unpack(bytes(view[: codes.HEAD.size]))
     start = codes.HEAD.size + 8 * count
     if tag != 1 or start + main_length > len(view):
-        raise ValueError("the header is wrong")
+        raise ValueError("the header is not valid")
     lengths = struct.unpack(f"<{count}Q", bytes(view[codes.HEAD.size : start]))
     start += main_length
     if start + sum(lengths) != len(view):
-        raise ValueError("the lengths of the buffers do not add up")
+        raise ValueError("the sum of the buffers' lengths is not the length of the bytes")
     main = bytes(view[start - main_length : start])
     buffers = []
     for length in lengths:
@@ -59,7 +59,7 @@ def _decode_with_buffers(view: memoryview, allow_pickle: bool) -> Any:
 
 
 class ObjectDecoder:
-    """Turns decoded msgpack back into objects: the inverse of `Lowering`."""
+    """Makes objects of decoded msgpack: the inverse of `ObjectEncoder`."""
 
     def __init__(self, buffers: list[memoryview], allow_pickle: bool):
         self._buffers = buffers
@@ -68,7 +68,7 @@ class ObjectDecoder:
         self.decode = self._decoder.decode
 
     def memory(self, reference: Any) -> U8:
-        """A writable copy of a buffer."""
+        """Return a writable copy of a buffer."""
         if type(reference) is bytes:
             return np.frombuffer(bytearray(reference), np.uint8)
         source: U8 = np.frombuffer(self._buffers[_natural(reference)], np.uint8)
@@ -77,7 +77,7 @@ class ObjectDecoder:
         return copy
 
     def raw(self, reference: Any) -> bytes:
-        """An unchangeable copy of a buffer."""
+        """Return an immutable copy of a buffer."""
         return reference if type(reference) is bytes else bytes(self._buffers[_natural(reference)])
 
     def _raise(self, code: int, content: memoryview) -> Any:
@@ -125,7 +125,7 @@ class ObjectDecoder:
     def _object_array(self, content: memoryview) -> NDArray[Any]:
         shape, items = self.decode(content)
         if math.prod(map(_natural, shape)) != len(items):
-            raise ValueError("an array of objects of another length")
+            raise ValueError("the number of objects of an array does not fit its shape")
         return np.fromiter(items, dtype=object, count=len(items)).reshape(shape)
 
     def _scalar(self, content: memoryview) -> Any:
@@ -136,7 +136,9 @@ class ObjectDecoder:
 
     def _pickled(self, content: memoryview) -> Any:
         if not self._allow_pickle:
-            raise UncarriableValueError("a stored value was pickled by its writer, and allow_pickle is off here")
+            raise UncarriableValueError(
+                "a stored value was pickled by its writer, but security.allow_pickle is false in this process"
+            )
         reference, numbers = self.decode(content)
         return pickle.loads(self.raw(reference), buffers=[self.memory(_natural(number)) for number in numbers])
 
@@ -172,16 +174,16 @@ _RAISERS: dict[int, Callable[[ObjectDecoder, memoryview], Any]] = {
 
 def _natural(number: Any) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"wanted a number from 0, found {number!r:.40}")
+        raise ValueError(f"expected an int that is not negative, got {number!r:.40}")
     return number
 
 
 def _exactly(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"wanted a {kind.__name__}, found a {type(value).__name__}")
+        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value
 
 
-# objects without buffers out of band need no state of their own
+# shared by all objects without buffers out of band, which need no state
 _DECODER = ObjectDecoder([], allow_pickle=True)
 _STRICT_DECODER = ObjectDecoder([], allow_pickle=False)

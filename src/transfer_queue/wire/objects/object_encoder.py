@@ -1,8 +1,8 @@
-"""Objects to bytes: the encoding half of `wire.objects.object_values`.
+"""Encodes objects as bytes.
 
-Types are compared exactly, so that a subclass never comes back as its base; what has no code is pickled (protocol
-5), or refused where pickle is not allowed. Buffers of 64 KiB and more stay out of the msgpack part (whose
-lengths end at 2**32 - 1). torch is imported only when one of its values appears.
+The encoder compares types exactly, so that a subclass is never decoded as its base class. It pickles values whose type
+has no code (protocol 5), or refuses them if pickle is not allowed. Buffers of 64 KiB and more are not in the msgpack
+part, whose lengths are at most 2**32 - 1. torch is imported only when one of its values appears.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from transfer_queue.wire.objects import extensions as codes
 from transfer_queue.wire.objects import numpy_types
 from transfer_queue.wire.objects.extensions import Buffer, Reference
 
-OUT_OF_BAND = 64 << 10  # bytes from which a buffer stays out of the msgpack part
-MAX_DEPTH = 100  # of containers in containers; well within the interpreter's recursion limit when decoding
+OUT_OF_BAND = 64 << 10
+"""Bytes from which a buffer is not in the msgpack part."""
+MAX_DEPTH = 100
+"""Levels of nested containers; far below the interpreter's recursion limit when decoding."""
 
 Ext = msgspec.msgpack.Ext
 
@@ -33,7 +35,7 @@ _KEYS = frozenset({str, int})
 
 
 class Refusal(Exception):
-    """A value that cannot be carried, before field and row are known."""
+    """A value that cannot be encoded. The caller adds the field and the row."""
 
     def __init__(self, value: object, reason: str):
         kind = type(value)
@@ -42,23 +44,23 @@ class Refusal(Exception):
 
 
 def encode_parts(value: Any, *, allow_pickle: bool = True) -> list[Buffer]:
-    """The bytes of one object as buffers to be written one after the other; large ones are the value's own memory.
+    """Encode an object as buffers to write one after the other. Large buffers are the memory of the value itself.
 
     Raises:
-        Refusal: the value cannot be carried.
+        Refusal: The value cannot be encoded.
     """
     kind = type(value)
     if kind in _SIMPLE:
         try:
             return [b"\0" + _ENCODER.encode(value)]
         except (UnicodeEncodeError, OverflowError):
-            pass  # a lone surrogate; carefully below
+            pass  # a lone surrogate, which the careful encoder below handles
     try:
         try:
             lowering = ObjectEncoder(allow_pickle, careful=False)
             main = _ENCODER.encode(lowering.lower(value, 0))
         except (OverflowError, ValueError):
-            # an int beyond 64 bits, a lone surrogate, a str too long for msgpack: rare, so looked for only now
+            # an int beyond 64 bits, a lone surrogate, or a str too long for msgpack: rare, so checked only now
             lowering = ObjectEncoder(allow_pickle, careful=True)
             main = _ENCODER.encode(lowering.lower(value, 0))
     except RecursionError as error:
@@ -74,9 +76,11 @@ def encode_parts(value: Any, *, allow_pickle: bool = True) -> list[Buffer]:
 
 
 class ObjectEncoder:
-    """Turns one object into what msgpack can carry, and collects its buffers out of band.
+    """Converts one object to values that msgpack can represent, and collects its buffers out of band.
 
-    careful: also looks for ints and strs that msgpack cannot carry.
+    Args:
+        allow_pickle: Whether to pickle values whose type has no code.
+        careful: Whether to check for ints and strs that msgpack cannot represent.
     """
 
     def __init__(self, allow_pickle: bool, careful: bool):
@@ -85,12 +89,12 @@ class ObjectEncoder:
         self._careful = careful
 
     def lower(self, value: Any, depth: int) -> Any:
-        """The value itself, or a tree of msgpack's types and Ext."""
+        """Return the value itself, or a tree of the types of msgpack and Ext."""
         kind = type(value)
         if kind in _PLAIN:
             return self._checked(value) if self._careful else value
         if depth >= MAX_DEPTH:
-            raise Refusal(value, f"it lies deeper than {MAX_DEPTH} containers, or contains itself")
+            raise Refusal(value, f"it is nested in more than {MAX_DEPTH} containers, or contains itself")
         how = _LOWERERS.get(kind)
         if how is not None:
             return how(self, value, depth + 1)
@@ -105,18 +109,18 @@ class ObjectEncoder:
         return self._pickled(value) if lowered is None else lowered
 
     def pack(self, code: int, content: Any) -> Any:
-        """An Ext of already lowered content."""
+        """Return an Ext of content that was converted already."""
         return Ext(code, _ENCODER.encode(content))
 
     def reference(self, buffer: Buffer) -> Reference:
-        """Keeps a buffer, flat and of bytes: in the msgpack part where small, else out of band."""
+        """Add a flat buffer of bytes and return its reference: the bytes of a small buffer, else its number."""
         if len(buffer) < OUT_OF_BAND:
             return bytes(buffer)
         self.buffers.append(buffer)
         return len(self.buffers) - 1
 
     def items(self, values: Sequence[Any], depth: int) -> Sequence[Any]:
-        """Each value lowered; the sequence itself where nothing changes."""
+        """Convert each value. Returns the sequence itself if no value changes."""
         if not self._careful and _PLAIN.issuperset(map(type, values)):
             return values
         return [self.lower(value, depth) for value in values]
@@ -158,7 +162,7 @@ class ObjectEncoder:
         return {key: self.lower(entry, depth) for key, entry in value.items()}
 
     def _numpy(self, value: Any, depth: int) -> Any:
-        """An array or scalar of numpy's own types; None for those of subclasses and exotic dtypes."""
+        """Convert an array or scalar of numpy's own types. Returns None for subclasses and dtypes of other packages."""
         if type(value) is np.ndarray:
             if value.dtype == object and value.dtype.metadata is None:
                 return self.pack(codes.OBJECT_ARRAY, [value.shape, self.items(value.ravel().tolist(), depth)])
@@ -191,7 +195,7 @@ class ObjectEncoder:
         stream = io.BytesIO()
         try:
             _Pickler(stream, protocol=5, buffer_callback=keep).dump(value)
-        except Exception as error:  # whatever a class of the user's raises
+        except Exception as error:  # a user's class may raise anything
             del self.buffers[start:]
             raise Refusal(value, f"{type(error).__name__}: {error}") from error
         numbers = list(range(start, len(self.buffers)))
@@ -199,9 +203,10 @@ class ObjectEncoder:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors and arrays as their own elements.
+    """Pickles only the elements of tensors and arrays.
 
-    torch would carry a view's whole storage; numpy forgets the byte order of dates, and that arrays are writable.
+    torch would pickle the whole storage of a view. numpy would lose the byte order of dates, and arrays would become
+    read-only.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -233,7 +238,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _fits(value: Any) -> bool:
-    """Whether msgpack can carry a value of _PLAIN."""
+    """Whether msgpack can represent a value of a type of _PLAIN."""
     kind = type(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**64)

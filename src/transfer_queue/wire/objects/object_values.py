@@ -1,12 +1,11 @@
-"""Python objects to bytes and back, and the values of tags.
+"""Encodes and decodes Python objects and the values of tags.
 
-`encode_object` and `decode_object` are type-stable: a value comes back as exactly the type it was. The format is in
-`wire.objects.extensions`, the two halves in `wire.objects.object_encoder` and `wire.objects.object_decoder`; this
-module adds what tags need.
+`encode_object` and `decode_object` preserve types exactly. `wire.objects.extensions` describes the format;
+`wire.objects.object_encoder` writes it and `wire.objects.object_decoder` reads it. This module adds the values of tags.
 
-A tag's value travels inside a message that servers read: None, bool, 64-bit int, float, str, bytes, and lists and
-str-keyed dicts of these stay themselves, numpy and torch scalars become numbers, and everything else becomes
-an Ext of OBJECT_CODE that servers keep without looking into it.
+A tag's value is part of a message that servers read. None, bool, 64-bit int, float, str, bytes, and lists and str-keyed
+dicts of these are not changed. numpy and torch scalars become numbers. Every other value becomes an Ext of OBJECT_CODE,
+which servers store without decoding it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.wire.objects.object_decoder import decode_object
 from transfer_queue.wire.objects.object_encoder import MAX_DEPTH, Ext, Refusal, encode_parts
 
-OBJECT_CODE = 65  # msgpack Ext in tags: the bytes of an object
+OBJECT_CODE = 65
+"""The msgpack Ext of an object's bytes in a tag."""
 
 __all__ = [
     "DELETE",
@@ -54,15 +54,15 @@ class _Delete:
 
 
 DELETE = _Delete()
-"""As the value of a tag entry: removes the entry."""
+"""The value of a tag entry that removes the entry."""
 
 
 def encode_object(value: Any, *, allow_pickle: bool = True) -> bytes:
-    """The bytes of one object.
+    """Encode one object as bytes.
 
     Raises:
-        UncarriableValueError: a lock, a generator, a structure deeper than MAX_DEPTH and the like; or a value that
-            needs pickle where that is not allowed.
+        UncarriableValueError: The value cannot be encoded (for example a lock, a generator or a structure deeper than
+            MAX_DEPTH), or it needs pickle and `allow_pickle` is false.
     """
     try:
         return b"".join(encode_parts(value, allow_pickle=allow_pickle))
@@ -71,29 +71,29 @@ def encode_object(value: Any, *, allow_pickle: bool = True) -> bytes:
 
 
 def encode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
-    """What stands for a tag's value in a message; the value itself where msgpack carries it.
+    """Encode a tag's value for a message. Returns the value itself if msgpack can represent it.
 
-    Works on a whole tag too: a dict with str keys stays one, its entries encoded.
+    A whole tag can be encoded, too: a dict with str keys becomes a dict with encoded values.
 
     Raises:
-        UncarriableValueError: see `encode_object`.
+        UncarriableValueError: See `encode_object`.
     """
     return _encoded(value, allow_pickle, 0)
 
 
 def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
-    """The inverse of `encode_tag_value`, on what msgspec decoded; changes lists and dicts in place.
+    """Decode a tag's value from a decoded message: the inverse of `encode_tag_value`. Changes lists and dicts in place.
 
     Raises:
-        ProtocolError: bytes that are no object, or an unknown code.
-        UncarriableValueError: a value was pickled and pickle is not allowed.
+        ProtocolError: The bytes are not a valid object, or the code is unknown.
+        UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
     kind = type(value)
     if kind is Ext:
         if value.code == DELETE_CODE:
             return DELETE
         if value.code != OBJECT_CODE:
-            raise ProtocolError(f"a tag holds a value of unknown code {value.code}")
+            raise ProtocolError(f"a tag contains a value of unknown code {value.code}")
         return decode_object(value.data, allow_pickle=allow_pickle)
     if kind is list:
         for position, entry in enumerate(value):
@@ -135,7 +135,7 @@ def _encoded(value: Any, allow_pickle: bool, depth: int) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return the Python number of a numpy or torch value without dimensions; any other value itself."""
+    """Return the Python number of a numpy or torch value without dimensions, and any other value itself."""
     if isinstance(value, np.generic | np.ndarray):
         one = value.ndim == 0 and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
         return value.item() if one else value

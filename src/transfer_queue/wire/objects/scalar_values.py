@@ -1,4 +1,4 @@
-"""Reads the number in a tag's value of one element, decoded or as it is in a message, without importing torch."""
+"""Reads the number in a tag's value of one element, decoded or still encoded, without importing torch."""
 
 from __future__ import annotations
 

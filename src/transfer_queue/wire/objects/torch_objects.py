@@ -1,7 +1,7 @@
-"""torch's and tensordict's values inside objects: the codes of `wire.objects.extensions` from TENSOR on.
+"""Encodes and decodes values of torch and tensordict inside objects (the codes from TENSOR on).
 
-A tensor is carried by its elements alone, as a plain host tensor: not its storage, its device or its graph.
-Imported only where torch is already there.
+Only the elements of a tensor are encoded, not its storage, device or graph: it is decoded as a plain CPU tensor. This
+module is imported only if torch is already imported, or a value needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transfer_queue.wire.objects.object_encoder import ObjectEncoder
 
 
 def lower(lowering: ObjectEncoder, value: Any, depth: int) -> Any:
-    """The value as Ext; None where it has no code of its own (and is left to pickle)."""
+    """Return the value as Ext, or None if its type has no code, so that it must be pickled."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return _lower_tensor(lowering, value, depth)
@@ -63,12 +63,12 @@ def _lower_tensor(lowering: ObjectEncoder, value: torch.Tensor, depth: int) -> A
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    """Whether a dense tensor comes back as it was, as a torch.Tensor."""
+    """Whether a dense tensor can be decoded as a torch.Tensor without loss."""
     return type(value) is torch.Tensor or type(value).__name__ == "MemoryMappedTensor"
 
 
 def raised(raising: ObjectDecoder, code: int, content: Any) -> Any:
-    """The value of a code; ValueError and the like where the content is wrong."""
+    """Return the value of a code. Raises `ValueError` or a similar error if the content is not valid."""
     if code == codes.TENSOR:
         name, shape, reference = content
         return tensor_over(raising.memory(reference), name, shape)
@@ -91,7 +91,7 @@ def raised(raising: ObjectDecoder, code: int, content: Any) -> Any:
 
 
 def reduced(value: torch.Tensor) -> Any:
-    """How pickle is to take a tensor inside an object; NotImplemented leaves it to torch."""
+    """Return how pickle reduces a tensor inside an object; NotImplemented if torch's own way is used."""
     if type(value) is torch.nn.Parameter and is_carriable(value):
         return torch.nn.Parameter, (value.detach(), value.requires_grad)
     if value.is_nested or not is_carriable(value) or not _is_plain(value):
@@ -100,7 +100,7 @@ def reduced(value: torch.Tensor) -> Any:
 
 
 def _rebuilt(memory: Any, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor of a pickled buffer: named in pickles, so never to be renamed."""
+    """Return the tensor of a pickled buffer. Pickles contain the name of this function, so it must never change."""
     import numpy as np
 
     flat: U8 = np.frombuffer(memory, np.uint8)
