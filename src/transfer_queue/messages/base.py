@@ -1,4 +1,4 @@
-"""What all messages are: structs that travel as msgpack arrays."""
+"""The base classes of messages, and the types of their attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of all messages."""
+    """Base of all messages: a struct that is encoded as a msgpack array."""
 
 
 LONGEST_SECONDS = 1e9
@@ -45,35 +45,41 @@ Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
 PROTOCOL_VERSION = 1
 
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding bytes that are no message raises
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of decoding bytes that are not a valid message."""
 
 
-DELETE_CODE = 64  # msgpack Ext: a tag entry to remove (see `Delete`)
+DELETE_CODE = 64
+"""The msgpack Ext of a tag entry to remove (`wire.objects.object_values.DELETE`)."""
 
 
 class Request(Message, frozen=True, tag=True):
-    """Base of what a client may ask."""
+    """Base of all requests."""
 
 
 class Reply(Message, frozen=True, tag=True):
-    """Base of what is answered."""
+    """Base of all replies."""
 
 
 def name_of(kind: type[Message]) -> str:
-    """Return the name of a type of message as it travels and as metrics show it: its tag."""
+    """Return the name of a type of message in its encoding and in metrics: its tag."""
     return str(kind.__struct_config__.tag)
 
 
 class Failure(Reply, frozen=True):
-    """An error of the tree by class name, and its message. tensors: see `errors.FieldTypeError`."""
+    """An error reply: an exception of `errors` by its class name."""
 
     kind: str
+    """The name of the exception class."""
     message: str
     tensors: dict[str, list[str]] = {}
+    """See `errors.FieldTypeError`."""
 
 
 class Done(Reply, frozen=True):
-    """The request was carried out. value: a short result. warning: a message that the client writes into its log."""
+    """The request was carried out."""
 
     value: Any = None
+    """A short result."""
     warning: str | None = None
+    """A message for the client's log; None for no message."""

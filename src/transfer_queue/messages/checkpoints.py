@@ -1,4 +1,4 @@
-"""Requests that save and load the state."""
+"""Requests that save and load the state of the system."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transfer_queue.messages.base import (
 
 
 class FetchState(Request, frozen=True):
-    """Asks for a part of a state file, for a client on another node.
+    """Ask for a part of a state file, for a client on another node.
 
-    The reply is `Done` with how many bytes there are from `start` on (None if there is no such file), and `length` of
-    them as payload.
+    The reply is `Done` with the number of bytes from `start` on (None if there is no such file); its payload has at
+    most `length` of them.
     """
 
     name: str
@@ -23,42 +23,40 @@ class FetchState(Request, frozen=True):
 
 
 class SendState(Request, frozen=True):
-    """The payload goes to this place of a state file, for a client on another node that is about to load it.
-
-    start: -1 removes the file.
-    """
+    """Write the payload at a position of a state file, for a client on another node that is about to load it."""
 
     name: str
     start: Position
+    """The position in bytes; -1 removes the file."""
 
 
 class BeginCheckpoint(Request, frozen=True):
-    """The asking client saves the system as it is now. name: 32 hex digits of its own choice.
+    """Begin a pending save of the present state for this client.
 
-    The state is in the file of this name, in the system's folder of state files, when this is answered; and until
-    `EndCheckpoint`, or until the client has gone, no space that its values lie in is used again.
+    When the reply is sent, the state is in the file of this name in the system's folder of state files. The space of
+    its values is not used again until `EndCheckpoint`, or until the client is gone.
     """
 
     name: str
+    """32 hex digits, chosen by the client."""
 
 
 class EndCheckpoint(Request, frozen=True):
-    """The asking client is through with a checkpoint; answered by whether all of it was there until now."""
+    """End a pending save. The reply says whether all its values were available until now."""
 
     name: str
 
 
 class LoadState(Request, frozen=True):
-    """The state in the file of this name, in the system's folder of state files, becomes the system's."""
+    """Replace the state of the system by that in the file of this name in the system's folder of state files."""
 
     name: str
 
 
 class BeginCheckpointReply(Reply, frozen=True, tag="CutReply"):
-    """origin: equal block numbers of equal origins are the same block.
-
-    origins: other origins -> block numbers below this one are the same blocks there.
-    """
+    """Identifies the blocks of a checkpoint, so that the client copies only those that an earlier one does not have."""
 
     origin: str
+    """In checkpoints of equal origin, equal block numbers mean the same block."""
     origins: dict[str, int] = {}
+    """Other origin -> number below which block numbers mean the same blocks there."""

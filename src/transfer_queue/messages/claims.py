@@ -1,4 +1,4 @@
-"""Requests of consumers: claims, and what becomes of the claimed samples."""
+"""Requests of consumers: claims, and the end of leases and references."""
 
 from __future__ import annotations
 
@@ -16,20 +16,7 @@ from transfer_queue.messages.queries import LookupReply
 
 
 class Claim(Request, frozen=True):
-    """Wants `count` rows for a task, with all these fields, through the sampler.
-
-    wait: seconds to stay parked; None answers at once. probe: deal nothing; answer when a claim like
-    this could be met or never can (`ClaimReply.ended`). finite: a wholly consumed partition is an end.
-    since: a probe is not answered, unless by the end, while the partition has this version.
-    hold: what the asking client was given before is not finished by this claim, only by `Finish`.
-    lease: what is dealt is claimed for so many seconds (and renewed), until it is acknowledged; None: it is consumed.
-    replicas: acks of a kept batch by so many tokens consume it; None: as many as the partition's replicas.
-    places: the reply is to say where the values lie, too (`ClaimReply.places`).
-    waited: seconds that the caller waited before this request; the message of a timeout includes them.
-    quiet: if the wait ends without rows, the reply has no rows and is not a failure.
-    ahead: by how many batches this one is ahead of the batch that its rank needs now. A batch ahead takes no rows that
-    other ranks may need.
-    """
+    """Ask for `count` rows with all these fields for a task. The sampler chooses them."""
 
     partition: str
     task: str
@@ -37,46 +24,63 @@ class Claim(Request, frozen=True):
     count: Natural
     sampling: dict[str, Any] = {}
     wait: Seconds | None = None
+    """Seconds to stay parked; None returns at once."""
     probe: bool = False
+    """Deal nothing. The reply comes when such a claim could be met, or if it never can (`ClaimReply.ended`)."""
     finite: bool = False
+    """Whether a partition that is consumed entirely is an end."""
     since: Version | None = None
+    """A probe is not answered while the partition has this version, unless it has ended."""
     hold: bool = False
+    """Do not finish the rows that the client got before; only `Finish` does."""
     lease: Seconds | None = None
+    """Claim the rows for this time, which can be renewed, until they are acknowledged; None consumes them."""
     replicas: Natural | None = None
+    """The number of tokens whose acks consume a dealt batch; None for the partition's replicas."""
     places: bool = False
+    """Whether the reply also has the locations of the values (`ClaimReply.places`)."""
     waited: Seconds = 0.0
+    """Seconds that the caller waited before this request; the message of a timeout includes them."""
     quiet: bool = False
+    """Whether the reply has no rows, instead of being a failure, if the wait ends without rows."""
     ahead: Natural = 0
+    """The number of batches by which this one is ahead of the batch that its rank needs now.
+
+    A batch ahead takes no rows that other ranks may need.
+    """
 
 
 class Ack(Request, frozen=True):
-    """These rows (i8 global indexes) of a lease are consumed. Done(True) where it counts for any of them."""
+    """Make rows of a lease consumed. The reply is `Done(True)` if the ack counts for any of them."""
 
     partition: str
     token: Natural
     rows: bytes
+    """Global indexes, i8."""
 
 
 class Nack(Request, frozen=True):
-    """These rows (i8 global indexes) of a lease are given back. Done(True) where the lease had any of them.
-
-    delivered: somebody has had them; it counts as a delivery that was not acknowledged.
-    """
+    """Return rows of a lease. The reply is `Done(True)` if the lease had any of them."""
 
     partition: str
     token: Natural
     rows: bytes
+    """Global indexes, i8."""
     delivered: bool = True
+    """Whether the consumer received the rows, so that this counts as a delivery without an acknowledgement."""
 
 
 class Renew(Request, frozen=True):
-    """These leases, (partition, token), have all their time again. Done([bool]): which are still in force."""
+    """Renew leases (partition, token) for their whole time. The reply is `Done([bool])`: which are still in force."""
 
     leases: list[tuple[str, Natural]]
 
 
 class RankGone(Request, frozen=True):
-    """A rank will not come back: what it has not acknowledged of its kept batches is anybody's. Done(rows)."""
+    """Report that a rank will not return, so that rows of its dealt batches without its ack become ready again.
+
+    The reply is `Done` with the number of these rows.
+    """
 
     partition: str
     task: str
@@ -84,57 +88,61 @@ class RankGone(Request, frozen=True):
 
 
 class Finish(Request, frozen=True):
-    """The task is through with these rows (i8 global indexes), which client `holder` was given.
-
-    epoch: as in `Publish`.
-    """
+    """Report that the task does not need rows any more that client `holder` got."""
 
     partition: str
     task: str
     rows: bytes
+    """Global indexes, i8."""
     holder: str
     epoch: Natural | None = None
+    """As in `Publish`."""
 
 
 class ResetConsumption(Request, frozen=True):
-    """Forgets what a task (None: every task) has consumed, and its dealt batches."""
+    """Forget which rows a task has consumed, and its dealt batches."""
 
     partition: str
     task: str | None = None
+    """None for every task."""
 
 
 class Cancel(Request, frozen=True):
-    """The asking client no longer waits for its request `sequence`."""
+    """Report that the client does not wait for its request `sequence` any more."""
 
     sequence: Natural
 
 
 class ClaimReply(Reply, frozen=True):
-    """Rows with what a BatchMeta says of them.
-
-    rows i8, produced i1 (None: all 1); tags None where all are empty; shapes: field -> (ndim, i8
-    rows x ndim) for fields whose rows have differed. dtypes: field -> i1 rows, positions in `FieldType.dtypes`, for
-    fields that have several dtypes. ended: nothing will ever come for this claim.
-    version: of a probe, the partition's, which grows with every change in it; -1 where it does not exist.
-    held: the rows stay until the task has finished them (`PartitionOptions.free_when`).
-    warning: what the asking client's log should say once. epoch: of the state (see `core.state.state`).
-    token: of the lease, 0 without one.
-    deliveries: the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1.
-    places: where the values lie, as a lookup in the same moment would have said; None where it was not asked for, or
-    rows are gone, and in a reply that is given again.
-    """
+    """The rows of a claim, with their metadata."""
 
     rows: bytes
+    """Global indexes, i8."""
     fields: list[FieldType] = []
     produced: bytes | None = None
+    """i1 [rows]; None if all are 1."""
     tags: list[dict[str, Any]] | None = None
+    """The tag of each row; None if all are empty."""
     shapes: dict[str, bytes] = {}
+    """Field -> row shapes, i8 [rows, ndim] after ndim, for fields whose rows have differed in shape."""
     ended: bool = False
+    """Whether this claim can never be met."""
     version: int = -1
+    """For a probe: the version of the partition, which grows with every change; -1 if it does not exist."""
     held: bool = False
+    """Whether the rows stay until the task has finished them (`PartitionOptions.free_when`)."""
     warning: str | None = None
+    """A message that the client logs once."""
     epoch: int = 0
+    """The epoch of the state (see `core.state.state`)."""
     token: int = 0
+    """The token of the lease; 0 without a lease."""
     deliveries: bytes | None = None
+    """The delivery number of each row, i4, from 1; 0 for a row that was cleared; None if all are 1."""
     places: LookupReply | None = None
+    """The reply that a lookup at the same moment would have had.
+
+    None if the claim did not ask for it, if rows were cleared, and in a reply that is sent again.
+    """
     dtypes: dict[str, bytes] = {}
+    """Field -> positions in `FieldType.dtypes`, i1 [rows], for fields that have several dtypes."""

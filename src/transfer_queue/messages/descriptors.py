@@ -1,4 +1,4 @@
-"""Where values lie and what they are: blocks, fields, units; and what a partition was made with."""
+"""Descriptors in messages: fields, blocks, storage units, and the options of a partition."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import msgspec
 from transfer_queue.messages.base import Bytes, Dimensions, ExtentNumber, Message, Natural, Seconds, Small, Unit
 
 MEMORY, DISK = "memory", "disk"
-STORE = "store"  # how the tier of an external store is told
-"""Tiers of storage units: where their arenas lie."""
+"""The tiers of storage units with an arena."""
+STORE = "store"
+"""The tier that reports name for a unit with an external store."""
 
 
 NESTED = "nested"
@@ -23,24 +24,25 @@ def parents(name: str) -> list[str]:
 
 
 class FieldSpec(Message, frozen=True):
-    """How one field lies in a block.
-
-    kind: "tensor", "object", or "nested": a TensorDict, whose leaves are fields of their own (`leaf`); such a column
-    has no bytes. dtype: torch's name without the prefix ("float32"), "object" for objects and nested.
-    ndim: dimensions of one row; an object has 1, its number of encoded bytes; -1 (`layout.MIXED_RANK`): the
-    rows of this block differ in rank (ragged, at least two rows), and dims hold for each row its rank followed
-    by so many sizes. ragged: the block's dims hold one shape a row; otherwise one shape for all its rows.
-    """
+    """The layout of one field in a block."""
 
     name: str
     kind: str
+    """"tensor", "object", or "nested": a TensorDict, whose leaves are fields of their own; its column has no bytes."""
     dtype: str
+    """The name of the torch dtype without prefix ("float32"); "object" for objects and nested."""
     ndim: Dimensions
+    """The number of dimensions of one row. An object has 1: its number of encoded bytes.
+
+    -1 (`layout.MIXED_RANK`) if the rows of this block differ in rank. The field is then ragged, the block has at least
+    two rows, and `NewBlock.dims` has for each row its rank and then its sizes.
+    """
     ragged: bool
+    """Whether the block has a shape for each row; otherwise all its rows have one shape."""
 
 
 class BlockLocation(Message, frozen=True):
-    """Where a block lies; see `NewBlock`."""
+    """Where a block is. `NewBlock` describes the attributes."""
 
     unit: Unit
     extent: ExtentNumber
@@ -51,77 +53,85 @@ class BlockLocation(Message, frozen=True):
 
 
 class NewBlock(Message, frozen=True):
-    """A block just written, as its writer publishes it.
-
-    unit, extent, offset, generation: where it lies (`storage.arena.arena`); nbytes: how long it is.
-    rows: how many. schema: its fields in layout order. dims: i8 array, for each field in order its row
-    shape (ndim numbers), or the shapes of all rows (rows x ndim numbers) where ragged. The byte
-    layout follows from these alone (`wire.buffers.block_layout`). length: bytes of the extent, 0 where that is not
-    told.
-    copies: where else the same bytes lie, one place at most, in another unit. session: of a remote writer, under which
-    it leased the extent (`OpenSlot.writer`). parts: the schema of very many fields, some of them in each part, encoded
-    (`messages.descriptors`), so that whoever receives it can decode it bit by bit; `schema` is then empty.
-    """
+    """A block that its writer has written and publishes."""
 
     unit: Unit
     extent: ExtentNumber
     offset: Bytes
+    """The offset in the arena (`storage.arena.arena`)."""
     generation: Natural
     nbytes: Bytes
     rows: Small
     schema: list[FieldSpec]
+    """The fields in the order of the layout."""
     dims: bytes
+    """For each field its row shape (ndim numbers), or if it is ragged the shapes of all rows (rows x ndim numbers), i8.
+
+    `wire.buffers.block_layout` computes the layout of the bytes from these columns alone.
+    """
     length: Bytes = 0
+    """The length of the extent in bytes; 0 if it is not known."""
     copies: list[BlockLocation] = []
+    """The location of a copy of the block in another unit: at most one."""
     session: str = ""
+    """For a remote writer: the session under which it leased the extent (`OpenSlot.writer`)."""
     parts: list[bytes] = []
+    """The encoded parts of a schema with very many fields, so that a receiver can decode them one at a time.
+
+    `schema` is then empty. See `schema_parts`.
+    """
 
 
 class FieldType(Message, frozen=True):
-    """What is known of a field over all its live rows.
-
-    shape: the row shape while all rows agree, else None. differs: bit d set once two live rows
-    differed in row dimension d. mixed_rank: rows of different rank have been seen.
-    dtypes: all that rows may have, `dtype` first; empty while that is the only one.
-    """
+    """The type of a field over all its live rows."""
 
     name: str
     kind: str
     dtype: str
     ndim: int
     shape: list[int] | None
+    """The shape of a row while all rows have the same; otherwise None."""
     differs: int
+    """Bit d is set if two live rows have differed in row dimension d."""
     mixed_rank: bool
+    """Whether rows have differed in rank."""
     dtypes: list[str] = []
+    """All dtypes that rows may have, `dtype` first; empty while there is only one."""
 
 
 class Blocks(Message, frozen=True):
-    """Blocks that a reply refers to, as columns of equal length.
-
-    unit i4, offset i8, generation i8, nbytes i8, rows i4; schema i4 and dims i4 index into the lists.
-    """
+    """The blocks that a reply refers to, as columns of equal length."""
 
     unit: bytes
+    """i4."""
     offset: bytes
+    """i8."""
     generation: bytes
+    """i8."""
     nbytes: bytes
+    """i8."""
     rows: bytes
+    """i4."""
     schema: bytes
+    """Positions in `schemas`, i4."""
     dims: bytes
+    """Positions in `dims_values`, i4."""
     schemas: list[list[FieldSpec]]
     dims_values: list[bytes]
 
 
 class Placement(Message, frozen=True):
-    """Where the rows of some fields lie: for each row a block of the reply (i4) and the row in it (i4)."""
+    """Where the rows of some fields are: for each row its block and its position there."""
 
     fields: list[str]
     block: bytes
+    """The position of the block in the reply, i4."""
     slot: bytes
+    """The row in the block, i4."""
 
 
 class UnitInfo(Message, frozen=True):
-    """One storage unit: its number, where it listens, the folder of its arena; see `RegisterUnit`."""
+    """One storage unit. `RegisterUnit` describes the attributes."""
 
     unit: Unit
     address: str
@@ -136,36 +146,39 @@ class UnitInfo(Message, frozen=True):
 
     @property
     def told_tier(self) -> str:
-        """Where its blocks lie, as people are told: `MEMORY`, `DISK` or `STORE`."""
+        """The tier of its blocks for reports: `MEMORY`, `DISK` or `STORE`."""
         return STORE if self.store else self.tier
 
 
 class PartitionOptions(Message, frozen=True):
-    """What a partition was made with; it never changes.
-
-    group_size: samples of each declared group. producers: how many seals seal it.
-    free_when: tasks; a row that all of them have finished is cleared. replicas: how many readers of each row of a
-    task must finish it. max_staleness, rows_per_version: admission of new rows (`core.puts.flow_control`).
-    keep_rows, keep_bytes, keep_seconds: the oldest rows beyond these are dropped (`core.puts.retention`).
-    max_deliveries: rows of leases that ended so often without an ack are set aside; 0: never, None: the system's.
-    """
+    """The options with which a partition was created. They never change."""
 
     group_size: Natural | None = None
+    """The number of samples of each declared group."""
     producers: Natural = 1
+    """The number of `Seal` requests that seal the partition."""
     free_when: list[str] = []
+    """Tasks. A row is cleared when all of them have finished it."""
     replicas: Natural = 1
+    """The number of rank replicas of a task that must finish each row."""
     max_staleness: Natural | None = None
+    """See `core.puts.flow_control`."""
     rows_per_version: Natural | None = None
+    """See `core.puts.flow_control`."""
     keep_rows: Natural | None = None
+    """The number of rows beyond which the oldest are dropped (`core.puts.retention`)."""
     keep_bytes: Natural | None = None
+    """The number of bytes beyond which the oldest rows are dropped."""
     keep_seconds: Seconds | None = None
+    """The age from which rows are dropped."""
     max_deliveries: Natural | None = None
+    """The number of deliveries without an ack after which a row is skipped; 0: never; None: the system's number."""
 
 
 WIDE = 2048
-"""Fields from which on a schema is sent in parts."""
+"""The number of fields from which a schema is sent in parts."""
 PART = 512
-"""Fields of a part, which is decoded in a fraction of a millisecond."""
+"""The number of fields of a part, which is decoded in a fraction of a millisecond."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[FieldSpec]).decode
@@ -184,4 +197,4 @@ def fields_of_part(part: bytes) -> list[FieldSpec]:
 
 
 MOVER = ""
-"""The writer, by name, of extents into which storage units themselves have moved blocks; no client's name."""
+"""The name of the writer of extents into which storage units have moved blocks. No client has this name."""

@@ -1,4 +1,4 @@
-"""A request or a reply on its way."""
+"""The envelopes of requests and replies, and the unions of all requests and of all replies."""
 
 from __future__ import annotations
 
@@ -41,21 +41,24 @@ else:
 
 
 class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
-    """A request on its way. acknowledged: replies up to this sequence of the client are not needed again.
-
-    finished: (first, last) sequences beyond `acknowledged` whose replies the client does not need any more either,
-    because it has finished them while an older request still waits for its reply. An envelope names a run of sequences
-    when it has grown. If that envelope is lost, the replies are dropped when `acknowledged` passes them.
-    """
+    """A request as it is sent."""
 
     sequence: Natural
+    """The number of the request among the requests of its client, from 1."""
     acknowledged: Natural
+    """The client does not need the replies to requests up to this sequence any more."""
     body: AnyRequest
     finished: list[tuple[Natural, Natural]] = []
+    """Runs (first, last) of sequences beyond `acknowledged` whose replies the client does not need any more either.
+
+    The client has finished these requests while an older one still waits for its reply. An envelope names a run of
+    sequences when it has grown. If that envelope is lost, the replies are dropped when `acknowledged` passes them.
+    """
 
 
 class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):
-    """A reply on its way."""
+    """A reply as it is sent."""
 
     sequence: int
+    """The sequence of the request."""
     body: AnyReply

@@ -11,26 +11,27 @@ from transfer_queue.messages.descriptors import PartitionOptions
 
 
 class CreatePartition(Request, frozen=True):
-    """Makes a partition; False if it exists. pre_allocate: rows reserved at once."""
+    """Create a partition. The reply is `Done(False)` if it exists."""
 
     partition: str
     pre_allocate: Natural = 1
+    """The number of rows to reserve at once."""
     options: PartitionOptions = PartitionOptions()
 
 
 class ListPartitions(Request, frozen=True):
-    """The names of the partitions, in order of creation."""
+    """Ask for the names of the partitions, in order of creation."""
 
 
 class SetPolicyVersion(Request, frozen=True):
-    """The policy has reached this version, which never goes back."""
+    """Report that the policy has reached this version, which never decreases."""
 
     partition: str
     version: Natural
 
 
 class SetGroupDemand(Request, frozen=True, tag="Want"):
-    """A task wants so many whole groups to be there, or on their way, that it has not consumed."""
+    """Set a group demand: the number of complete groups, not consumed yet, that a task wants made or in production."""
 
     partition: str
     task: str
@@ -38,25 +39,25 @@ class SetGroupDemand(Request, frozen=True, tag="Want"):
 
 
 class TakeGroupDemand(Request, frozen=True, tag="Wanted"):
-    """How many groups a task still misses; of these the asking producer takes `most` upon itself.
-
-    most: None takes none. wait: seconds to stay parked while none is missing; None answers at once.
-    """
+    """Ask how many groups of a task's demand are missing, and promise to produce at most `most` of them."""
 
     partition: str
     task: str
     most: Natural | None = None
+    """The largest number of groups that the producer promises; None promises none."""
     wait: Seconds | None = None
+    """Seconds to stay parked while no group is missing; None returns at once."""
 
 
 class ClearPartition(Request, frozen=True):
-    """Drops a partition and its data; an unknown one is fine."""
+    """Remove a partition and its samples. An unknown partition is not an error."""
 
     partition: str
 
 
 class Seal(Request, frozen=True):
-    """No new rows will come (from this producer). create: make the partition without a warning if it does not exist."""
+    """Declare that this producer puts no new rows into the partition."""
 
     partition: str
     create: bool = False
+    """Whether to create the partition without a warning if it does not exist."""

@@ -1,4 +1,4 @@
-"""The progress of partitions, tasks and storage units, of which `SystemStatus` consists."""
+"""The parts of a `SystemStatus`: the progress of partitions and tasks, storage units, samplers."""
 
 from __future__ import annotations
 

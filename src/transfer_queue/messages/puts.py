@@ -1,4 +1,4 @@
-"""Requests that reserve, publish and end samples."""
+"""Requests that reserve, publish, clear and drop samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transfer_queue.messages.descriptors import NewBlock
 
 
 class Reserve(Request, frozen=True):
-    """Reserves rows: `count` new ones, or one for each key that is not known (all keys are answered)."""
+    """Reserve rows: `count` new ones, or one for each unknown key. The reply has the rows of all keys."""
 
     partition: str
     count: Natural
@@ -24,79 +24,86 @@ class Reserve(Request, frozen=True):
     pre_allocate: Natural = 1
     groups: list[str] | None = None
     wait: Seconds | None = None
+    """As in `Publish`."""
 
 
 class Publish(Request, frozen=True):
-    """Makes written values visible, together with tags, keys and groups.
+    """Make written values visible, together with tags, keys and groups.
 
-    Target rows: `rows` (i8 global indexes), or `keys` (unknown ones are created), or neither: `count`
-    new rows. block: what was written, its rows in the order of the targets; None for tags alone.
-    tags: one dict a row to merge, None entries for rows without; replace_tags: they replace instead.
-    closes: extents of this writer that will take no more blocks, as (unit, extent).
-    wait: seconds to wait for capacity; None fails at once. epoch: in which `rows` were learnt; None: any.
-    converted: fields of the block whose values the client has converted to tensors, because it expects tensors in the
-    field. The put is refused if the field does not hold tensors.
+    The targets are `rows`, or the rows of `keys` (unknown keys are created), or without both `count` new rows.
     """
 
     partition: str
     count: Natural
     rows: bytes | None = None
+    """The global indexes of the targets, i8."""
     keys: list[str] | None = None
     block: NewBlock | None = None
+    """The written block, its rows in the order of the targets; None to change only tags."""
     tags: list[dict[str, Any] | None] | None = None
+    """One dict for each row to merge into its tag; None for a row without changes."""
     replace_tags: bool = False
+    """Whether the tags replace the present ones."""
     groups: list[str] | None = None
     closes: list[tuple[Unit, ExtentNumber]] = []
+    """Extents (unit, extent) of this writer to which it adds no more blocks."""
     pre_allocate: Natural = 1
     wait: Seconds | None = None
+    """Seconds to wait for capacity; None fails at once."""
     epoch: Natural | None = None
+    """The epoch in which the client learned `rows`; None accepts any epoch."""
     converted: list[str] = []
+    """Fields of the block whose values the client has converted to tensors, because it expects tensors in the field.
+
+    The put is refused if such a field does not contain tensors.
+    """
 
 
 class ClearRows(Request, frozen=True):
-    """Clears rows (i8 global indexes); unknown ones are fine. epoch: as in `Publish`."""
+    """Clear rows. Unknown rows are not an error."""
 
     partition: str
     rows: bytes
+    """Global indexes, i8."""
     epoch: Natural | None = None
+    """As in `Publish`."""
 
 
 class ClearKeys(Request, frozen=True):
-    """Clears the rows of these keys; unknown ones are fine."""
+    """Clear the rows of these keys. Unknown keys are not an error."""
 
     partition: str
     keys: list[str]
 
 
 class Drop(Request, frozen=True):
-    """Clears samples for a reason, which is counted: rows (i8 global indexes), whole declared groups, or both.
-
-    epoch: as in `Publish`.
-    """
+    """Clear samples and count them under a reason: rows, all members of declared groups, or both."""
 
     partition: str
     reason: str
     rows: bytes = b""
+    """Global indexes, i8."""
     groups: list[str] = []
     epoch: Natural | None = None
+    """As in `Publish`."""
 
 
 class CloseExtents(Request, frozen=True):
-    """These extents of the asking writer will take no more blocks."""
+    """Report that the client, which is their writer, adds no more blocks to these extents (unit, extent)."""
 
     extents: list[tuple[Unit, ExtentNumber]]
 
 
 class PublishReply(Reply, frozen=True):
-    """rows: i8 global indexes of the targets. epoch: of the state (see `core.state.state`).
-
-    Of a put by keys of which some were known: tags, merged (None: all empty), and fields, common and sorted. fields
-    None: all of them are new, and what they have is what was put. dtypes: field -> dtypes, for fields of the put whose
-    rows have several dtypes.
-    """
+    """The rows of a put, and for a put by keys of which some existed, what these rows have now."""
 
     rows: bytes
+    """The global indexes of the targets, i8."""
     tags: list[dict[str, Any]] | None = None
+    """The merged tag of each row; None if all are empty."""
     fields: list[str] | None = None
+    """The fields that all rows have, sorted; None if all rows are new, so that they have the fields of the put."""
     epoch: int = 0
+    """The epoch of the state (see `core.state.state`)."""
     dtypes: dict[str, list[str]] = {}
+    """Field -> dtypes, for fields of the put whose rows have several dtypes."""

@@ -17,113 +17,112 @@ from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 
 
 class ShowRows(Request, frozen=True, tag="Show"):
-    """All live rows of a partition with the state of these fields; deals and consumes nothing."""
+    """Ask for all live rows of a partition with the state of these fields. Nothing is dealt or consumed."""
 
     partition: str
     fields: list[str]
 
 
 class RetrieveMeta(Request, frozen=True):
-    """The rows of these keys, in key order, unknown keys left out."""
+    """Ask for the rows of these keys, in the order of the keys. Unknown keys are left out."""
 
     partition: str
     keys: list[str]
 
 
 class RetrieveKeys(Request, frozen=True):
-    """The keys of these rows (i8 global indexes)."""
+    """Ask for the keys of rows."""
 
     partition: str
     rows: bytes
+    """Global indexes, i8."""
 
 
 class Lookup(Request, frozen=True):
-    """Asks where values lie.
+    """Ask where values are.
 
-    By rows (i8) every row must have every field; by keys unknown ones are left out and the fields every found key has
-    are cut to `fields` (None: all). epoch: as in `Publish`. near, avoid: of values that lie in two units, which are
-    better, and which are not to be named.
+    Every one of `rows` must have every field. Of `keys`, unknown ones are left out, and the result has those of
+    `fields` that every found key has.
     """
 
     partition: str
     rows: bytes | None = None
+    """Global indexes, i8."""
     keys: list[str] | None = None
     fields: list[str] | None = None
+    """None for all fields."""
     epoch: Natural | None = None
+    """As in `Publish`."""
     near: list[AnyUnit] = []
+    """The units to prefer for values that are in two units."""
     avoid: list[AnyUnit] = []
+    """The units not to name for values that are also in another unit."""
 
 
 class ListKeys(Request, frozen=True):
-    """The next page of a list: partition -> key -> tag.
-
-    partitions: those that are left to list, None: all. where: entries that the tag must have. made, start: where the
-    first of them was left, as the page before said it.
-    """
+    """Ask for the next page of a list of keys and tags by partition."""
 
     partitions: list[str] | None = None
+    """The partitions that are not listed yet; None for all."""
     where: dict[str, Any] = {}
+    """Entries that the tag must have."""
     made: Natural | None = None
+    """`KeysReply.made` of the previous page; None for the first page."""
     start: Natural = 0
+    """`KeysReply.start` of the previous page."""
 
 
 class Watch(Request, frozen=True):
-    """Wants the rows whose tags or fields changed after version `since` and whose tags have the entries of `where`.
-
-    since: the version of an earlier reply; None or -1: all rows there are. wait: seconds to stay parked until there
-    is news; None answers at once.
-    """
+    """Ask for the rows whose tags or fields changed after a version, and whose tags have the entries of `where`."""
 
     partition: str
     since: Version | None = None
+    """The version of an earlier reply; None or -1 for all rows."""
     where: dict[str, Any] = {}
     wait: Seconds | None = None
+    """Seconds to stay parked while there are no changes; None returns at once."""
 
 
 class ProductionStatus(Request, frozen=True):
-    """Which rows have which of these fields."""
+    """Ask which rows have which of these fields."""
 
     partition: str
     fields: list[str]
 
 
 class ConsumptionStatus(Request, frozen=True):
-    """Which rows the task has consumed."""
+    """Ask which rows the task has consumed."""
 
     partition: str
     task: str
 
 
 class TakeSnapshot(Request, frozen=True):
-    """What a partition holds, a page of its rows at a time. start: the position from which on.
-
-    made: of the first page, so that a partition made anew under the name is not taken for the one that was asked for.
-    """
+    """Ask for a page of the rows of a partition."""
 
     partition: str
     made: Natural | None = None
+    """`SnapshotReply.made` of the first page, to detect that another partition was created under this name."""
     start: Natural = 0
+    """The position of the first row of the page."""
 
 
 class CheckProduction(Request, frozen=True):
-    """Whether every row has every one of these fields."""
+    """Ask whether every row has every one of these fields."""
 
     partition: str
     fields: list[str]
 
 
 class CheckConsumption(Request, frozen=True):
-    """Whether the task has consumed every row."""
+    """Ask whether the task has consumed every row."""
 
     partition: str
     task: str
 
 
 class Explain(Request, frozen=True):
-    """Why a sample is not handed out, in words; with a count, why a claim of the task for `count` rows waits.
-
-    sampling: the sampling_config of that claim.
-    """
+    """Ask for a text that says why a sample is not dealt, or with `count` why a claim for so many rows would wait."""
 
     partition: str
     row: AnyIndex | None = None
@@ -132,84 +131,105 @@ class Explain(Request, frozen=True):
     fields: list[str] | None = None
     count: Natural | None = None
     sampling: dict[str, Any] = {}
+    """The `sampling_config` of the claim."""
 
 
 class KeysReply(Reply, frozen=True):
-    """A page of a list of keys: partition -> key -> tag, keys in order of creation.
-
-    left: the partitions that are still to be listed; made, start: where the first of them was left.
-    """
+    """A page of a list of keys."""
 
     value: dict[str, dict[str, dict[str, Any]]]
+    """Partition -> key -> tag, keys in order of creation."""
     left: list[str] = []
+    """The partitions that are not listed yet."""
     made: int | None = None
+    """Identifies the first of these partitions; None if none of it is listed yet."""
     start: int = 0
+    """The position in the first of these partitions at which the next page starts."""
 
 
 class LookupReply(Reply, frozen=True):
-    """Where the rows lie. count: rows found; types and placements cover the same fields.
-
-    For a lookup by keys: unknown: the keys that do not exist. lacking: field -> the number of found rows that do not
-    have it, for each field that is left out. If the lookup names no fields, these are fields that at least one row has.
-    """
+    """Where the values of rows are. `types` and `placements` have the same fields."""
 
     count: int
+    """The number of rows found."""
     types: list[FieldType]
     blocks: Blocks
     placements: list[Placement]
     unknown: list[str] = []
+    """For a lookup by keys: the keys that do not exist."""
     lacking: dict[str, int] = {}
+    """For a lookup by keys: field -> the number of found rows without it, for each field that is left out.
+
+    If the lookup names no fields, these are fields that at least one row has.
+    """
 
 
 class ChangeReply(Reply, frozen=True):
-    """What is new in a partition.
+    """The changes of a partition since a version.
 
-    version: of the partition, to ask with next time; -1 where there is none. changed: False where nothing is new.
-    rows i8, versions i8: the rows that changed and when, in that order; keys None where none has one, tags None where
-    all are empty. cleared, cleared_versions, cleared_keys: the same of rows that ended, whatever their tags were.
-    sealed: the partition is. dropped: it is not there any more, or not the same. complete: False where rows may have
-    been cleared that are not told.
-    lost i8, lost_keys: rows that lost values, which they have not got again; lost_fields: field -> which of them (i1).
+    Changed and cleared rows are in the order of their versions.
     """
 
     version: int
+    """The version of the partition, for the next `Watch`; -1 if it does not exist."""
     changed: bool = False
+    """Whether there are changes."""
     rows: bytes = b""
+    """The rows that changed, i8."""
     versions: bytes = b""
+    """The version at which each row changed, i8."""
     keys: list[str | None] | None = None
+    """The key of each row; None if no row has one."""
     tags: list[dict[str, Any]] | None = None
+    """The tag of each row; None if all are empty."""
     cleared: bytes = b""
+    """The rows that were cleared, i8, whether their tags had the entries of `where` or not."""
     cleared_versions: bytes = b""
+    """The version at which each of them was cleared, i8."""
     cleared_keys: list[str | None] | None = None
+    """The key of each of them; None if no row had one."""
     sealed: bool = False
+    """Whether the partition is sealed."""
     dropped: bool = False
+    """Whether the partition does not exist any more, or was created again."""
     complete: bool = True
+    """False if there may be cleared rows that are not reported."""
     lost: bytes = b""
+    """The rows that lost values which were not put again, i8."""
     lost_keys: list[str | None] | None = None
+    """The key of each of these rows; None if no row has one."""
     lost_fields: dict[str, bytes] = {}
+    """Field -> which of these rows lost it, i1."""
 
 
 class StatusReply(Reply, frozen=True):
-    """rows i8; matrix i1, rows x columns in the order asked. known: False for an unknown partition or field."""
+    """A status of each row of a partition."""
 
     known: bool
+    """False for an unknown partition or field."""
     rows: bytes = b""
+    """Global indexes, i8."""
     matrix: bytes = b""
+    """i1 [rows, columns], the columns in the order of the request."""
 
 
 class SnapshotReply(Reply, frozen=True):
-    """A page of a partition's rows. known: False for an unknown partition. made: see `TakeSnapshot`.
-
-    rows i8, ascending; produced i1, rows x fields; consumed: task -> i1, a number a row; keys None where no row has
-    one, tags None where all are empty. start: of the next page, None where this was the last.
-    """
+    """A page of the rows of a partition."""
 
     known: bool
+    """False for an unknown partition."""
     made: int = 0
+    """Identifies the partition: another one that was created under the same name has another number."""
     rows: bytes = b""
+    """Global indexes, i8, ascending."""
     fields: list[str] = []
     produced: bytes = b""
+    """i1 [rows, fields]."""
     consumed: dict[str, bytes] = {}
+    """Task -> i1 [rows]."""
     keys: list[str | None] | None = None
+    """The key of each row; None if no row has one."""
     tags: list[dict[str, Any]] | None = None
+    """The tag of each row; None if all are empty."""
     start: int | None = None
+    """The start of the next page; None if this is the last one."""

@@ -1,4 +1,4 @@
-"""Requests of clients to a storage unit: space in extents, bytes of blocks."""
+"""Requests of clients to a storage unit: for extents, and for the bytes of blocks."""
 
 from __future__ import annotations
 
@@ -16,72 +16,79 @@ from transfer_queue.messages.descriptors import MEMORY
 
 
 class ExtentLeaseReply(Reply, frozen=True, tag="LeaseReply"):
-    """extent: its number, never used again; where it lies; its generation."""
+    """An extent that was leased."""
 
     extent: int
+    """Its number, which is never used again."""
     offset: int
     length: int
     generation: int
 
 
 class SlotReply(Reply, frozen=True):
-    """slot: the writer's number; lock_path: the file to lock."""
+    """A writer slot."""
 
     slot: int
+    """The number of the slot."""
     lock_path: str
+    """The file that the writer must lock."""
 
 
 class CachedBlocksReply(Reply, frozen=True, tag="KeptReply"):
-    """Where copies lie in the unit's own arena, for each block asked for: offsets (i8, -1: none), generations (i8)."""
+    """The copies of requested blocks in the unit's own arena."""
 
     offsets: bytes
+    """The offset of each copy, i8; -1 if there is none."""
     generations: bytes
+    """i8."""
 
 
 class UnitStatusReply(Reply, frozen=True):
-    """Bytes: capacity (most the arena may grow to), held (fallocated), leased, free (held - leased).
-
-    tier: see `UnitInfo.told_tier`.
-    largest_free: the longest run of what is not leased, given back to the file system or not.
-    """
+    """The space of a storage unit in bytes."""
 
     capacity: Bytes
+    """The size to which the arena may grow."""
     held: Bytes
+    """The space that the arena has allocated in the file system."""
     leased: Bytes
+    """The space in leased extents."""
     free: Bytes
+    """Allocated and not leased: `held - leased`."""
     tier: str = MEMORY
+    """See `UnitInfo.told_tier`."""
     largest_free: Bytes = 0
+    """The longest run of space that is not leased, whether it is allocated in the file system or not."""
 
 
 class LeaseExtent(Request, frozen=True, tag="Lease"):
-    """Wants an extent of at least `nbytes` for the writer whose slot lock is `slot`.
-
-    want: what the writer would like, at least nbytes. wait: seconds to wait for space; None fails at once.
-    unit: the number of the unit that is meant, -1 for whichever answers; the same of the requests below.
-    """
+    """Ask for an extent of at least `nbytes` for a writer."""
 
     slot: Small
+    """The writer's slot, whose lock it has."""
     nbytes: Bytes
     want: Bytes
+    """The size that the writer prefers; at least `nbytes`."""
     wait: Seconds | None = None
+    """Seconds to wait for space; None fails at once."""
     unit: AnyUnit = -1
+    """The number of the unit that the request is for; -1 for the unit that receives it. The same in other requests."""
 
 
 class OpenSlot(Request, frozen=True):
-    """A writer registers; the reply names its slot, whose lock file it must hold (`storage.arena.writer_locks`).
-
-    remote: it is on another node, and has the unit write for it (`WriteBytes`). Its slot has no lock: it is over with
-    the last of the writer's connections. writer: its client id then, a slash, and what tells its slots one after the
-    other apart.
-    """
+    """Register a writer. The reply names its slot, whose file the writer must lock (`storage.arena.writer_locks`)."""
 
     writer: str
+    """The client id of the writer. For a remote writer, a slash and a suffix follow that distinguishes its slots."""
     unit: AnyUnit = -1
     remote: bool = False
+    """Whether the writer is on another node, so that the unit writes for it (`WriteBytes`).
+
+    The slot then has no lock, and ends with the last connection of the writer.
+    """
 
 
 class WriteBytes(Request, frozen=True):
-    """The payload goes to this offset of the arena, within an extent that is leased to the slot of a remote writer."""
+    """Write the payload to this offset of the arena, in an extent that is leased to the slot of a remote writer."""
 
     slot: Small
     extent: ExtentNumber
@@ -90,7 +97,7 @@ class WriteBytes(Request, frozen=True):
 
 
 class ReturnExtent(Request, frozen=True, tag="Return"):
-    """Gives back extents in which nothing was published."""
+    """Return extents that contain no published block."""
 
     slot: Small
     extents: list[ExtentNumber]
@@ -98,33 +105,41 @@ class ReturnExtent(Request, frozen=True, tag="Return"):
 
 
 class UnitStatus(Request, frozen=True):
-    """Bytes held, leased and free in the arena."""
+    """Ask for the space of the arena. The reply is a `UnitStatusReply`."""
 
 
 class CacheBlocks(Request, frozen=True, tag="Keep"):
-    """A reader on the unit's node is about to read these blocks of units elsewhere; all columns i8, of equal length.
+    """Ask the unit to copy blocks of other units that a reader on its node is about to read.
 
-    units, offsets, generations, nbytes: of each block. remotes: unit -> "host:port". The reply, `CachedBlocksReply`,
-    says which of them the unit has copies of; it may come after these were fetched.
+    The reply, `CachedBlocksReply`, names the blocks of which the unit has copies. The unit may fetch the blocks before
+    it replies. All columns have equal length.
     """
 
     units: bytes
+    """The unit of each block, i8."""
     offsets: bytes
+    """i8."""
     generations: bytes
+    """i8."""
     nbytes: bytes
+    """i8."""
     remotes: dict[Unit, str]
+    """Unit -> "host:port"."""
 
 
 class ReadPieces(Request, frozen=True):
-    """Wants bytes of the arena, for a reader that cannot map it. The reply's payload has them one after the other.
+    """Ask for bytes of the arena, for a reader that cannot map it. The payload of the reply has the pieces one by one.
 
-    starts, lengths: i8, of the pieces, in any order. offsets, generations: i8, of the blocks that they lie in; where
-    the arena has other generations there the reply is `Done(False)`, without payload, else `Done(True)`. A reader asks
-    for that once more, without pieces, after the bytes have come.
+    If the arena has other generations, the reply is `Done(False)` without payload, otherwise `Done(True)`. When the
+    bytes have arrived, the reader sends the request once more without pieces, to check the generations again.
     """
 
     unit: Unit
     starts: bytes
+    """The start of each piece, i8, in any order."""
     lengths: bytes
+    """The length of each piece, i8."""
     offsets: bytes
+    """The offset of each block that contains pieces, i8."""
     generations: bytes
+    """The generation of each of these blocks, i8."""

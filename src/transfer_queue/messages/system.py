@@ -13,45 +13,47 @@ from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Tim
 
 
 class Topology(Request, frozen=True):
-    """Asks for the units and the configuration of the system."""
+    """Ask for the storage units and the configuration of the system. The reply is a `TopologyReply`."""
 
 
 class Status(Request, frozen=True):
-    """Progress of every partition by field and task."""
+    """Ask for the progress of every partition by field and task. The reply is a `SystemStatus`."""
 
 
 class NodeGone(Request, frozen=True):
-    """A node has failed: its storage units are lost. when: what time it is, in words."""
+    """Report that a node has failed, so that its storage units are lost."""
 
     node: str
     when: str = ""
+    """The time of the report, as text."""
 
 
 class Drain(Request, frozen=True):
-    """Wants everything moved off a storage unit, which leases nothing to writers from now on.
-
-    undo: it leases again. wait: seconds to wait until nothing lies there; None answers at once.
-    """
+    """Move everything off a storage unit, which from now on leases nothing to writers."""
 
     unit: Unit
     undo: bool = False
+    """True to end the drain: the unit leases to writers again."""
     wait: Seconds | None = None
+    """Seconds to wait until the unit is empty; None returns at once."""
 
 
 class UseSampler(Request, frozen=True):
-    """The sampler in the file of this name, in the system's folder of samplers, becomes the system's.
+    """Replace the sampler of the system by the one in a file of the system's folder of samplers.
 
-    name: 32 hex digits. Who can write there is the system's user; no code ever comes with a request.
+    A request never contains code. Only the user of the system can write to that folder.
     """
 
     name: str
+    """The name of the file: 32 hex digits."""
 
 
 class TopologyReply(Reply, frozen=True):
-    """The units, and the configuration as JSON text."""
+    """The storage units and the configuration of the system."""
 
     units: list[UnitInfo]
     config: str
+    """JSON."""
 
 
 class SystemStatus(Reply, frozen=True):

@@ -1,4 +1,4 @@
-"""Messages between storage units and the controller: registration, moves, measurements."""
+"""Messages between storage units and the controller: registration, migrations, measurements."""
 
 from __future__ import annotations
 
@@ -18,191 +18,205 @@ from transfer_queue.messages.storage import UnitStatusReply
 
 
 class RegisterUnit(Request, frozen=True):
-    """A storage unit comes up. address: where it listens; arena: the folder of its arena, boot_id: of the arena.
-
-    name: what it is called; it comes in the place of another of its name, whose arena is lost. when: what time it is,
-    in words. extents: all that are leased there (i8); None where that is not told. next_extent: the first number that
-    was not given to an extent yet: what is newer, writers may have published before this arrives. node: on which it is;
-    its address and arena mean something there alone. remote: "host:port" for other nodes; "" where it serves none.
-    tier: where the arena lies, `MEMORY` or `DISK`. capacity: bytes that it may use; 0 where that is not told.
-    store: what clients need to reach the external store in which its blocks are (JSON, `stores.base.StoreAddress`); ""
-    where they are in its arena.
-    """
+    """Report that a storage unit has started. It replaces a unit of the same name, whose arena is then lost."""
 
     address: str
+    """Where the unit listens. Only processes of its node can use it."""
     arena: str
+    """The folder of the arena. Only processes of its node can use it."""
     boot_id: str = ""
+    """Identifies the arena."""
     name: str = ""
     when: str = ""
+    """The time of the start, as text."""
     extents: bytes | None = None
+    """The numbers of all leased extents, i8; None if they are not known."""
     next_extent: ExtentNumber | None = None
+    """The lowest number that no extent has had yet. Writers may publish newer extents before this request arrives."""
     node: str = ""
     remote: str = ""
+    """The "host:port" for processes of other nodes; "" if the unit does not serve them."""
     tier: str = MEMORY
+    """The tier of the arena: `MEMORY` or `DISK`."""
     capacity: Bytes = 0
+    """The bytes that the unit may use; 0 if this is not known."""
     store: str = ""
+    """The address of the external store that has the blocks (JSON, `stores.base.StoreAddress`); "" for an arena."""
 
 
 class ExtentsGone(Request, frozen=True):
-    """The store of these extents (i8) has lost what was in them; they are leased no more. when: in words."""
+    """Report that the external store has lost the contents of extents, which are not leased any more."""
 
     unit: Unit
     extents: bytes
+    """i8."""
     when: str
+    """The time of the loss, as text."""
 
 
 class BlockMissing(Request, frozen=True, tag="Missed"):
-    """A reader did not find in the store what should be in these extents (i8).
+    """Report that a reader did not find the contents of extents in the external store.
 
-    Answered when the unit has looked for them itself: True where some are gone.
+    The reply comes when the unit has searched for them, and is `Done(True)` if some are lost.
     """
 
     unit: Unit
     extents: bytes
+    """i8."""
 
 
 class ExtentsFreedReport(Request, frozen=True, tag="Freed"):
-    """These extents (i8), which the controller ordered the unit to free, are not leased there any more.
-
-    failed: why other extents of the same order could not be freed; "" if all were freed.
-    """
+    """Report that the unit has freed extents as the controller ordered."""
 
     unit: Unit
     extents: bytes
+    """i8."""
     failed: str = ""
+    """Why other extents of the same order could not be freed; "" if all were freed."""
 
 
 class WriterGone(Request, frozen=True):
-    """A unit proved a writer dead; extents: what it had leased."""
+    """Report that a writer of the unit has died."""
 
     writer: str
     unit: Unit
     extents: list[ExtentNumber]
+    """The extents that were leased to the writer."""
 
 
 class BlocksMovedReport(Request, frozen=True, tag="Moved"):
-    """What became of a `Move`.
-
-    extent: where the copies lie, closed and of this length and generation; 0 where there was no room for them.
-    offsets: i8, of each block that was wanted whole, in order; -1 where it was gone before it was copied.
-    repacked: one for each repack, in order, None where its block was gone.
-    failed: why the order could not be carried out; "" if it was carried out, or if there was no room.
-    """
+    """Report the result of a `Move`."""
 
     move: Natural
     unit: Unit
     extent: ExtentNumber
+    """The closed extent that contains the copies; 0 if there was no space for them."""
     length: Bytes
+    """The length of the extent."""
     generation: Natural
+    """The generation of the extent."""
     offsets: bytes
+    """The offset of the copy of each block that was to be copied as a whole, i8; -1 if the block was gone before."""
     repacked: list[NewBlock | None]
+    """The new block of each repack; None if its block was gone."""
     failed: str = ""
+    """Why the order could not be carried out; "" if it was carried out, or if there was no space."""
 
 
 class ExtentsRecalledReport(Request, frozen=True, tag="Recalled"):
-    """Nothing more is written into these extents (i8), which are so long now (i8): their writers had no use for it."""
+    """Report that writers return the unused rest of extents, to which nothing more is written."""
 
     unit: Unit
     extents: bytes
+    """i8."""
     lengths: bytes
+    """The new length of each extent, i8."""
 
 
 class SpaceShortReport(Request, frozen=True, tag="SpaceShort"):
-    """The writers of a unit that wait for space, sent whenever they change.
-
-    freed: how many `ReleaseExtents` the unit has received.
-    """
+    """Report the writers of a unit that wait for space. The unit sends it whenever they change."""
 
     unit: Unit
     writers: list[str]
     freed: Natural
+    """The number of `ReleaseExtents` that the unit has received."""
 
 
 class ReleaseExtents(Request, frozen=True, tag="Free"):
-    """Controller to unit: nothing lives in these extents any more."""
+    """Controller to unit: free these extents, which contain nothing that is needed."""
 
     extents: list[ExtentNumber]
 
 
 class Repack(Message, frozen=True):
-    """Of block `at` of a `Move` only these rows (i4, ascending) and fields are wanted, as a block of their own."""
+    """Part of a `Move`: copy only some rows and fields of a block, as a new block."""
 
     at: Small
+    """The position of the block in the `Move`."""
     slots: bytes
+    """The rows of the block, i4, ascending."""
     fields: list[str]
 
 
 class Move(Request, frozen=True):
-    """Controller to unit: copy these blocks into an extent of the unit, and report it with `BlocksMovedReport`.
-
-    number: of the move. arenas: unit -> folder of its arena, of all units on the same node in which the blocks lie.
-    remotes: unit -> "host:port", of those on other nodes. repacks: those that are not wanted whole, ascending by `at`.
-    """
+    """Controller to unit: copy these blocks into an extent of the unit and report it with `BlocksMovedReport`."""
 
     number: Natural
+    """The number of the migration."""
     blocks: Blocks
     arenas: dict[Unit, str]
+    """Unit -> folder of its arena, for the units of the same node that have blocks."""
     repacks: list[Repack] = []
+    """The blocks of which only parts are copied, ascending by `at`."""
     remotes: dict[Unit, str] = {}
+    """Unit -> "host:port", for the units of other nodes that have blocks."""
 
 
 class DrainFinished(Request, frozen=True, tag="Drained"):
-    """Controller to unit: whether it is being drained, so that it leases nothing to writers."""
+    """Controller to unit: a drain has begun or ended. A unit that is drained leases nothing to writers."""
 
     draining: bool
 
 
 class RefuseWriters(Request, frozen=True, tag="Refuse"):
-    """Controller to unit: who waits for space waits in vain. words: why."""
+    """Controller to unit: refuse the writers that wait for space, because none can become free."""
 
     words: str
+    """The reason, for the error message."""
 
 
 class Measure(Request, frozen=True):
-    """Controller to unit: say with `Measured` what you have measured. number: of the question."""
+    """Controller to unit: report measurements with `Measured`."""
 
     number: Natural
+    """Identifies the question."""
 
 
 class Measured(Request, frozen=True):
-    """The answer to a `Measure`; it changes nothing."""
+    """The reply to a `Measure`. It changes nothing."""
 
     number: Natural
+    """`Measure.number`."""
     unit: Unit
     server: ServerMeasures
     storage: UnitMeasures
 
 
 class ServerMeasures(Message, frozen=True):
-    """One server's process and its loop.
-
-    requests: type -> time in the loop. waits: of what could not be answered at once, until it was. failures: name of
-    an error -> answers with it. rejected: reason -> connections, or messages, that were not served. longest: kind of
-    event -> the longest of late (`metrics.timing.Longest`). connections: open now; accepted: so far. cpu, resident:
-    of the process; started: when it was, since the epoch.
-    """
+    """Measurements of the process and the loop of a server."""
 
     requests: list[Timing]
+    """The time in the loop of each type of request."""
     waits: list[Timing]
+    """The time until the reply of requests that had to wait, by type and task."""
     failures: dict[str, Natural]
+    """Name of an error -> number of replies with it."""
     rejected: dict[str, Natural]
+    """Reason -> number of connections or messages that were not served."""
     longest: dict[str, Finite]
+    """Kind of event -> the longest recent event in seconds (`metrics.timing.Longest`)."""
     connections: Natural
+    """The number of open connections."""
     accepted: Natural
+    """The number of connections accepted so far."""
     cpu: Finite
+    """The CPU time of the process in seconds."""
     resident: Natural
+    """The resident memory of the process in bytes."""
     started: Finite
+    """The start of the process, in seconds since the epoch."""
 
 
 class UnitMeasures(Message, frozen=True):
-    """One storage unit.
-
-    waiting: leases that wait for space, and for how long the longest has. counters: of the unit, by name.
-    """
+    """Measurements of a storage unit."""
 
     space: UnitStatusReply
     extents: Natural
+    """The number of leased extents."""
     waiting: Natural
+    """The number of leases that wait for space."""
     longest_wait: Finite
+    """The time in seconds for which the oldest of them has waited."""
     draining: bool
     counters: dict[str, Finite] = {}
+    """The counters of the unit, by name."""

@@ -2,7 +2,7 @@
 
 Each call uses a connection that no other thread uses at that time, and stays in its thread. If an event loop runs in
 the thread, the call blocks it. A call that ends without its reply closes its connection, because the reply may still
-arrive.
+arrive later.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ObjectEncoder:
         if kind in _PLAIN:
             return self._checked(value) if self._careful else value
         if depth >= MAX_DEPTH:
-            raise Refusal(value, f"it is nested in more than {MAX_DEPTH} containers, or contains itself")
+            raise Refusal(value, f"it is nested deeper than {MAX_DEPTH} containers, or contains itself")
         how = _LOWERERS.get(kind)
         if how is not None:
             return how(self, value, depth + 1)
