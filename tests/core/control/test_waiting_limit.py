@@ -40,7 +40,7 @@ def test_their_bytes_are_bounded_too(h: harness.Harness, monkeypatch: pytest.Mon
     large = {"sampling": {"words": "x" * 2000}}
     waits = [h.claim(1, wait=100.0, **large), h.claim(1, wait=100.0)]
     refused = h.claim(1, wait=100.0, **large)
-    with pytest.raises(CapacityError, match=r"take 2\d+ bytes already.* 3000 are the most"):
+    with pytest.raises(CapacityError, match=r"have 2\d+ bytes already.* is 3000"):
         h.result(refused, "r")
     h.put(1)
     assert h.got(waits[0]) == [0]

@@ -1,7 +1,7 @@
-"""Which groups a task could be given whole, kept up to date beside a ready set.
+"""The groups of which all members are ready, kept up to date beside a ready set.
 
-Groups by order of reservation are counted in columns, like rows; declared groups, which may lie anywhere and are
-ordered by their first member, in a dict.
+Groups by order of reservation are counted in columns, like rows. Declared groups, whose members may be anywhere and
+which are ordered by their first member, are counted in a dict.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from transfer_queue.sampler.ready_views import RankKey
 if TYPE_CHECKING:
     from transfer_queue.core.tables.group_table import GroupTable
 
-PART = CHUNK  # rows whose groups are marked in one go
-MANY = 32  # groups that change at once are taken out of a list in one go
+PART = CHUNK  # rows whose groups are marked in one step
+MANY = 32  # if more groups change together, they are removed from a list in one step
 
 
 def counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each of these numbers once, ascending, and how often it is there."""
+    """Return each distinct number, ascending, and how often it occurs."""
     low = int(numbers.min())
     if int(numbers.max()) - low > 8 * len(numbers):
         return np.unique(numbers, return_counts=True)
@@ -35,72 +35,71 @@ def counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class CompleteGroups(ABC):
-    """The groups of `size` all of whose members are ready.
-
-    grown: groups that gained ready members since `grown_groups` was last asked; None until then.
-    rankings: of the rows of whole groups; bits: chunk number -> 1 for these rows, kept once there is a ranking.
-    uncounted: chunks whose ready rows are not counted yet, in order; none once it is made. unmarked: groups, in parts,
-    of which those that are whole have still to be marked in `bits`, the last part next.
-    """
+    """The groups of `size` whose members are all ready."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.grown: set[int] | None = None
+        """The groups that gained ready members since the last call of `grown_groups`; None before the first call."""
         self.bits: dict[int, np.ndarray] = {}
+        """Chunk number -> 1 for the rows of complete groups; kept once there is a ranking."""
         self.rankings: dict[RankKey, Ranking] = {}
+        """The rankings of the rows of complete groups."""
         self.uncounted: dict[int, None] = {}
+        """The chunks whose ready rows are not counted yet, in order; empty once all are."""
         self.unmarked: list[list[int]] = []
+        """Lists of groups which must still be marked in `bits` if they are complete; the next list is at the end."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of complete groups."""
 
     @abstractmethod
     def first(self, count: int) -> list[int]:
-        """The numbers of the first ones, by their first member."""
+        """Return the numbers of the first `count` complete groups, ordered by their first member."""
 
     @abstractmethod
     def counted(self) -> dict[int, int]:
-        """Ready members of each group that has any."""
+        """Return the number of ready members of each group that has any."""
 
     @abstractmethod
     def partial(self, group: int) -> bool:
-        """Whether some of its members are ready, but fewer than `size`."""
+        """Return whether some members of the group are ready, but fewer than `size`."""
 
     @abstractmethod
     def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
-        """Rows became ready (on) and unready (off)."""
+        """Record that rows became ready (`on`) and not ready (`off`)."""
 
     @abstractmethod
     def joined(self, group: int, delta: int, groups: GroupTable) -> None:
-        """A group has `delta` ready members more, or its size has changed."""
+        """Record that a group has `delta` more ready members, or that its size has changed."""
 
     @abstractmethod
     def parts(self) -> list[list[int]]:
-        """The whole groups in parts of a few thousand rows."""
+        """Return the complete groups in lists that contain a few thousand rows."""
 
     @abstractmethod
     def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
-        """Those of these groups that are whole."""
+        """Return those of these groups that are complete."""
 
     @abstractmethod
     def partials(self) -> set[int]:
-        """The groups that have ready members and are not whole."""
+        """Return the groups that have ready members and are not complete."""
 
     def grown_groups(self) -> set[int]:
-        """Groups with ready members that the caller has not seen; it takes out what it needs to see no more."""
+        """Return the groups with new ready members. The caller removes those that it does not need to see again."""
         if self.grown is None:
             self.grown = self.partials()
         return self.grown
 
     def ranking(self, key: RankKey, rows: RowTable, groups: GroupTable) -> Ranking:
-        """The rows of whole groups by this key; made at first use, then kept."""
+        """Return the ranking of the rows of complete groups by this key. It is made at first use, and then kept."""
         found = self.ranked(key, rows)
         self.mark(groups, len(self.unmarked))
         return found
 
     def ranked(self, key: RankKey, rows: RowTable) -> Ranking:
-        """The same, of the rows that were marked so far."""
+        """Return the same ranking, of the rows that are marked so far."""
         found = self.rankings.get(key)
         if found is None:
             rows.watch(key.tag)
@@ -111,13 +110,13 @@ class CompleteGroups(ABC):
         return found
 
     def mark(self, groups: GroupTable, parts: int) -> None:
-        """Marks so many parts; groups that became or were whole meanwhile are marked as they are now."""
+        """Mark this number of lists of groups, each group as it is now."""
         for _ in range(min(parts, len(self.unmarked))):
             whole = self.whole_of(self.unmarked.pop(), groups)
             self._mark(groups.members_of(whole, self.size), 1)
 
     def _mark(self, positions: np.ndarray, bit: int) -> None:
-        """positions: ascending."""
+        """Set the bits of these positions, which ascend."""
         chunks = positions >> CHUNK_BITS
         edges = np.flatnonzero(np.diff(chunks, prepend=-1))
         for part in np.split(positions, edges[1:]) if len(positions) else ():
@@ -125,7 +124,7 @@ class CompleteGroups(ABC):
             bits = self.bits.get(key)
             if bits is None:
                 if not bit:
-                    continue  # it was dropped
+                    continue  # the chunk was removed
                 bits = self.bits[key] = np.zeros(CHUNK, "u1")
             bits[part & MASK] = bit
             for ranking in self.rankings.values():
@@ -133,18 +132,18 @@ class CompleteGroups(ABC):
 
 
 class CompleteOrderedGroups(CompleteGroups):
-    """Of groups by order of reservation: that of a row is its position divided by `size`.
-
-    counts: number of a chunk of groups -> their ready members, no entry where none has any. full: the same -> how many
-    of them are whole, no entry where none is. keys: of `full`, ascending. total: all that are whole.
-    """
+    """Complete groups by order of reservation. The group of a row is its position divided by `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.counts: dict[int, np.ndarray] = {}
+        """Number of a chunk of groups -> the ready members of each; no entry if there are none."""
         self.full: dict[int, int] = {}
+        """Number of a chunk of groups -> how many of them are complete; no entry if there are none."""
         self.keys: list[int] = []
+        """The keys of `full`, ascending."""
         self.total = 0
+        """The number of complete groups."""
 
     def __len__(self) -> int:
         return self.total
@@ -181,7 +180,7 @@ class CompleteOrderedGroups(CompleteGroups):
         return found
 
     def _has(self, group: int) -> int:
-        """How many of its members are ready."""
+        """Return how many members of the group are ready."""
         column = self.counts.get(group >> CHUNK_BITS)
         return 0 if column is None else int(column[group & MASK])
 
@@ -209,7 +208,7 @@ class CompleteOrderedGroups(CompleteGroups):
             self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
 
     def _add(self, positions: np.ndarray, step: int, groups: GroupTable) -> None:
-        """These rows became ready (step 1) or unready (-1)."""
+        """Record that these rows became ready (step 1) or not ready (step -1)."""
         names, members = counted(positions // self.size)
         if step > 0 and self.grown is not None:
             self.grown.update(names.tolist())
@@ -246,12 +245,14 @@ class CompleteOrderedGroups(CompleteGroups):
 
 
 class CompleteDeclaredGroups(CompleteGroups):
-    """Of declared groups. counts: ready members by group. order: (first position, group) of whole ones, ascending."""
+    """Complete declared groups."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.counts: dict[int, int] = {}
+        """Group -> number of ready members."""
         self.order: list[tuple[int, int]] = []
+        """(first position, group) of the complete groups, ascending."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -295,7 +296,7 @@ class CompleteDeclaredGroups(CompleteGroups):
                 self.joined(group, step * count, groups)
 
     def _many_left(self, names: list[int], counts: list[int], groups: GroupTable) -> None:
-        """Members of many groups became unready: none of these is whole any more."""
+        """Record that members of many groups became not ready. None of these groups is complete any more."""
         for group, count in zip(names, counts, strict=True):
             now = self.counts.get(group, 0) - count
             if now:

@@ -1,4 +1,4 @@
-"""What was published and not every ready set has looked at: a put does not touch the sets of tasks that do not wait."""
+"""Publications that ready sets process later, so that a put does not update the sets of tasks that do not wait."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ Fields = frozenset[str]
 
 
 class DeferredUpdate:
-    """Rows of a chunk that got values of these fields, a run of them or an array. number: ascending from 1."""
+    """Rows of one chunk that got values of these fields: a range of rows, or an array."""
 
     __slots__ = ("at", "chunk", "fields", "first", "key", "last", "number")
 
     def __init__(self, number: int, fields: Fields, key: int, chunk: Chunk) -> None:
         self.number = number
+        """Ascends from 1."""
         self.fields = fields
         self.key = key
         self.chunk = chunk
         self.first = self.last = 0
+        """The range of the rows, without `last`; not used if `at` is set."""
         self.at: np.ndarray | None = None
 
     def where(self) -> np.ndarray:
-        """Where these rows are in their chunk."""
+        """Return where these rows are in their chunk."""
         return np.arange(self.first, self.last) if self.at is None else self.at
 
 
 class DeferredUpdates:
-    """The latest publishes of a partition, for its ready sets. Derived.
+    """The latest publications of a partition, for its ready sets. Derived.
 
-    A set knows by `ReadySet.seen` how far it has looked. To look twice at a row does no harm: what it is now counts.
+    `ReadySet.seen` says which of them a set has processed. To process a row twice does no harm: its present
+    state counts.
     """
 
     def __init__(self, rows: RowTable, groups: GroupTable) -> None:
         self._rows = rows
         self._groups = groups
         self._entries: list[DeferredUpdate] = []
-        self._shown = 0  # no set has looked further
-        self._size = 0  # rows in all entries
+        self._shown = 0  # the highest number that a set has processed
+        self._size = 0  # the number of rows in all entries
         self.newest = 0  # number of the newest entry so far
+        """The number of the newest entry so far."""
 
     def run(self, fields: Fields, key: int, chunk: Chunk, first: int, last: int) -> None:
-        """Neighbours were published. Where those before them were, and nobody has looked since, they are one run."""
+        """Add consecutive rows. They join the newest entry if they follow its rows and no set has processed it."""
         self._size += last - first
         entry = self._entries[-1] if self._entries else None
         if (
@@ -64,7 +68,7 @@ class DeferredUpdates:
         entry.last = last
 
     def rows(self, fields: Fields, key: int, chunk: Chunk, at: np.ndarray) -> None:
-        """Any rows of a chunk were published."""
+        """Add rows of a chunk."""
         self._size += len(at)
         self._entered(fields, key, chunk).at = at
 
@@ -75,7 +79,7 @@ class DeferredUpdates:
         return entry
 
     def show(self, ready: ReadySet) -> bool:
-        """A set looks at what is new to it; True if rows became ready."""
+        """Let a set process the entries that are new to it. Return whether rows became ready."""
         fresh = []
         for entry in reversed(self._entries):
             if entry.number <= ready.seen:
@@ -87,16 +91,16 @@ class DeferredUpdates:
             fresh = _merged(fresh)
         gained = False
         for entry in fresh:
-            if self._rows.chunks.get(entry.key) is entry.chunk:  # else all of its rows have ended
+            if self._rows.chunks.get(entry.key) is entry.chunk:  # otherwise all its rows were removed
                 gained |= ready.update(entry.key, entry.chunk, entry.where(), self._groups)
         return gained
 
     def looked(self, ready: ReadySet) -> None:
-        """A set knows of everything so far: it was just built, or shown."""
+        """Record that a set has processed every entry: it was just built or updated."""
         ready.seen = self._shown = self.newest
 
     def trim(self, sets: Collection[ReadySet]) -> None:
-        """Where much has come, all sets look, and it is forgotten."""
+        """Let all sets process the entries and then remove these, if there are many."""
         if self._size > MOST_ROWS or len(self._entries) > MOST_ENTRIES:
             self._entries = sorted(_merged(self._entries), key=lambda entry: entry.number)
             for ready in sets:
@@ -104,13 +108,13 @@ class DeferredUpdates:
             self.forget()
 
     def forget(self) -> None:
-        """All sets have looked, or there are none."""
+        """Remove the entries. All sets have processed them, or there are no sets."""
         self._entries.clear()
         self._size = 0
 
 
 def _merged(entries: list[DeferredUpdate]) -> list[DeferredUpdate]:
-    """The same rows, one entry for each chunk and fields, with the number of the newest of them."""
+    """Return the same rows with one entry for each chunk and fields, numbered like the newest of its entries."""
     together: dict[tuple[int, Fields], list[DeferredUpdate]] = {}
     for entry in entries:
         together.setdefault((entry.key, entry.fields), []).append(entry)

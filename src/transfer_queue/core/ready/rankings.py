@@ -1,7 +1,7 @@
-"""Which rows of a bitmap have the highest keys, found by looking only where they can be.
+"""Finds the rows of a bitmap with the highest keys, and reads only chunks that can contain them.
 
-The keys come from a column of the tag (`rows.Chunk.numbers`). Per chunk the highest key is kept and computed anew
-after a change; a chunk is looked into only if that is among the highest asked for.
+The keys are computed from a column of the tag (`row_table.Chunk.numbers`). The highest key of each chunk is kept, and
+computed again after a change. A chunk is read only if its highest key is among the highest keys that are needed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ Bits = dict[int, np.ndarray]
 
 
 class Ranking:
-    """highest: chunk number -> the highest key of its rows in the bitmap, no entry where it has none.
-
-    dirty: chunks whose rows, tags or bits changed since.
-    """
+    """The highest keys of the chunks of a bitmap."""
 
     def __init__(self, key: RankKey) -> None:
         self.key = key
         self.highest: dict[int, float] = {}
+        """Chunk number -> the highest key of its rows in the bitmap; no entry if it has no such row."""
         self.dirty: set[int] = set()
+        """The chunks whose rows, tags or bits have changed since their highest key was computed."""
 
     def refresh(self, bits: Bits, rows: RowTable, chunks: int | None = None) -> None:
-        """Finds the highest key of so many chunks of which it is not known (None: all)."""
+        """Compute the highest keys of this number of changed chunks (None: all)."""
         for number in sorted(self.dirty)[:chunks]:
             chunk = rows.chunks.get(number)
             self.highest.pop(number, None)
@@ -38,7 +37,7 @@ class Ranking:
             self.dirty.discard(number)
 
     def _keys(self, bits: np.ndarray, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
-        """Where in the chunk the bitmap has rows, and their keys. InvalidArgumentError for a tag that is no number."""
+        """Return where the bitmap has rows in a chunk, and their keys. Raise InvalidArgumentError for a wrong tag."""
         at = bits.view(bool).nonzero()[0]
         wrong = chunk.wrong.get(self.key.tag)
         if wrong:
@@ -48,11 +47,11 @@ class Ranking:
         return at, self.key.of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
 
     def top(self, bits: Bits, rows: RowTable, count: int) -> np.ndarray:
-        """The positions of the `count` highest rows (all where there are fewer), highest first, equal ones in order."""
+        """Return the positions of the `count` highest rows, or all if fewer: by key, descending, then by position."""
         self.refresh(bits, rows)
         numbers = np.fromiter(self.highest, "i8", len(self.highest))
         highest = np.fromiter(self.highest.values(), "f8", len(self.highest))
-        # as each has a row, so many chunks hold the rows asked for, and nothing below the least of them is needed
+        # each chunk has at least one row, so `count` chunks contain enough rows, and no lower chunk is needed
         order = np.lexsort((numbers, -highest))[:count]
         least = highest[order[-1]] if len(order) == count else -np.inf
         positions, keys = np.zeros(0, "i8"), np.zeros(0)
@@ -60,7 +59,7 @@ class Ranking:
         while start < len(order):
             first = order[start]
             if len(keys) == count and (highest[first], -numbers[first] << CHUNK_BITS) < (keys[-1], -positions[-1]):
-                break  # neither this chunk nor a later one holds a higher row
+                break  # neither this chunk nor a later one contains a higher row
             parts, values = [positions], [keys]
             for number in numbers[order[start : start + step]].tolist():
                 at, found = self._keys(bits[number], rows.chunks[number])
@@ -74,7 +73,7 @@ class Ranking:
         return positions
 
     def above(self, bits: Bits, rows: RowTable, bound: float) -> np.ndarray:
-        """The positions of the rows whose key is above the bound, ascending."""
+        """Return the positions of the rows whose key is above the bound, ascending."""
         self.refresh(bits, rows)
         parts = []
         for number in sorted(number for number, most in self.highest.items() if most > bound):
@@ -84,7 +83,7 @@ class Ranking:
 
 
 def _highest(positions: np.ndarray, keys: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` highest with their keys, highest first, equal ones by position."""
+    """Return the `count` highest positions and their keys: by key, descending, then by position."""
     if len(keys) > 2 * count:
         least = np.partition(keys, len(keys) - count)[len(keys) - count]
         above = np.flatnonzero(keys > least)

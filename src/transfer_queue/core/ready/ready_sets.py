@@ -1,7 +1,7 @@
-"""Which rows a task could be given, kept up to date by every change, for each (task, fields) asked for.
+"""The rows that are ready for a task, updated with every change, for each (task, fields) that was requested.
 
-A row is ready when it is alive, has all the fields and the task has neither consumed nor claimed it. A ready set
-is a bitmap with a count per chunk: a claim finds its rows by looking at counts, whatever the size of the partition.
+A row is ready when it is alive, has all the fields, and the task has neither consumed nor claimed it. A ready set is a
+bitmap with a count for each chunk: a claim finds its rows by the counts, whatever the size of the partition is.
 """
 
 from __future__ import annotations
@@ -18,49 +18,52 @@ from transfer_queue.core.ready.rankings import Ranking
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, MASK, Chunk, Indexer, RowTable
 from transfer_queue.sampler.ready_views import RankKey
 
-AT_ONCE = 16  # chunks whose groups are counted in one go: what is made for it stays in the cache
-MOST_SIZES = 8  # of groups that are kept of a ready set; claims say the sizes
-FIRST_RANKED = 32  # rows that a sampler of an order by tags is shown at first
+AT_ONCE = 16  # chunks whose groups are counted in one step, so that the arrays of the step stay in the CPU cache
+MOST_SIZES = 8  # group sizes for which complete groups are kept in one ready set; claims choose the sizes
+FIRST_RANKED = 32  # rows that a ranking sampler gets at first
 
 if TYPE_CHECKING:
     from transfer_queue.core.tables.group_table import GroupTable
 
 
 def ones(bits: np.ndarray) -> np.ndarray:
-    """Where a bitmap of u1 is 1. numpy searches bool an order faster than numbers."""
+    """Return where a u1 bitmap is 1. numpy searches bool ten times faster than numbers."""
     return bits.view(bool).nonzero()[0]
 
 
 class ReadySet:
-    """The ready rows of one (task, fields).
-
-    bits: chunk number -> 0/1 by position. counts: chunk number -> how many, no entry where none, ascending
-    as `keys` (sorted chunk numbers with ready rows). total: all of them. rankings: those asked for, by key.
-    whole: whole groups by their size, the size that was asked for last at the end.
-    seen: up to here it has looked at what was published (`unseen.Unseen`).
-    unbuilt: numbers of the chunks that it has not looked at at all, the last one next; none once it is made. Changes
-    may come in between, but groups and rankings are asked for only after.
-    """
+    """The ready rows of one (task, fields)."""
 
     def __init__(self, task: str, fields: tuple[str, ...]) -> None:
         self.task = task
         self.fields = fields
         self.bits: dict[int, np.ndarray] = {}
+        """Chunk number -> 0 or 1 for each row."""
         self.counts: dict[int, int] = {}
+        """Chunk number -> number of ready rows; no entry if there are none."""
         self.keys: list[int] = []
+        """The numbers of the chunks that have ready rows, ascending."""
         self.total = 0
+        """The number of ready rows."""
         self.whole: dict[int, CompleteGroups] = {}
+        """The complete groups by group size; the size that was requested last is at the end."""
         self.rankings: dict[RankKey, Ranking] = {}
+        """The rankings that were requested, by key."""
         self.seen = 0
+        """The number of the latest publication that it has processed (`deferred_updates.DeferredUpdates`)."""
         self.unbuilt: list[int] = []
+        """The numbers of the chunks that it has not read at all, the next one at the end; empty once it is built.
+
+        Changes are processed while it is being built, but groups and rankings are requested only afterwards.
+        """
 
     def build(self, rows: RowTable, chunks: int | None = None) -> None:
-        """Looks at so many chunks that it has not looked at (None: all)."""
+        """Read this number of chunks that it has not read (None: all)."""
         for _ in range(len(self.unbuilt) if chunks is None else min(chunks, len(self.unbuilt))):
             key = self.unbuilt.pop()
             chunk = rows.chunks.get(key)
             if chunk is None:
-                continue  # dropped meanwhile
+                continue  # removed in the meantime
             bits = self._compute(chunk, slice(0, chunk.size))
             column = np.zeros(chunk.capacity, "u1")
             column[: chunk.size] = bits
@@ -82,7 +85,7 @@ class ReadySet:
         return ready.astype("u1", copy=False)
 
     def update(self, key: int, chunk: Chunk, at: np.ndarray, groups: GroupTable) -> bool:
-        """Recomputes the rows `at` of a chunk; True if some became ready."""
+        """Compute the rows `at` of a chunk again. Return whether some became ready."""
         bits = self.bits.get(key)
         if bits is None:
             bits = self.bits[key] = np.zeros(chunk.capacity, "u1")
@@ -111,7 +114,7 @@ class ReadySet:
         return gained > 0
 
     def take(self, key: int, chunk: Chunk, at: np.ndarray, groups: GroupTable) -> None:
-        """The task was given the rows `at` of a chunk: none of them is ready, whatever else is true of them."""
+        """Record that the task got the rows `at` of a chunk, so that none of them is ready any more."""
         bits = self.bits.get(key)
         if bits is None or len(bits) < chunk.capacity:
             self.update(key, chunk, at, groups)
@@ -129,7 +132,7 @@ class ReadySet:
         self._changed(key)
 
     def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: GroupTable) -> bool:
-        """The same for one row without arrays: twenty ready sets beside puts of single rows are usual."""
+        """Update one row without arrays, because puts of single rows beside twenty ready sets are usual."""
         new = self._is_ready(chunk, at)
         if new == bits[at]:
             return False
@@ -168,18 +171,18 @@ class ReadySet:
             ranking.dirty.add(key)
 
     def _counting(self, key: int) -> list[CompleteGroups]:
-        """Those whole groups for which the rows of this chunk are counted already."""
+        """Return the complete groups for which the rows of this chunk are already counted."""
         return [whole for whole in self.whole.values() if key not in whole.uncounted]
 
     def retagged(self, key: int, tag: str) -> None:
-        """A watched tag of a row of this chunk has changed."""
+        """Record that a watched tag of a row of this chunk has changed."""
         for rankings in (self.rankings, *(whole.rankings for whole in self.whole.values())):
             for ranking in rankings.values():
                 if ranking.key.tag == tag:
                     ranking.dirty.add(key)
 
     def ranking(self, key: RankKey, rows: RowTable) -> Ranking:
-        """The ready rows by this key; made at first use, then kept."""
+        """Return the ranking of the ready rows by this key. It is made at first use, and then kept."""
         found = self.rankings.get(key)
         if found is None:
             rows.watch(key.tag)
@@ -188,14 +191,14 @@ class ReadySet:
         return found
 
     def forget_chunk(self, key: int) -> None:
-        """A chunk was dropped; its rows were cleared before."""
+        """Forget a chunk that is removed. Its rows were cleared before."""
         self.bits.pop(key, None)
         for whole in self.whole.values():
             whole.bits.pop(key, None)
             whole.uncounted.pop(key, None)
 
     def positions(self, limit: int | None = None) -> np.ndarray:
-        """The first `limit` ready positions (all where None), ascending."""
+        """Return the first `limit` ready positions (None: all), ascending."""
         parts: list[np.ndarray] = []
         left = self.total if limit is None else min(limit, self.total)
         for key in self.keys:
@@ -209,7 +212,7 @@ class ReadySet:
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
     def page(self, first: int, limit: int) -> tuple[np.ndarray, int]:
-        """The first `limit` ready positions from `first` on, ascending, and the next ready one (-1: none)."""
+        """Return the first `limit` ready positions from `first` on, ascending, and the next one (-1: none)."""
         parts: list[np.ndarray] = []
         left = limit
         for key in self.keys[bisect_left(self.keys, first >> CHUNK_BITS) :]:
@@ -222,7 +225,7 @@ class ReadySet:
         return np.concatenate([np.zeros(0, "i8"), *parts]), -1
 
     def has_all(self, positions: np.ndarray, rows: RowTable) -> bool:
-        """Whether all these rows are ready."""
+        """Return whether all these rows are ready."""
         for key, _, at, _ in rows.split(positions):
             bits = self.bits.get(key)
             if bits is None or (at >= len(bits)).any() or not bits[at].all():
@@ -235,13 +238,13 @@ class ReadySet:
         return bits is not None and at < len(bits) and bool(bits[at])
 
     def joined(self, position: int, group: int, groups: GroupTable) -> None:
-        """A row that belonged to no group has joined a declared one; it may be ready already."""
+        """Record that a row without a group has joined a declared group; it may be ready already."""
         for whole in self.whole.values():
             counted = position >> CHUNK_BITS not in whole.uncounted
             whole.joined(group, int(counted and position in self), groups)
 
     def unready(self, rows: RowTable) -> Iterator[np.ndarray]:
-        """The positions of live rows that are neither ready nor consumed, chunk by chunk: claimed ones, too."""
+        """Iterate over the positions of live rows that are neither ready nor consumed, claimed rows included."""
         for key, chunk in rows.chunks.items():
             open_ = chunk.alive[: chunk.size] == 1
             bits = self.bits.get(key)
@@ -255,26 +258,26 @@ class ReadySet:
                 yield found + (key << CHUNK_BITS)
 
     def whole_groups(self, size: int, groups: GroupTable) -> CompleteGroups:
-        """The groups of `size` all of whose members are ready; built at first use, kept while it is in use."""
+        """Return the groups of `size` whose members are all ready. They are counted at first use, then kept."""
         found = self.counted(size, groups)
         while found.uncounted:
             self.count(found, groups, AT_ONCE)
         return found
 
     def counted(self, size: int, groups: GroupTable) -> CompleteGroups:
-        """The same, of the rows that were counted so far."""
+        """Return the same groups, of the rows that are counted so far."""
         found = self.whole.pop(size, None)
         if found is None:
             found = CompleteDeclaredGroups(size) if groups.explicit else CompleteOrderedGroups(size)
             found.uncounted = dict.fromkeys(self.keys)
             made = [each.size for each in self.whole.values() if not (each.uncounted or each.unmarked)]
-            for old in made[: max(0, len(self.whole) + 1 - MOST_SIZES)]:  # none for which a claim waits
+            for old in made[: max(0, len(self.whole) + 1 - MOST_SIZES)]:  # no claim waits for these
                 del self.whole[old]
         self.whole[size] = found
         return found
 
     def count(self, whole: CompleteGroups, groups: GroupTable, chunks: int) -> None:
-        """Counts the ready rows of so many chunks for whole groups."""
+        """Count the ready rows of this number of chunks for complete groups."""
         keys = list(islice(whole.uncounted, chunks))
         for key in keys:
             del whole.uncounted[key]
@@ -283,7 +286,7 @@ class ReadySet:
 
 
 class ReadySets(Sequence[int]):
-    """The ready rows as samplers see them: ascending global indexes, read lazily."""
+    """The ready rows as samplers see them: ascending global indexes, which are read lazily."""
 
     def __init__(self, ready: ReadySet, rows: RowTable, groups: GroupTable) -> None:
         self._ready = ready
@@ -322,7 +325,7 @@ class ReadySets(Sequence[int]):
         return found
 
     def first_groups(self, size: int, count: int) -> np.ndarray:
-        """i8 [groups, size]: the first `count` groups, or as many as there are, in the order of `whole_groups`."""
+        """Return the first `count` groups, or all if fewer, as i8 [groups, size], in the order of `whole_groups`."""
         if size == 1 and not self._groups.explicit:
             return self._rows.indexes_of(self._ready.positions(count)).reshape(-1, 1)
         numbers = self._ready.whole_groups(size, self._groups).first(count)
@@ -335,7 +338,7 @@ class ReadySets(Sequence[int]):
         return self._rows.indexes_of(members.reshape(-1)).reshape(members.shape)
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
-        """Groups of `size` whose members are all ready, by first member; members ascending."""
+        """Iterate over the groups of `size` whose members are all ready, by first member; members ascend."""
         if self._single(size):
             yield from ([index] for index in self)
             return
@@ -390,7 +393,7 @@ class ReadySets(Sequence[int]):
         return self._open_rows(np.unique(np.concatenate(broken))) if broken else []
 
     def _broken(self, group: int, size: int) -> bool:
-        """Whether a member of the group was cleared, or the task has consumed one."""
+        """Return whether a member of the group was cleared, or consumed by the task."""
         members = self._members(group, size)
         if self._groups.explicit:
             cleared = self._groups.declared[group].cleared > 0
@@ -402,7 +405,7 @@ class ReadySets(Sequence[int]):
         return any(column is not None and (column[at] == CONSUMED).any() for column, at in columns)
 
     def _open_rows(self, positions: np.ndarray) -> list[int]:
-        """Those of these rows that live and are neither consumed nor claimed by the task."""
+        """Return those of these rows that live and are neither consumed nor claimed by the task."""
         keep = np.zeros(len(positions), bool)
         for _, chunk, at, where in self._rows.split(positions):
             consumed = chunk.consumed.get(self._ready.task)
@@ -410,12 +413,12 @@ class ReadySets(Sequence[int]):
         return self._indexes(positions[keep])
 
     def _members(self, group: int, size: int) -> np.ndarray:
-        """The positions of the members that were ever reserved, ascending."""
+        """Return the positions of the members that exist so far, ascending."""
         members = self._groups.members(group, size)
         return members[members < self._rows.end]
 
     def _falling(self, ranking: Ranking, bits: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
-        """The positions of a ranking, the highest first, more at a time the more are asked for."""
+        """Iterate over the positions of a ranking, the highest first, in parts of growing size."""
         count, done = FIRST_RANKED, 0
         while True:
             positions = ranking.top(bits, self._rows, count)
@@ -428,5 +431,5 @@ class ReadySets(Sequence[int]):
         return self._rows.indexes_of(positions).tolist()  # type: ignore[no-any-return]
 
     def _single(self, size: int) -> bool:
-        """Whether every row is a group of its own."""
+        """Return whether every row is a group by itself."""
         return size == 1 and not self._groups.explicit

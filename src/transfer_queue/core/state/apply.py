@@ -1,4 +1,4 @@
-"""Applies records to the state, live and on replay: no other code changes the state.
+"""Applies records to the state, live and in a replay. No other code changes the state.
 
 The appliers of records of partitions, waiting requests and clients are here; those of storage units are in
 `apply_units`.
@@ -19,7 +19,7 @@ from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 
 MODULES = (apply_units,)
-"""The other modules with appliers, which are imported for these."""
+"""The other modules with appliers, imported so that these are registered."""
 
 
 def apply_record(state: State, record: r.AnyRecord) -> None:
@@ -75,7 +75,7 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
     if record.batch_index is not None:
         shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
         positions = partition.deal(record.task, record.batch_index, record.batch_size, shares)
-        if b"".join(share.rows for share in record.shares) == record.consumed:  # as all built-in samplers have it
+        if b"".join(share.rows for share in record.shares) == record.consumed:  # true for all built-in samplers
             consumed = positions
     if consumed is None:
         consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
@@ -214,7 +214,7 @@ def _apply_replied(state: State, record: r.ReplySent) -> None:
         kept = state.clients[record.client] = ReplyCache()
     if record.acknowledged > kept.acknowledged or record.finished:
         kept.advance(record.acknowledged, record.finished)
-    if not kept.over(record.sequence):  # else nobody asks for it again
+    if not kept.over(record.sequence):  # otherwise the client does not ask for it again
         kept.replies[record.sequence] = record.reply
 
 

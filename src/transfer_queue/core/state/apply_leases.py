@@ -1,4 +1,4 @@
-"""What leases and their ends, acks, and ranks that are gone do to a partition. Called by `state.apply` alone."""
+"""How leases, acknowledgements and lost ranks change a partition. Called only by `state.apply` and `state.restore`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transfer_queue.core.tables.row_table import CLAIMED
 
 
 def claim(partition: Partition, task: str, positions: np.ndarray) -> None:
-    """The task was given these rows, and has not acknowledged them."""
+    """Record that the task got these rows under a lease."""
     partition.tasks.setdefault(task, 0)
     for key, chunk, at, _ in partition.rows.split(positions):
         column = chunk.consumed_column(task)
@@ -22,7 +22,7 @@ def claim(partition: Partition, task: str, positions: np.ndarray) -> None:
 
 
 def give_back(partition: Partition, task: str, positions: np.ndarray) -> None:
-    """The task has these rows to be given again, of those that it was given."""
+    """Make those of these rows that the task has claimed ready again."""
     for key, chunk, at, _ in partition.rows.split(positions):
         column = chunk.consumed_column(task)
         back = at[column[at] == CLAIMED]
@@ -32,7 +32,7 @@ def give_back(partition: Partition, task: str, positions: np.ndarray) -> None:
 
 
 def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
-    """See `records.LeaseAcked`."""
+    """Apply a `records.LeaseAcked`."""
     rows, consumed = np.frombuffer(record.rows, "<i8"), np.frombuffer(record.consumed, "<i8")
     leases = partition.leases
     leases.leave(record.token, rows)
@@ -45,12 +45,12 @@ def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
         leases.through(batch, consumed)
     leases.acked.zero(record.task, done)
     partition.consume(record.task, done)
-    if record.token:  # without a lease whoever was given the rows still holds them
+    if record.token:  # without a lease, the client that got the rows still refers to them
         partition.holds.pass_over(record.task, done)
 
 
 def fence(partition: Partition) -> None:
-    """No lease is in force any more. What was given under them is to be delivered again, as if it never was."""
+    """End all leases. Their rows are delivered again, without counting as delivered."""
     for token, lease in list(partition.leases.by_token.items()):
         if lease.batch is None:
             give_back(partition, lease.task, partition.rows.positions_of(partition.leases.living(lease)))
@@ -58,7 +58,7 @@ def fence(partition: Partition) -> None:
 
 
 def rank_left(partition: Partition, record: r.RankLeft) -> None:
-    """See `records.RankLeft`."""
+    """Apply a `records.RankLeft`."""
     task = record.task
     for token in record.tokens:
         partition.leases.end(token)

@@ -1,7 +1,7 @@
-"""New rows begin with all that their put brings. Called by `State.apply` alone.
+"""How puts, losses and repacked blocks change the values of a partition. Called only by `state.apply` and its modules.
 
-The way of most rows, and the short one: they are neighbours, and nothing was known of them, so that there is nothing
-to look up, to merge or to release (`partition.Partition.reserve` and `values.py` do that).
+`arrive` is the short path of most rows: they are new and consecutive, so that there is nothing to look up, to merge or
+to release. `partition.Partition.reserve` and `publish` are the general path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transfer_queue.messages.descriptors import NewBlock
 
 
 def arrive(partition: Partition, put: RowsPut) -> None:
-    """See `records.RowsPut`."""
+    """Apply a `records.RowsPut`."""
     count = put.count
     block = None if put.block is None else partition.blocks.opened(put.block)
     start = partition.rows.end
@@ -69,7 +69,7 @@ def arrive(partition: Partition, put: RowsPut) -> None:
 
 
 def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
-    """Takes the watched ones of these tags into their columns."""
+    """Add the watched tags to their columns."""
     done = 0
     for key, chunk, _, first, last in runs:
         mine = tags[done : done + last - first]
@@ -83,7 +83,7 @@ def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | Non
 
 
 def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewBlock, writer: str) -> None:
-    """Values of these rows are in block `number`, row by row."""
+    """Record that the values of these rows are in block `number`, row by row."""
     block = partition.blocks.opened(sent)
     schema = block.schema
     partition.blocks.add(number, writer, block, len(positions) * len(schema), partition.number)
@@ -121,9 +121,9 @@ def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewB
 
 
 def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
-    """Return the columns of a block's fields, which are many, if they were made together; else None.
+    """Return the columns of the many fields of a block if they were made together, otherwise None.
 
-    Makes the columns that the chunk does not have, or takes those that were prepared.
+    Makes the columns that the chunk does not have, or uses the prepared ones.
     """
     prepared = partition.blocks.prepared
     if prepared is not None and prepared.block is block and prepared.columns is not None:
@@ -142,7 +142,7 @@ def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideCo
 def put_together(
     fields: Sequence[FieldStats], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
 ) -> list[np.ndarray]:
-    """Set the values of rows of one chunk to block `number`, for fields made together. Returns their former blocks."""
+    """Set the values of rows of one chunk to block `number`, for fields made together. Return their former blocks."""
     old = columns.blocks[:, at]
     columns.put(at, number, within)
     if not old.any():
@@ -159,7 +159,7 @@ def put_together(
 
 
 def lose(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
-    """These values are lost, by event `number`: their rows do not have them any more."""
+    """Record that these values are lost by event `number`, so that their rows do not have them any more."""
     partition.losses.events[number] = loss
     released = []
     touched: dict[int, list[np.ndarray]] = {}
@@ -179,7 +179,7 @@ def lose(partition: Partition, found: list[Found], number: int, loss: LossEvent)
 
 
 def repack(partition: Partition, repacked: RowsRepacked, writer: str) -> None:
-    """See `records.Repacked`."""
+    """Apply a `records.RowsRepacked`."""
     blocks, first = repacked.blocks, repacked.first_block
     rows, sources, slots = (
         np.frombuffer(column, kind)
@@ -216,7 +216,7 @@ def learn(partition: Partition, block: NewBlock) -> None:
     """Add the row shapes of a block to the types of its fields."""
     known = shape_of(block)
     if known == partition.learnt:
-        return  # the same shapes as before, for example in the loop of one writer, change nothing
+        return  # equal shapes change nothing; usual for a writer that puts in a loop
     prepared = partition.blocks.prepared
     if prepared is not None and prepared.block is block and prepared.matches(partition.fields, partition.typed):
         types = prepared.types

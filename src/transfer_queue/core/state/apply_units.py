@@ -1,4 +1,4 @@
-"""Applies the records of storage units: registrations, extents, losses and moves."""
+"""Applies the records of storage units: registrations, extents, losses and migrations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lost_values import LossEvent, holding
 from transfer_queue.messages.descriptors import MOVER, BlockLocation, UnitInfo
 
-MAX_FENCED = 4096  # writers proven dead that are remembered; their connections ended long before
+MAX_FENCED = 4096  # writers proven dead that are remembered; connections of earlier ones ended long ago
 
 
 @applies(r.ExtentsClosed)
@@ -94,7 +94,7 @@ def _apply_writer_fenced(state: State, record: r.WriterFenced) -> None:
 
 
 def _lose(state: State, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], unit: int, when: str) -> None:
-    """Values in blocks that have no place left are lost."""
+    """Record that values are lost whose blocks have no location left."""
     blocks = state.blocks.lose(gone)
     if not len(blocks):
         return

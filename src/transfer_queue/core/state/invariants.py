@@ -1,6 +1,6 @@
-"""Checks the whole state against a recount from first principles; every test of the core ends with it.
+"""Checks the whole state against a full recount. Every test of the core ends with it.
 
-The numbers are those of the invariants that the architecture page lists.
+The numbers at the beginning of messages are those of the invariants on the architecture page.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from transfer_queue.sampler.ready_views import RankKey
 
 
 def check_invariants(state: State) -> None:
-    """Raises BrokenInvariant where the state contradicts itself."""
+    """Raise BrokenInvariant if the state contradicts itself."""
     needed: Counter[int] = Counter()
     indexes: list[int] = []
     for name, partition in state.partitions.items():
-        require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
+        require(name == partition.name, f"partition {name!r} has the name {partition.name!r}")
         indexes += _rows(partition, needed)
-    require(len(set(indexes)) == len(indexes), "2: a global index names two live samples")
+    require(len(set(indexes)) == len(indexes), "2: two live samples have the same global index")
     require(all(i < state.next_index for i in indexes), "2: a live index is not below the next one")
     _blocks(state, needed)
     _stored(state)
@@ -37,14 +37,14 @@ def check_invariants(state: State) -> None:
 
 
 def check_loaded(state: State) -> None:
-    """The same of a state of a file, of which nothing is known. Costs some seconds for a million rows."""
+    """Check a state of a file from an unknown source. Takes some seconds for a million rows."""
     validation.check_references(state)
     validation.check_apart(state)
     _all_else(state)
 
 
 def _all_else(state: State) -> None:
-    """What `soundness` does not look at as well."""
+    """Check what `validation` does not check either."""
     for partition in state.partitions.values():
         found = partition.rows.positions_of(partition.rows.indexes_of(partition.rows.live_positions()))
         same = np.array_equal(found, partition.rows.live_positions())
@@ -57,8 +57,8 @@ def _all_else(state: State) -> None:
         for ready in partition.ready.values():
             _ready(partition, ready)
     tokens = [token for partition in state.partitions.values() for token in partition.leases.by_token]
-    require(len(set(tokens)) == len(tokens), "a token stands for two leases")
-    require(all(token < state.next_token for token in tokens), "a token in force is not below the next one")
+    require(len(set(tokens)) == len(tokens), "two leases have the same token")
+    require(all(token < state.next_token for token in tokens), "the token of a lease is not below the next one")
     _extents(state)
     _waiting(state)
 
@@ -67,11 +67,11 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
     name = partition.name
     positions = partition.rows.live_positions()
     indexes = partition.rows.indexes_of(positions)
-    require(len(positions) == partition.rows.count, f"7: {name} counts {partition.rows.count} rows, {len(positions)}")
+    require(len(positions) == partition.rows.count, f"7: {name} counts {partition.rows.count} rows: {len(positions)}")
     require(bool((np.diff(indexes) > 0).all()), f"2: the indexes of {name} do not ascend")
     for key, chunk in partition.rows.chunks.items():
         living = int(chunk.alive[: chunk.size].sum())
-        require(chunk.living == living, f"7: chunk {key} of {name} counts {chunk.living} living, {living} are")
+        require(chunk.living == living, f"7: chunk {key} of {name} counts {chunk.living} live rows, not {living}")
         dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
         for field_name, (column, _) in chunk.field.items():
             require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field_name}")
@@ -79,15 +79,15 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
         require(len({at for at, _ in together}) == len(together), f"a field of {name} was made together twice")
         for at, columns in together:
             same = all(map(np.may_share_memory, columns, chunk.field[at]))
-            require(same, f"the columns of {at} of {name} are not those that were made together with others")
+            require(same, f"the columns of {at} of {name} are not rows of the matrix that has them")
     for field_name, field in partition.fields.items():
         numbers, _ = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))
-        require(field.live == live, f"7: field {field_name} of {name} counts {field.live} values, {live} are there")
-        require((not field.kind) == (live == 0), f"field {field_name} of {name} has no type, or an old one")
+        require(field.live == live, f"7: field {field_name} of {name} counts {field.live} values, not {live}")
+        require((not field.kind) == (live == 0), f"field {field_name} of {name} has no type, or a type without values")
         needed.update(numbers[numbers > 0].tolist())
     waiting = [p for p in positions.tolist() if partition.rows.chunks[p >> 12].waiting[p & 4095]]
-    require(waiting == partition.waiting, f"the pre-allocated rows of {name} are not those it lists")
+    require(waiting == partition.waiting, f"the list of pre-allocated rows of {name} is wrong")
     keyed = partition.keys_of(positions)
     listed = {key: p for key, p in zip(keyed, positions.tolist(), strict=True) if key is not None}
     require(listed == partition.keys, f"the keys of {name} are not those of its rows")
@@ -95,15 +95,15 @@ def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
 
 
 def _lost(partition: Partition) -> dict[str, int]:
-    """The lost values of each field, recounted."""
+    """Return the number of lost values of each field, recounted."""
     counts: dict[str, int] = {}
     for chunk in partition.rows.chunks.values():
         for name, column in chunk.lost.items():
             at = np.flatnonzero(column)
             require(bool((chunk.alive[at] == 1).all()), f"1: a cleared row of {partition.name} has a lost {name}")
-            require(not chunk.field[name][0][at].any(), f"1: a value of {name} of {partition.name} is there and lost")
+            require(not chunk.field[name][0][at].any(), f"1: a value of {name} of {partition.name} counts as lost")
             known = set(column[at].tolist()) <= set(partition.losses.events)
-            require(known, f"values of {name} of {partition.name} were lost nobody knows how")
+            require(known, f"values of {name} of {partition.name} were lost by an unknown event")
             if len(at):
                 counts[name] = counts.get(name, 0) + len(at)
     return counts
@@ -116,19 +116,19 @@ def _changes(partition: Partition) -> None:
     for key, chunk in partition.rows.chunks.items():
         changed = chunk.changed[: chunk.size]
         newest = int(changed.max(initial=0))
-        require(newest <= changes.newest.get(key, 0), f"chunk {key} of {name} is newer than it is listed to be")
-        require(newest <= partition.version, f"a row of {name} is newer than its partition")
+        require(newest <= changes.newest.get(key, 0), f"chunk {key} of {name} has changed after its listed version")
+        require(newest <= partition.version, f"a row of {name} has a later version than its partition")
         require(not changed[chunk.alive[: chunk.size] == 0].any(), f"a cleared row of {name} still counts as changed")
-    require(set(changes.newest) <= set(partition.rows.chunks), f"{name} lists a chunk that is no more")
+    require(set(changes.newest) <= set(partition.rows.chunks), f"{name} lists a chunk that does not exist")
     require(changes.count == sum(len(i) // 8 for _, i, _ in changes.cleared), f"7: {name} miscounts its clears")
 
 
 def _tasks(partition: Partition) -> None:
     positions = partition.rows.live_positions()
-    require(set(partition.claimed) <= set(partition.tasks), f"{partition.name} has claimed rows of no task")
+    require(set(partition.claimed) <= set(partition.tasks), f"{partition.name} has claimed rows of an unknown task")
     for task, count in partition.tasks.items():
         taken = partition.taken(task, positions)
-        require(set(taken.tolist()) <= {0, CONSUMED, CLAIMED}, f"3: a row of {partition.name} is in no state")
+        require(set(taken.tolist()) <= {0, CONSUMED, CLAIMED}, f"3: a row of {partition.name} has an unknown state")
         consumed, claimed = int((taken == CONSUMED).sum()), int((taken == CLAIMED).sum())
         require(consumed == count, f"7: task {task} of {partition.name} miscounts what it consumed")
         require(
@@ -139,21 +139,22 @@ def _tasks(partition: Partition) -> None:
         seen: set[int] = set()
         for key, number in dealt.by_key.items():
             batch = dealt.batches[number]
-            require(key == (batch.dp_rank, batch.batch_index), f"4: a dealt batch of {task} is under another key")
+            require(key == (batch.dp_rank, batch.batch_index), f"4: a dealt batch of {task} has another key")
             where = partition.rows.positions_of(batch.rows)
             require(batch.live == int((where >= 0).sum()) > 0, f"7: batch {key} of {task} miscounts its live rows")
             rows = set(batch.rows.tolist())
             require(not rows & seen, f"4: a row is in two dealt batches of {task}")
             seen |= rows
-            require(bool(partition.taken(task, where[where >= 0]).all()), f"3: batch {key} of {task} is not taken")
+            fine = bool(partition.taken(task, where[where >= 0]).all())
+            require(fine, f"3: batch {key} of {task} has rows that are neither consumed nor claimed")
 
 
 def _claimed(partition: Partition, task: str, claimed: np.ndarray) -> None:
-    """claimed: the positions of what the task was given and has not acknowledged."""
+    """Check the leases of a task. `claimed` contains the positions of its claimed rows."""
     kept = {p for p in claimed.tolist() if partition.batch_of(task, p) is not None}
     alone: Counter[int] = Counter()
     for token, lease in partition.leases.by_token.items():
-        require(lease.token == token and lease.replicas > 0, f"lease {token} of {partition.name} is another")
+        require(lease.token == token and lease.replicas > 0, f"lease {token} of {partition.name} has another token")
         if lease.task != task:
             continue
         where = partition.rows.positions_of(partition.leases.living(lease)).tolist()
@@ -168,23 +169,26 @@ def _claimed(partition: Partition, task: str, claimed: np.ndarray) -> None:
     require(all(count == 1 for count in alone.values()), f"3: a row of {partition.name} is in two leases")
     acked = partition.leases.acked.of(task, partition.rows.live_positions())
     waits = set(partition.rows.live_positions()[acked > 0].tolist())
-    require(waits <= kept, f"7: rows of {partition.name} count acks that none of them waits for")
+    require(waits <= kept, f"7: rows of {partition.name} count acknowledgements although they are in no dealt batch")
 
 
 def _groups(partition: Partition) -> None:
     groups = partition.groups
     for number, group in groups.declared.items():
-        require(group.number == number and groups.by_name[group.name] is group, "a group is under another number")
+        require(
+            group.number == number and groups.by_name[group.name] is group, "a group has another number than listed"
+        )
         members = np.array(group.members, "i8")
         alive = [p for p in group.members if p >> 12 in partition.rows.chunks]
         living = sum(int(partition.rows.chunks[p >> 12].alive[p & 4095]) for p in alive)
         require(
-            living == len(members) - group.cleared > 0, f"7: group {group.name} of {partition.name} miscounts itself"
+            living == len(members) - group.cleared > 0,
+            f"7: group {group.name} of {partition.name} miscounts itself",
         )
         if groups.size is not None:
             require(len(members) <= groups.size, f"4: group {group.name} has more members than its group_size")
     broken = sum(1 for group in groups.declared.values() if group.cleared)
-    require(broken == groups.broken, f"7: {partition.name} counts {groups.broken} broken groups, {broken} are")
+    require(broken == groups.broken, f"7: {partition.name} counts {groups.broken} broken groups, not {broken}")
 
 
 def _holds(partition: Partition) -> None:
@@ -198,15 +202,15 @@ def _holds(partition: Partition) -> None:
         for task, column in chunk.held.items():
             for at in np.flatnonzero(column[: chunk.size]).tolist():
                 counted[task, (key << 12) + at] = int(column[at])
-    require(held == counted, f"7: {partition.name} miscounts who holds its rows")
+    require(held == counted, f"7: {partition.name} miscounts the references to its rows")
     positions = partition.rows.live_positions()
-    require(not partition.holds.done(positions).any(), f"rows of {partition.name} are done and were not freed")
+    require(not holds.done(positions).any(), f"rows of {partition.name} are finished and were not cleared")
 
 
 def _ready(partition: Partition, ready: ReadySet) -> None:
     begun = ready.unbuilt or any(whole.uncounted or whole.unmarked for whole in ready.whole.values())
     if begun or ready.seen < partition.unseen.newest:
-        ready = copy.deepcopy(ready)  # as it will be once it has looked; the set itself is left behind
+        ready = copy.deepcopy(ready)  # a copy processes the publications, so that the check changes nothing
         ready.build(partition.rows)
         copy.copy(partition.unseen).show(ready)
         for whole in list(ready.whole.values()):
@@ -217,17 +221,17 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
     fresh.build(partition.rows)
     require(fresh.total == ready.total and fresh.counts == ready.counts, f"3: ready set {ready.fields} miscounts")
     require(sorted(ready.counts) == ready.keys, f"3: ready set {ready.fields} lists other chunks than it counts")
-    require(bool((fresh.positions() == ready.positions()).all()), f"3: ready set {ready.fields} holds other rows")
+    require(bool((fresh.positions() == ready.positions()).all()), f"3: ready set {ready.fields} contains other rows")
     for size, whole in ready.whole.items():
         again = fresh.whole_groups(size, partition.groups)
         numbers, of_size = again.first(len(again)), f"groups of {size} in {ready.fields}"
-        require(whole.first(len(whole)) == numbers and len(whole) == len(numbers), f"4: whole {of_size} are not these")
+        require(whole.first(len(whole)) == numbers and len(whole) == len(numbers), f"4: wrong complete {of_size}")
         require(whole.counted() == again.counted(), f"7: {of_size} miscount their ready members")
         if whole.rankings:
             members = partition.groups.members_of(numbers, size)
             marked = [np.flatnonzero(bits) + (key << 12) for key, bits in sorted(whole.bits.items())]
             rows = np.concatenate([np.zeros(0, "i8"), *marked])
-            require(rows.tolist() == members.tolist(), f"7: other rows than those of whole groups of {size} are ranked")
+            require(rows.tolist() == members.tolist(), f"7: the ranked rows are not those of complete groups of {size}")
             _rankings(partition, whole.rankings, whole.bits)
     _rankings(partition, ready.rankings, ready.bits)
 
@@ -240,30 +244,30 @@ def _rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits: Bits
             wrong = {at for at, value in enumerate(values) if value is None}
             column = np.array([np.nan if value is None else value for value in values])
             same = np.array_equal(chunk.numbers[key.tag], column, equal_nan=True) and chunk.wrong[key.tag] == wrong
-            require(same, f"7: the column of tag {key.tag!r} of {partition.name} holds other numbers than the tags")
+            require(same, f"7: the column of tag {key.tag!r} of {partition.name} differs from the tags")
             if number in ranking.dirty:
                 continue
             at = np.flatnonzero(bits[number]) if number in bits else np.zeros(0, "i8")
             highest = float(key.of(column[at], chunk.index[at]).max()) if len(at) else None
             require(
-                ranking.highest.get(number) == highest, f"7: chunk {number} is ranked by another row than its highest"
+                ranking.highest.get(number) == highest, f"7: the highest key of chunk {number} differs from a recount"
             )
 
 
 def _blocks(state: State, needed: Counter[int]) -> None:
     counted = {number: live for number, live, _, _ in state.blocks.live_blocks()}
-    require(counted == dict(needed), "7: the live values a block are not what a recount gives")
+    require(counted == dict(needed), "7: the live values of a block differ from a recount")
     nbytes = sum(size for _, _, _, size in state.blocks.live_blocks())
-    require(nbytes == state.blocks.live_bytes, "7: the bytes of live blocks are not what a recount gives")
+    require(nbytes == state.blocks.live_bytes, "7: the bytes of live blocks differ from a recount")
     rows = sum(partition.row_count for partition in state.partitions.values())
-    require(state.row_count == rows, "7: the rows of all partitions are not what a recount gives")
+    require(state.row_count == rows, "7: the number of rows of all partitions differs from a recount")
     require(
         sum(partition.nbytes for partition in state.partitions.values()) == nbytes, "7: partitions miscount their bytes"
     )
 
 
 def _stored(state: State) -> None:
-    """What partitions have in each unit, recounted by what their rows need; and what blocks say of whose they are."""
+    """Check the bytes of partitions in each unit, and the owners of blocks, against what the rows need."""
     expected: dict[int, Counter[int]] = {}
     owners: dict[int, int] = {}
     for partition in state.partitions.values():
@@ -273,46 +277,46 @@ def _stored(state: State) -> None:
             owners |= dict.fromkeys(filter(None, numbers), partition.number)
     for number, _, places, nbytes in state.blocks.live_blocks():
         said = int(state.blocks.column("owner", np.array([number]))[0])
-        require(said == owners[number], f"block {number} is said to be another partition's")
+        require(said == owners[number], f"block {number} is recorded as another partition's")
         expected.setdefault(said, Counter()).update({place.unit: nbytes for place in places})
     there = {partition.number for partition in state.partitions.values()}
-    require(state.blocks.stored.keys() <= there, "bytes are counted of a partition that is not there")
+    require(state.blocks.stored.keys() <= there, "bytes are counted for a partition that does not exist")
     for number in there:
         same = expected.get(number, Counter()) == state.blocks.stored.get(number, Counter())
-        require(same, "7: the bytes of a partition in each unit are not what a recount gives")
+        require(same, "7: the bytes of a partition in each unit differ from a recount")
 
 
 def _extents(state: State) -> None:
     extents: Counter[tuple[int, int]] = Counter()
     for number, _, places, _ in state.blocks.live_blocks():
         extents.update((place.unit, place.extent) for place in places)
-        require(len({place.unit for place in places}) == len(places), f"block {number} lies twice in one unit")
+        require(len({place.unit for place in places}) == len(places), f"block {number} is in one unit twice")
     leased: Counter[int] = Counter()
     for (unit, _), extent in state.blocks.extents.items():
         leased[unit] += extent.length
     _spans(state)
-    require(leased.total() == state.blocks.leased, "7: the lengths of extents are not what a recount gives")
-    require(leased == Counter(state.blocks.leased_in), "7: the bytes of each unit are not what a recount gives")
+    require(leased.total() == state.blocks.leased, "7: the lengths of extents differ from a recount")
+    require(leased == Counter(state.blocks.leased_in), "7: the bytes of each unit differ from a recount")
     for place, extent in state.blocks.extents.items():
         require(extent.blocks == extents[place], f"7: extent {place} miscounts its blocks")
         require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")
 
 
 def _spans(state: State) -> None:
-    """Each block lies between the ends of its extent's blocks and in none of the gaps; extents are listed in order."""
+    """Check that each block is in the used range of its extent and in no gap, and that extents are listed in order."""
     listed: dict[int, list[tuple[int, int]]] = {}
     for (unit, number), extent in state.blocks.extents.items():
         if extent.top >= 0:
             listed.setdefault(unit, []).append((extent.low, number))
     for unit, spans in state.blocks.spans.items():
-        require(list(spans) == sorted(listed.pop(unit, [])), f"the extents of unit {unit} are listed in another order")
-    require(not listed, "extents are not listed by where they lie")
+        require(list(spans) == sorted(listed.pop(unit, [])), f"the extents of unit {unit} are not listed in order")
+    require(not listed, "the extents of a unit are not listed")
     for number, _, places, nbytes in state.blocks.live_blocks():
         for place in places:
             extent, end = state.blocks.extents[place.unit, place.extent], place.offset + nbytes
             inside = extent.low <= place.offset and end <= extent.top
             inside = inside and all(end <= first or last <= place.offset for first, last in extent.gaps)
-            require(inside, f"block {number} lies where its extent has no blocks")
+            require(inside, f"block {number} is outside of the used range of its extent")
 
 
 def _waiting(state: State) -> None:
@@ -324,8 +328,8 @@ def _waiting(state: State) -> None:
         for task, queue in tasks.items():
             listed += queue.claims
             _queue(queue, f"{name}, {task}")
-    require(sorted(listed) == sorted(room.by_waiter), "somebody waits in no queue, or in two")
-    require(room.of_client == Counter(client for client, _ in room.by_waiter), "7: a client's waiting requests")
+    require(sorted(listed) == sorted(room.by_waiter), "a request waits in no queue, or in two")
+    require(room.of_client == Counter(client for client, _ in room.by_waiter), "7: the waiting requests of a client")
     sizes: Counter[str] = Counter()
     for (client, _), size in room.sizes.items():
         sizes[client] += size
@@ -335,24 +339,24 @@ def _waiting(state: State) -> None:
 
 
 def _watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
-    require(bool(watches.groups) and all(watches.groups.values()), f"nobody is listed to watch {name}")
+    require(bool(watches.groups) and all(watches.groups.values()), f"an empty queue of watches of {name} was left")
     for key, group in watches.groups.items():
         alike = {watches.key(waiting.watch) for waiting in group.values()}
-        require(alike == {key}, f"a watch of {name} is with others than its like")
+        require(alike == {key}, f"a watch of {name} is in the group of another key")
     return [waiter for group in watches.groups.values() for waiter in group]
 
 
 def _queue(queue: ClaimQueue, where: str) -> None:
-    require(bool(queue.claims), f"an empty queue was left at {where}")
+    require(bool(queue.claims), f"an empty queue of {where} was left")
     numbers: Counter[tuple[str, ...]] = Counter()
     shares: dict[ShareKey, dict[tuple[str, int], None]] = {}
     for waiter, waiting in queue.claims.items():
         fields = tuple(waiting.claim.fields)
         numbers[fields] += 1
         least = queue.wanted[fields][1] if fields in queue.wanted else waiting.claim.count + 1
-        require(least <= waiting.claim.count, f"7: a claim at {where} wants less than the queue says")
+        require(least <= waiting.claim.count, f"7: the lower bound of the queue of {where} is above a claim's count")
         key = share_key(waiting.claim.sampling)
         if key is not None:
             shares.setdefault(key, {})[waiter] = None
-    require(dict(numbers) == {f: n for f, (n, _) in queue.wanted.items()}, f"7: the queue at {where} miscounts")
-    require(shares == queue.shares, f"the queue at {where} lists its claims under other shares")
+    require(dict(numbers) == {f: n for f, (n, _) in queue.wanted.items()}, f"7: the queue of {where} miscounts")
+    require(shares == queue.shares, f"the queue of {where} lists its claims under other shares")

@@ -1,7 +1,7 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called by `state.apply` and what it calls alone (`values.py`, `acknowledged.py`);
-everything else only reads.
+Methods that change something are called only by `state.apply` and its modules (`apply_puts`, `apply_leases`); all other
+code only reads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
 
 
 def _give_keys(partition: Partition, names: np.ndarray, positions: np.ndarray) -> None:
-    """Gives the restored keys to their rows, which were restored before, a chunk at a time."""
+    """Give the restored keys to their rows, which were restored before, one chunk at a time."""
     for _, chunk, at, where in partition.rows.split(positions):
         column = np.full(chunk.capacity, None, object)
         column[at] = names[where]
@@ -77,53 +77,53 @@ class _FurtherDtypes(Column):
 
 
 class Partition(Persisted):
-    """keys: key -> position, in order of creation. fields: by name. dealt: task -> its dealt batches.
-
-    passed: rows that tasks passed over.
-    waiting: positions pre-allocated and not taken yet, ascending. tasks: task -> rows consumed and alive.
-    claimed: task -> live rows that it was given and has not acknowledged. leases: see there.
-    consumed_ever: task -> rows consumed so far.
-    ready: the ready sets asked for, least recently used first. seals: how many producers have sealed.
-    number: the version at which it was made first, which no other partition of the state has.
-    nbytes: bytes of the blocks that its rows need (blocks: the table of all blocks).
-    awaited: of which (task, fields) parked claims wait for rows of a partition; their ready sets are never dropped,
-    and look at what is published at once. unseen: what the others have yet to look at.
-    losses: values that were lost with their storage.
-    epoch: see `State`. version: grows with every change. changes: which rows changed, and which were cleared, when.
-    learnt: shape of the block last taken into the types of fields, which still hold all of it. typed: how often the
-    type of a field has changed, since this process has the state.
-    gained: tasks for which rows became ready in one of these sets, since the controller last looked.
-    admitted: rows taken in so far, without dropped ones. owners: numbers of the clients that reserved rows, by name.
-    births: when rows came. holds: who holds which rows. drops, wants: see there. freed: rows cleared by `free_when`.
-    """
+    """One partition."""
 
     options: PartitionOptions = value_of(PartitionOptions, None, msgspec.to_builtins, lambda options: options)
     number: int = counter()
+    """The version at which the partition was made. No other partition of the state has the same."""
     nbytes: int = counter()
+    """Bytes of the blocks that the rows need."""
     seals: int = counter()
+    """How many producers have sealed."""
     rows: RowTable = part(RowTable)
     changes: ChangeFeed = part(ChangeFeed)
+    """The rows that changed or were cleared, and when."""
     losses: LostValues = part(LostValues)
+    """The values that were lost with their storage."""
     groups: GroupTable = part(GroupTable)
     admitted: int = scalar(int, 0)
+    """The number of rows that were added so far, without dropped ones."""
     policy_version: int = scalar(int, 0)
     owners: dict[str, int] = map_of(str, Count)
+    """Client -> the number under which rows refer to the client that reserved them."""
     births: RowAges = part(RowAges)
+    """When rows were added."""
     holds: RowRefcounts = part(RowRefcounts)
+    """The rows that clients have not finished yet."""
     drops: DropLog = part(DropLog)
     wants: GroupQuotas = part(GroupQuotas)
+    """The group demand of tasks."""
     freed: int = counter()
+    """The number of rows that `free_when` has cleared."""
     fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
     dtypes: Any = of_kind(_FurtherDtypes(dict[str, list[str]], None, missing={}))
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
+    """Key -> position, in order of creation."""
     waiting: list[int] = numbers()
+    """The positions of pre-allocated rows that are not taken yet, ascending."""
     tasks: dict[str, int] = map_of(str, Count)
+    """Task -> number of live rows that it has consumed."""
     claimed: dict[str, int] = map_of(str, Count)
+    """Task -> number of live rows that it has claimed and not acknowledged."""
     leases: LeaseTable = part(LeaseTable)
     consumed_ever: dict[str, int] = map_of(str, Count)
+    """Task -> number of rows that it has consumed so far."""
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
     passed: SkippedRows = part(SkippedRows)
+    """The rows that tasks skipped."""
     version: int = counter()
+    """Grows with every change."""
 
     def __init__(
         self,
@@ -138,8 +138,14 @@ class Partition(Persisted):
         self.name = name
         self.number = number
         self.epoch = epoch
+        """See `State`."""
         self.awaited = awaited
+        """Returns the (task, fields) of a partition for which claims wait.
+
+        Their ready sets are never removed, and process publications at once.
+        """
         self.blocks = blocks
+        """The table of all blocks."""
         self.options = options
         self.rows = RowTable()
         self.changes = ChangeFeed(self.rows)
@@ -152,10 +158,15 @@ class Partition(Persisted):
         self.leases = LeaseTable(self.rows)
         self.passed = SkippedRows(self.rows)
         self.ready: dict[ReadyKey, ReadySet] = {}
+        """The ready sets that were requested; the least recently used one is first."""
         self.unseen = DeferredUpdates(self.rows, self.groups)
+        """The publications that the other ready sets have not processed yet."""
         self.gained: set[str] = set()
+        """The tasks for which rows became ready in one of these sets since the controller last asked."""
         self.learnt: BlockShape | None = None
+        """The shape of the last block that was added to the types of fields, if they still contain all of it."""
         self.typed = 0
+        """How often the type of a field has changed since this process has the state."""
         self._listed: tuple[Sequence[FieldSpec], list[FieldStats]] | None = (
             None  # the last result of `fields_of`, if it is long
         )
@@ -165,16 +176,16 @@ class Partition(Persisted):
 
     @property
     def sealed(self) -> bool:
-        """All producers have sealed."""
+        """Whether all producers have sealed."""
         return self.seals >= self.options.producers
 
     @property
     def row_count(self) -> int:
-        """Live rows that somebody reserved or put."""
+        """The number of live rows without pre-allocated ones that are not taken."""
         return self.rows.count - len(self.waiting)
 
     def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
-        """The ready set of (task, fields), built where it is not kept."""
+        """Return the ready set of (task, fields). It is built if it does not exist."""
         found = self.begun_set(task, fields)
         if found.unbuilt:
             found.build(self.rows)
@@ -183,7 +194,7 @@ class Partition(Persisted):
         return found
 
     def begun_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
-        """The same, of the chunks that it has looked at so far. From here on it is told of every change."""
+        """Return the same set with the chunks that it has read so far. From now on it is updated with every change."""
         key = (task, fields)
         found = self.ready.pop(key, None)
         if found is None:
@@ -199,11 +210,11 @@ class Partition(Persisted):
         return found
 
     def offered(self, ready: ReadySet) -> ReadySets:
-        """A ready set as samplers see it."""
+        """Return a ready set as samplers see it."""
         return ReadySets(ready, self.rows, self.groups)
 
     def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
-        """The tags of these rows, None where all are empty."""
+        """Return the tags of these rows; None if all are empty."""
         tagged = [part for part in self.rows.split(positions) if part[1].tags is not None]
         if not tagged:
             return None
@@ -220,7 +231,7 @@ class Partition(Persisted):
         return out if some else None
 
     def keys_of(self, positions: np.ndarray) -> list[str | None]:
-        """The keys of these rows (position -1: None)."""
+        """Return the keys of these rows (position -1: None)."""
         out: list[str | None] = []
         for p in positions.tolist():
             chunk = self.rows.chunks.get(p >> CHUNK_BITS) if p >= 0 else None
@@ -228,7 +239,7 @@ class Partition(Persisted):
         return out
 
     def blocks_of(self, name: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Block number (0: no value) and row in the block of one field of these rows."""
+        """Return the block number (0: no value) and the row in the block of one field of these rows."""
         blocks = np.zeros(len(positions), "i8")
         slots = np.zeros(len(positions), "i4")
         for _, chunk, at, where in self.rows.split(positions):
@@ -239,14 +250,14 @@ class Partition(Persisted):
         return blocks, slots
 
     def produced(self, fields: list[str], positions: np.ndarray) -> np.ndarray:
-        """int8 [rows, fields]: 1 where the row has the field."""
+        """Return int8 [rows, fields]: 1 if the row has the field."""
         out = np.zeros((len(positions), len(fields)), "i1")
         for column, name in enumerate(fields):
             out[:, column] = self.blocks_of(name, positions)[0] != 0
         return out
 
     def taken(self, task: str, positions: np.ndarray) -> np.ndarray:
-        """int8 [rows]: CONSUMED where the task has consumed the row, CLAIMED where it was given it, else 0."""
+        """Return int8 [rows]: CONSUMED, CLAIMED or 0, the state of each row for the task."""
         out = np.zeros(len(positions), "i1")
         for _, chunk, at, where in self.rows.split(positions):
             column = chunk.consumed.get(task)
@@ -255,12 +266,12 @@ class Partition(Persisted):
         return out
 
     def consumed(self, task: str, positions: np.ndarray) -> np.ndarray:
-        """int8 [rows]: 1 where the task has consumed the row."""
+        """Return int8 [rows]: 1 if the task has consumed the row."""
         consumed: np.ndarray = self.taken(task, positions) == CONSUMED
         return consumed.astype("i1")
 
     def batch_of(self, task: str, position: int) -> BatchKey | None:
-        """The key of the kept batch in which a row was dealt to the task."""
+        """Return the key of the dealt batch that contains a row for the task; None if there is none."""
         column = self.rows.chunks[position >> CHUNK_BITS].dealt.get(task)
         number = 0 if column is None else int(column[position & MASK])
         if not number:
@@ -269,7 +280,7 @@ class Partition(Persisted):
         return task, batch.dp_rank, batch.batch_index
 
     def common_fields(self, positions: np.ndarray) -> list[str]:
-        """The fields that every one of these rows has, sorted."""
+        """Return the fields that all of these rows have, sorted."""
         parts = [(chunk, at) for _, chunk, at, _ in self.rows.split(positions)]
         if sum(len(at) for _, at in parts) < max(1, len(positions)):
             return []
@@ -280,7 +291,7 @@ class Partition(Persisted):
         return sorted(common)
 
     def several_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
-        """The dtypes of those fields of the block just published whose rows have several dtypes."""
+        """Return the dtypes of those fields of the block just published whose rows have several dtypes."""
         if block is None or self.learnt is not None:
             return {}
         block, prepared = self.blocks.opened(block), self.blocks.prepared
@@ -290,13 +301,13 @@ class Partition(Persisted):
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
     def take_types(self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]) -> None:
-        """Replace all fields. of_block: the fields with the names of `specs`, in their order."""
+        """Replace all fields. `of_block` contains the fields with the names of `specs`, in their order."""
         self.fields = fields
         self._listed = specs, of_block
         self.typed += 1
 
     def fields_of(self, specs: Sequence[FieldSpec]) -> list[FieldStats]:
-        """The fields with these names. All of them must exist."""
+        """Return the fields with these names, which must exist."""
         if self._listed is not None and self._listed[0] is specs:
             return self._listed[1]
         fields = [self.fields[spec.name] for spec in specs]
@@ -305,7 +316,7 @@ class Partition(Persisted):
         return fields
 
     def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
-        """The names of these fields, as one object for as long as they are asked for in turn."""
+        """Return the names of these fields; the same object if they are requested again."""
         if self._named is not None and self._named[0] is specs:
             return self._named[1]
         names = frozenset(spec.name for spec in specs)
@@ -314,9 +325,9 @@ class Partition(Persisted):
         return names
 
     def wholly_consumed(self, task: str) -> bool:
-        """Whether the task has consumed every row that is left, reserved ones included, and any row at all.
+        """Return whether the task has consumed every live row, reserved ones included, and at least one row so far.
 
-        Rows that were cleared once the task had consumed them leave it so.
+        Rows that are cleared after the task has consumed them do not change this.
         """
         return self.tasks.get(task) == self.rows.count and (self.rows.count or self.consumed_ever.get(task, 0)) > 0
 
@@ -332,7 +343,7 @@ class Partition(Persisted):
         waiting: bool,
         client: str,
     ) -> None:
-        """See `records.RowsReserved`."""
+        """Apply a `records.RowsReserved`."""
         positions = self.waiting[:taken]
         start = self.rows.end
         if waiting:
@@ -359,23 +370,23 @@ class Partition(Persisted):
             self.join(groups, positions)
 
     def owner(self, client: str) -> int:
-        """The number under which rows know the client that reserved them."""
+        """Return the number under which rows refer to the client that reserved them."""
         number = self.owners.get(client)
         if number is None:
             number = self.owners[client] = len(self.owners) + 1
         return number
 
     def arrived(self, client: str, rows: int) -> None:
-        """A client has begun so many new rows."""
+        """Record that a client has begun this number of new rows."""
         self.admitted += rows
         if self.wants.promised:
             self.wants.arrived(client, rows)
 
     def join(self, groups: list[str], positions: Sequence[int]) -> None:
-        """Makes rows members of declared groups; a row that is one already stays where it is."""
+        """Make rows members of declared groups. A row that is a member already stays in its group."""
         if not self.groups.explicit:
             for ready in self.ready.values():
-                ready.whole.clear()  # groups by order of reservation no longer hold here
+                ready.whole.clear()  # the partition has no groups by order of reservation any longer
         for name, p in zip(groups, positions, strict=True):
             column = self.rows.chunks[p >> CHUNK_BITS].group_column()
             if column[p & MASK] >= 0:
@@ -385,7 +396,7 @@ class Partition(Persisted):
                 ready.joined(p, group.number, self.groups)
 
     def published(self, fields: Fields) -> None:
-        """Rows got these fields, of which `unseen` knows already: who waits for them sees it at once."""
+        """Update at once the ready sets for which claims wait, after rows that `unseen` contains got these fields."""
         for key in self.awaited(self.name):
             ready = self.ready.get(key)
             if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.show(ready):
@@ -393,7 +404,7 @@ class Partition(Persisted):
         self.unseen.trim(self.ready.values())
 
     def fewer(self, name: str, count: int) -> None:
-        """So many values of a field are there no more."""
+        """Record that this number of values of a field was removed."""
         field = self.fields[name]
         field.live -= count
         if not field.live:
@@ -402,7 +413,7 @@ class Partition(Persisted):
             self.typed += 1
 
     def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
-        """Merges tags into rows, or replaces them."""
+        """Merge tags into rows, or replace their tags."""
         noted: dict[tuple[int, str], tuple[list[int], list[Any]]] = {}
         for p, tag in zip(positions.tolist(), tags, strict=True):
             if tag is None or not (tag or replace):
@@ -426,7 +437,7 @@ class Partition(Persisted):
                 ready.retagged(key, name)
 
     def consume(self, task: str, positions: np.ndarray) -> None:
-        """The task has consumed these rows."""
+        """Record that the task has consumed these rows."""
         for key, chunk, at, _ in self.rows.split(positions):
             column = chunk.consumed_column(task)
             before = column[at]
@@ -441,25 +452,25 @@ class Partition(Persisted):
             self.taken_up(task, key, chunk, fresh)
 
     def unclaimed(self, task: str, before: np.ndarray) -> None:
-        """Rows were of these states before, and are not claimed any more."""
+        """Record that rows with these former states are not claimed any more."""
         count = int(np.count_nonzero(before == CLAIMED))
         if count:
             self.claimed[task] -= count
 
     def taken_up(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
-        """The task was given these rows of a chunk."""
+        """Record that the task got these rows of a chunk."""
         for ready in self.ready.values():
             if ready.task == task:
                 ready.take(key, chunk, at, self.groups)
 
     def retaken(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
-        """What the task has made of these rows of a chunk has changed."""
+        """Record that the state of these rows of a chunk for the task has changed."""
         for ready in self.ready.values():
             if ready.task == task and ready.update(key, chunk, at, self.groups):
                 self.gained.add(task)
 
     def deal(self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]]) -> np.ndarray:
-        """Keeps dealt batches: (dp_rank, rows) each. The positions of all these rows, ascending."""
+        """Keep dealt batches, given as (dp_rank, rows). Return the positions of all these rows, ascending."""
         dealt = self.dealt.setdefault(task, DealtBatches())
         issued = [dealt.add(dp_rank, batch_index, batch_size, rows) for dp_rank, rows in shares]
         numbers = np.repeat(np.array(issued, "i8"), [len(rows) for _, rows in shares])
@@ -470,14 +481,14 @@ class Partition(Persisted):
         return positions
 
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
-        """See `records.PassedOver`."""
+        """Apply a `records.PassedOver`."""
         self.passed.add(task, positions, reason)
         self.holds.pass_over(task, positions)
         self.leases.acked.zero(task, positions)
         self.consume(task, positions)
 
     def forget_consumption(self, task: str | None) -> None:
-        """See `records.ConsumptionForgotten`."""
+        """Apply a `records.ConsumptionForgotten`."""
         for name in list(self.tasks) if task is None else [task]:
             self.tasks.pop(name, None)
             self.claimed.pop(name, None)
@@ -493,7 +504,7 @@ class Partition(Persisted):
             self.gained.add(name)
 
     def drop_rows(self, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
-        """See `records.RowsDropped`."""
+        """Apply a `records.RowsDropped`."""
         positions = self.rows.positions_of(rows)
         self.admitted -= len(rows)
         self.drops.add(rows, reason)
@@ -505,13 +516,13 @@ class Partition(Persisted):
                 self.groups.unborn.pop(name, None)
 
     def drop(self) -> None:
-        """All rows end, and the partition with them."""
+        """Remove all rows, together with the partition."""
         self.ready.clear()
         self.unseen.forget()
         self.clear(self.rows.live_positions())
 
     def clear(self, positions: np.ndarray) -> None:
-        """These rows end."""
+        """Remove these rows."""
         for key, chunk, at, _ in self.rows.split(np.sort(positions)):
             chunk.alive[at] = 0
             chunk.living -= len(at)
@@ -577,7 +588,7 @@ class Partition(Persisted):
             del self.keys[key]
 
     def seal(self) -> None:
-        """One producer more has sealed; with the last, rows that nobody took vanish (the controller clears them)."""
+        """Record that one more producer has sealed. After the last one, the controller clears pre-allocated rows."""
         self.seals += 1
         if self.sealed:
             self.changes.sealed = self.version

@@ -1,4 +1,4 @@
-"""The replies of one client, kept until it needs them no more."""
+"""The replies to the mutations of one client, kept until the client does not need them any more."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.schema import Persisted, part, scalar, value_of
 from transfer_queue.messages.envelopes import AnyReply
 
-MAX_RUNS = 4096  # of finished sequences that are remembered of one client
+MAX_RUNS = 4096  # ranges of finished sequence numbers that are remembered of one client
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_replies = msgspec.msgpack.Decoder(dict[int, AnyReply]).decode
 
 
 class ReplyCache(Persisted, array_like=True):
-    """Replies of one client, kept for retries. acknowledged: up to here it needs none again.
-
-    finished: of the sequences above `acknowledged`, those that it needs no reply to either. An old request that
-    comes late, out of a connection given up, is known by these two; else it would have its effect twice.
-    """
+    """The replies to the mutations of one client, kept for retries."""
 
     acknowledged: int = scalar(int, 0)
+    """The client needs no reply up to this sequence number."""
     finished: IntervalSet = part(IntervalSet)
+    """The later sequence numbers to which it needs no reply either.
+
+    An old request that arrives late on an abandoned connection is recognized by these two. Otherwise it would have its
+    effect twice.
+    """
     replies: dict[int, AnyReply] = value_of(bytes, dict, _encode, _decode_replies)
 
     def __init__(self) -> None:
@@ -30,16 +32,16 @@ class ReplyCache(Persisted, array_like=True):
         self.finished = IntervalSet()
 
     def over(self, sequence: int) -> bool:
-        """Whether the client waits for this reply no more."""
+        """Return whether the client does not need the reply to this request any more."""
         return sequence <= self.acknowledged or sequence in self.finished
 
     def advance(self, acknowledged: int, finished: list[tuple[int, int]]) -> None:
-        """Drop the replies that the client does not need any more. The cost depends on these, not on those kept."""
+        """Remove the replies that the client does not need any more, at a cost that depends on their number only."""
         if acknowledged > self.acknowledged:
             self._drop(self.acknowledged + 1, acknowledged)
             self.acknowledged = acknowledged
         for first, last in finished:
-            if len(self.finished.starts) < MAX_RUNS:  # an honest client has far fewer
+            if len(self.finished.starts) < MAX_RUNS:  # a correct client has far fewer
                 first = max(first, self.acknowledged + 1)
                 for gap in self.finished.gaps(first, last):
                     self._drop(*gap)

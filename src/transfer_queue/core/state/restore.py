@@ -1,4 +1,4 @@
-"""A saved state takes the place of the state: what of either goes on."""
+"""Replaces the state by a saved state, and decides what of either remains."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.errors import CheckpointError
 
-MOST_ORIGINS = 32  # that are remembered; a checkpoint has no more files
+MOST_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files
 
 
 def replace_state(state: State, record: r.StateLoaded) -> None:
-    """Partitions with all that is in them are those saved. Clients, units and who waits are those of now.
+    """Replace the partitions by those of a saved state. Clients, units and waiting requests remain.
 
-    Counters never go back. Leases are over, those of now and those saved: their samples are delivered again. Who had
-    promised rows, or reserved some, does not know of it any more. Who held some goes on where it is there, else whoever
-    comes for its task and rank. All checks come before any change.
+    Counters never decrease. All leases end, the present ones and the saved ones, and their samples are delivered again.
+    Promises and reservations of clients are forgotten. A client that is still connected keeps its saved references to
+    rows; those of other clients go to the next client that asks for their task and rank. All checks come first.
     """
     if state.prepared is not None and state.prepared[0] is record:
         _, tree, loaded = state.prepared
         state.prepared = None
         for partition in loaded.partitions.values():
             for tag in state.watched:
-                partition.rows.watch(tag)  # usually it is watched already
+                partition.rows.watch(tag)  # usually it is already watched
     else:
         assert not record.file, "the file that a record names must be read before the record is applied"
         tree = unpack(record.state)
@@ -51,7 +51,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
 
 
 def release(partitions: list[Partition]) -> None:
-    """Free partitions that were replaced, in a thread beside the loop. Empties the list.
+    """Free partitions that were replaced, in a thread beside the event loop. Empties the list.
 
     To free a million rows with keys and tags at once would take 30 ms or more, in which no other thread runs.
     """
@@ -65,7 +65,7 @@ def release(partitions: list[Partition]) -> None:
 
 
 def _join(state: State, blocks: BlockTable) -> None:
-    """Blocks lie in extents of their loader. Of the extents of before only those go on that writers still fill."""
+    """Check that the extents of the blocks are new, and add the present extents that writers still fill."""
     for unit, extent in blocks.extents:
         if unit not in state.units or (unit, extent) in state.blocks.extents:
             raise CheckpointError(f"the state to load has blocks in extent {extent} of unit {unit}, which is not new")
@@ -76,7 +76,7 @@ def _join(state: State, blocks: BlockTable) -> None:
 
 
 def at_another_clock(state: State, shift: float) -> None:
-    """All rows came so many seconds later by the clock of now than by the one before."""
+    """Change the times of rows by this number of seconds, from the former clock to the present one."""
     for partition in state.partitions.values():
         partition.births.shift(shift)
 

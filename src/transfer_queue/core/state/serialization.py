@@ -1,12 +1,11 @@
 """The state as a tree of plain values, and back: for the journal's snapshots and for checkpoints.
 
-Every part of the state has `save_state()`, which gives dicts, lists, text, numbers, bytes and numpy arrays, and
-`restore(saved)`, which takes them in on a fresh one. Arrays are those of the state, not copies: who saves writes the
-tree before the state changes (or in a forked child), and who restores owns the arrays that he gives. Tags stay encoded
-until somebody looks at them.
+The declared columns of each table decide the tree (`core.columns.schema`): dicts, lists, text, numbers, bytes and numpy
+arrays. Arrays are not copied: the tree must be written before the state changes (or in a forked child), and a restored
+state owns the arrays of its tree. Tags stay encoded until one of them is read.
 
-Not in it is what replay need not reproduce: parked requests (who waits asks again), configuration (capacity, watched
-tags), and all that follows from the rest (ready sets, rankings, columns of watched tags).
+The tree does not contain what a replay need not reproduce: waiting requests (clients send them again), configuration
+(capacity, watched tags), and what is derived from the rest (ready sets, rankings, columns of watched tags).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from transfer_queue.errors import CheckpointError
 
 
 def save_state(state: State) -> dict[str, Any]:
-    """The state as plain values and arrays."""
+    """Return the state as plain values and arrays."""
     tree: dict[str, Any] = state.saved()
     return tree
 
@@ -41,17 +40,17 @@ def saved_sound(state: State) -> dict[str, Any]:
         load_untrusted(tree)
     except CheckpointError as error:
         raise CheckpointError(
-            f"the controller's state contradicts itself, so a checkpoint of it could not be loaded: "
+            f"the state of the controller contradicts itself, so a checkpoint of it could not be loaded: "
             f"{error.__cause__}. This is a defect of this package, please report it. Load an older checkpoint to go on"
         ) from error
     return tree
 
 
 def load_state(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
-    """The state that was saved, without anybody who waits. capacity, watched: see `State`.
+    """Return the state that was saved, without waiting requests. For `capacity` and `watched` see `State`.
 
-    Raises CheckpointError where the tree has not the form of a state. That what it says is true is not looked at; for
-    that see `load_untrusted`.
+    Raises CheckpointError if the tree does not have the form of a state. Does not check that its content is consistent;
+    see `load_untrusted`.
     """
     state = State(capacity)
     state.watched = list(watched)
@@ -60,26 +59,26 @@ def load_state(tree: Any, capacity: int | None = None, watched: Iterable[str] = 
         for partition in state.partitions.values():
             for tag in state.watched:
                 partition.rows.watch(tag)
-    except Exception as error:  # whatever a tree leads to: it is the tree's fault
+    except Exception as error:  # whatever error a tree causes, the tree is wrong
         raise CheckpointError(
-            f"what was saved is no state that this release knows ({type(error).__name__}: {error}); nothing was "
+            f"this release does not know the form of the saved state ({type(error).__name__}: {error}); nothing was "
             f"changed. Load it with the release that saved it."
         ) from error
     return state
 
 
 def load_untrusted(tree: Any, capacity: int | None = None, watched: Iterable[str] = ()) -> State:
-    """Return the state of a tree of which nothing is known except that it is complete.
+    """Return the state of a tree from an unknown source, which is known to be complete.
 
-    Raises CheckpointError also if it contradicts itself. Costs some seconds for a million rows.
+    Raises CheckpointError also if the state contradicts itself. Takes some seconds for a million rows.
     """
     state = load_state(tree, capacity, watched)
     try:
         check_loaded(state)
-    except Exception as error:  # as above; BrokenInvariant says it best
+    except Exception as error:  # as above; the text of a BrokenInvariant needs no type
         words = str(error) if isinstance(error, BrokenInvariant) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"what was saved is no state that a system can have had: {words}; nothing was changed. Load another one."
+            f"the saved state contradicts itself: {words}; nothing was changed. Load another checkpoint."
         ) from error
     return state
 
@@ -88,7 +87,7 @@ Columns = dict[str, np.ndarray]
 
 
 def needed(blocks: BlockTable) -> Columns:
-    """number, and the columns unit, extent, offset, generation, nbytes, of all needed blocks, ascending."""
+    """Return `number`, unit, extent, offset, generation and nbytes of all needed blocks, as columns, ascending."""
     names = (*PLACE, "nbytes")
     parts: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("number", *names)}
     for key in sorted(blocks.chunks):
@@ -103,8 +102,11 @@ def needed(blocks: BlockTable) -> Columns:
 def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int, int], int], writer: str) -> None:
     """Set the locations of all needed blocks.
 
-    placed: columns with the numbers of these and other blocks, ascending, and their `PLACE`; two entries for blocks
-    with two places. lengths: of all extents in it, which are `writer`'s and still open. There are no others any more.
+    Args:
+        blocks: The table, whose extents are replaced.
+        placed: For each replica, the numbers of these and other blocks, ascending, and the columns of `PLACE`.
+        lengths: The lengths of all extents in `placed`.
+        writer: The writer of these extents, which are still open.
     """
     wanted = needed(blocks)["number"]
     chosen = [{name: column[np.isin(each["number"], wanted)] for name, column in each.items()} for each in placed]

@@ -28,7 +28,7 @@ from transfer_queue.messages.descriptors import DISK, UnitInfo
 
 
 class _Partitions(Column):
-    """The partitions by name, which need the options to be made, and the state to enter them."""
+    """The partitions by name. They are made with their options and added to the state."""
 
     def forms(self) -> list[tuple[str, Any, Any]]:
         """See `Column`."""
@@ -51,7 +51,7 @@ class _Partitions(Column):
 
 
 class _Units(Column):
-    """The units by number, saved as a list."""
+    """The units by number, which are saved as a list."""
 
     def save(self, table: State, tree: dict[str, Any]) -> None:
         """See `Column`."""
@@ -64,75 +64,79 @@ class _Units(Column):
 
 
 class State(Persisted):
-    """The state of the controller.
-
-    partitions: by name, in order of creation. next_index: the next global index, next_block: block number, next_token:
-    a lease's token.
-
-    epoch: how many checkpoints were loaded; what clients know of rows is of one epoch.
-
-    changes: how often any partition was changed. It gives the versions of partitions, so that one made anew under an
-    old name never shows a version that the old one had.
-
-    clients: kept replies by client id. fenced: writers proven dead, oldest first. units: storage units by number.
-    lost_units: number -> when, of those that will not come back. losses: how often values were lost. disks: those on
-    disk (derived). draining: those that everything is to be moved off. aging: the partitions that drop rows by their
-    age (derived). counted: how many rows there are (derived). origins: of checkpoints that were loaded -> blocks with
-    numbers below this one are the same here and there. capacity: most rows at a time, None without limit
-    (configuration, not replayed). prepared: a `StateLoaded` record that is about to be applied, what was saved with its
-    state, and the state itself, if it was built already (the same). watched: tags that partitions keep as columns from
-    their beginning, for samplers (the same).
-    """
+    """The state of the controller."""
 
     next_index: int = counter()
+    """The next global index."""
     next_block: int = counter(1)
+    """The next block number."""
     epoch: int = counter()
+    """How many checkpoints were loaded. What clients know of rows belongs to one epoch."""
     next_token: int = counter(1)
+    """The next token of a lease."""
     changes: int = counter()
+    """How often any partition was changed. It gives the versions of partitions.
+
+    Therefore a new partition never has a version that an older one of the same name had.
+    """
     blocks: BlockTable = part(BlockTable)
     partitions: dict[str, Partition] = of_kind(_Partitions(Partition, dict))
+    """The partitions by name, in order of creation."""
     clients: dict[str, ReplyCache] = parts_of(str, ReplyCache)
+    """Client -> its cached replies."""
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
+    """The writers that are proven dead, the oldest first."""
     draining: set[int] = set_of(Count)
+    """The units that are being drained."""
     origins: dict[str, int] = map_of(str, Count)
+    """Loaded checkpoint -> the block number below which blocks are the same in the state and the checkpoint."""
     units: dict[int, UnitInfo] = of_kind(_Units(list[UnitInfo], dict))
+    """The storage units by number."""
     lost_units: dict[int, str] = map_of(Count, str)
+    """Number of a unit that does not come back -> the time, as text."""
     losses: int = counter()
+    """How often values were lost."""
 
     def __init__(self, capacity: int | None = None) -> None:
         super().__init__()
         self.capacity = capacity
+        """The most rows at a time; None without a limit. Configuration, and not part of the tree."""
         self.watched: list[str] = []
+        """The tags that new partitions keep as columns, for samplers. Configuration, and not part of the tree."""
         self.prepared: tuple[r.StateLoaded, dict[str, Any], State] | None = None
+        """A `StateLoaded` record that is about to be applied, its tree, and the state that was built of it."""
         self.aging: dict[str, Partition] = {}
+        """The partitions that drop rows by their age. Derived."""
         self.counted = RowCount()
+        """The number of rows. Derived."""
         self.blocks = BlockTable()
         self.waiting = WaitQueues()
         self.disks: set[int] = set()
+        """The units on disk. Derived."""
 
     @property
     def row_count(self) -> int:
-        """Rows of all partitions that count towards the capacity."""
+        """The rows of all partitions, which count towards the capacity."""
         return self.counted.of(self.partitions)
 
     def units_of(self, tier: str) -> set[int]:
-        """The storage units of a tier (`messages.MEMORY`, `messages.DISK`)."""
+        """Return the storage units of a tier (`MEMORY` or `DISK`)."""
         return self.disks if tier == DISK else self.units.keys() - self.disks
 
     def enter(self, partition: Partition) -> None:
-        """Adds a partition. Called when it is made or restored."""
+        """Add a partition that is made or restored."""
         self.partitions[partition.name] = partition
         self.counted.changed(partition.name)
         if partition.options.keep_seconds is not None:
             self.aging[partition.name] = partition
 
     def enter_unit(self, unit: UnitInfo) -> None:
-        """Adds a storage unit, or what is new of it."""
+        """Add a storage unit, or replace its description."""
         self.units[unit.unit] = unit
         (self.disks.add if unit.tier == DISK else self.disks.discard)(unit.unit)
 
     def new_version(self, name: str) -> Partition:
-        """Return the partition, after it was given a new version."""
+        """Give a partition a new version, and return the partition."""
         partition = self.partitions[name]
         self.changes += 1
         partition.version = self.changes
@@ -140,24 +144,24 @@ class State(Persisted):
         return partition
 
     def snapshot(self) -> dict[str, object]:
-        """Everything that replay must reproduce, as plain values that compare by ==."""
+        """Return everything that a replay must reproduce, as plain values that can be compared with ==."""
         return {**self.comparable(), "waiting": self.waiting.state()}
 
 
 class RowCount:
-    """The rows of all partitions together, looked up again only in those that have changed. Derived."""
+    """The number of rows of all partitions, counted again only in partitions that have changed. Derived."""
 
     def __init__(self) -> None:
-        self._changed: set[str] = set()  # since they were looked up
+        self._changed: set[str] = set()  # since the last count
         self._found: dict[str, int] = {}
         self._sum = 0
 
     def changed(self, name: str) -> None:
-        """A partition has been made, changed or dropped."""
+        """Record that a partition was made, changed or removed."""
         self._changed.add(name)
 
     def of(self, partitions: Mapping[str, Partition]) -> int:
-        """Rows of these partitions, which are always all there are."""
+        """Return the number of rows of these partitions, which must always be all partitions."""
         for name in self._changed:
             partition = partitions.get(name)
             now = 0 if partition is None else partition.row_count

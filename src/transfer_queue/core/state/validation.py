@@ -1,8 +1,8 @@
-"""Whether a state is sound: columns of one length, references that lead somewhere, numbers in their ranges.
+"""Checks that a state is sound: that columns have one length, references lead somewhere, and numbers are in range.
 
-What is sound can be recounted (`invariants.py`), and can be worked with: nothing in it leads to an error that no client
-has made. A state that was made of records always is; one that comes out of a file may be anything of the right form.
-Costs what looking at each column once costs.
+A sound state can be recounted (`invariants.py`) and used: nothing in it causes an error that is not a client's mistake.
+A state that consists of applied records is always sound; a state from a file may be anything that has the right form.
+The cost is that of reading each column once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED, PartitionOptions
 
-MOST_ROUNDS = 1 << 28  # of one task in one partition; more than a day of them each second for eight years
+MOST_ROUNDS = 1 << 28  # of one task in one partition; more than one round each second for eight years
 
 _decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
 
 
 def check_references(state: State) -> None:
-    """Raises BrokenInvariant where the state is not sound."""
+    """Raise BrokenInvariant if the state is not sound."""
     blocks = _NeededBlocks(state.blocks, state.next_block)
     before: list[np.ndarray] = [np.zeros(0, "i8")]
     for name, partition in state.partitions.items():
-        require(name == partition.name, f"partition {name!r} is called {partition.name!r}")
+        require(name == partition.name, f"partition {name!r} has the name {partition.name!r}")
         partition.check_columns(name)
         require(partition.number <= state.changes, f"{name} was made after the newest change")
         before.append(_rows(partition, state.next_index))
@@ -46,20 +46,20 @@ def check_references(state: State) -> None:
         _groups(partition)
         _tasks(partition)
         _times(partition)
-        require(partition.version <= state.changes, f"{name} is newer than the newest change")
-        require(0 <= partition.changes.made <= partition.version, f"{name} was made later than it changed")
-        require(partition.changes.sealed <= partition.version, f"{name} was sealed later than it changed")
+        require(partition.version <= state.changes, f"{name} has a later version than the newest change")
+        require(0 <= partition.changes.made <= partition.version, f"{name} was made after its last change")
+        require(partition.changes.sealed <= partition.version, f"{name} was sealed after its last change")
     numbers = {partition.number for partition in state.partitions.values()}
-    require(len(numbers) == len(state.partitions), "two partitions have one number")
-    require(_distinct(np.concatenate(before)), "2: a global index names two live samples")
+    require(len(numbers) == len(state.partitions), "two partitions have the same number")
+    require(_distinct(np.concatenate(before)), "2: two live samples have the same global index")
     blocks.all_used()
     for client, kept in state.clients.items():
         kept.check_columns(f"client {client!r}")
-    require(state.draining <= set(state.units), "a unit is drained that is not there")
+    require(state.draining <= set(state.units), "a unit that is drained does not exist")
 
 
 def _distinct(numbers: np.ndarray) -> bool:
-    """Return whether no number is there twice. Other threads run during the sort, unlike during `np.unique`."""
+    """Return whether all numbers are different. Other threads run during the sort, unlike during `np.unique`."""
     ascending = np.sort(numbers)
     return bool((ascending[1:] != ascending[:-1]).all())
 
@@ -68,7 +68,7 @@ def _distinct(numbers: np.ndarray) -> bool:
 
 
 class _NeededBlocks:
-    """The table, as columns over all blocks that are needed, ascending by number; and how often values used each."""
+    """The columns of all needed blocks of a table, ascending by number, and how many values were found in each."""
 
     def __init__(self, table: BlockTable, next_block: int) -> None:
         parts = [_block_chunk(table, key, next_block) for key in sorted(table.chunks)]
@@ -83,19 +83,20 @@ class _NeededBlocks:
         _interned(table.dims, columns["dims"], "dims")
         _shapes(table, columns["schema"], columns["dims"], columns["rows"])
         self.dtypes = [{spec.name: spec.dtype for spec in schema or ()} for schema in table.schemas.values]
-        require(int(self.nbytes.sum()) == table.live_bytes, "7: the bytes of live blocks are not what a recount gives")
+        require(int(self.nbytes.sum()) == table.live_bytes, "7: the bytes of live blocks differ from a recount")
         for place in table.freed:
-            require(place not in table.extents, f"extent {place} is free and in use")
+            require(place not in table.extents, f"extent {place} is both free and in use")
 
     def take(self, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
-        """Values of a field lie in these rows of these blocks. mine: marks what the partition has of all blocks."""
+        """Count the values of a field in these rows of these blocks. `mine` marks the blocks of the partition."""
         name = field.name
         if not len(numbers):
             return
         at = np.minimum(np.searchsorted(self.number, numbers), max(len(self.number) - 1, 0))
         there = len(self.number) > 0 and bool((self.number[at] == numbers).all())
-        require(there, f"1: a value of {name} of {where} is in a block that is not there")
-        require(bool(((slots >= 0) & (slots < self.rows[at])).all()), f"1: a value of {name} of {where} is in no row")
+        require(there, f"1: a value of {name} of {where} is in a block that does not exist")
+        fine = bool(((slots >= 0) & (slots < self.rows[at])).all())
+        require(fine, f"1: a value of {name} of {where} is in a row that its block does not have")
         for schema in np.flatnonzero(np.bincount(self.schema[at])).tolist():
             dtype = self.dtypes[schema].get(name)
             require(dtype is not None, f"1: a value of {name} of {where} is in a block without that field")
@@ -108,20 +109,21 @@ class _NeededBlocks:
         mine[at] = True
 
     def all_used(self) -> None:
-        """After all partitions: every block is needed for as many values as there are in it."""
-        require(bool((self.used == self.live).all()), "7: the live values a block are not what a recount gives")
+        """Check, after all partitions, that every block is needed for as many values as were found in it."""
+        require(bool((self.used == self.live).all()), "7: the live values of a block differ from a recount")
 
 
 def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(numbers, columns) of the needed blocks of a chunk."""
+    """Check a chunk of the table. Return (numbers, columns) of its needed blocks."""
     chunk = table.chunks[key]
     columns, second = chunk.columns, chunk.second
     chunk.check_columns(f"blocks {key}")
-    require(bool((columns["live"] >= 0).all()), f"7: a block of {key} is needed less than never")
+    require(bool((columns["live"] >= 0).all()), f"7: a block of {key} has a negative number of live values")
     at = np.flatnonzero(columns["live"])
     numbers = at + (key << BLOCK_BITS)
-    require(0 < len(at) == chunk.alive, f"7: blocks {key} count {chunk.alive}, and {len(at)} are needed")
-    require(key < MOST >> BLOCK_BITS and numbers[0] > 0 and numbers[-1] < next_block, "a block is not below the next")
+    require(0 < len(at) == chunk.alive, f"7: blocks {key} count {chunk.alive} needed blocks, a recount gives {len(at)}")
+    below = key < MOST >> BLOCK_BITS and numbers[0] > 0 and numbers[-1] < next_block
+    require(below, "a block number is not below the next one")
     few = {name: column[at] for name, column in columns.items()}
     require(bool((few["rows"] > 0).all()), f"a block of {key} has no rows")
     for name in ("nbytes", *PLACE):
@@ -132,7 +134,7 @@ def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarr
         for name in PLACE:
             column = second[name][there]
             require(
-                bool(((column >= 0) & (column <= MOST)).all()), f"a second place of blocks {key} has a wrong {name}"
+                bool(((column >= 0) & (column <= MOST)).all()), f"a second location of blocks {key} has a wrong {name}"
             )
         _known_places(table, second["unit"][there], second["extent"][there])
     return numbers, few
@@ -141,23 +143,25 @@ def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarr
 def _known_places(table: BlockTable, unit: np.ndarray, extent: np.ndarray) -> None:
     for number in np.unique(unit).tolist():
         for one in np.unique(extent[unit == number]).tolist():
-            require((number, one) in table.extents, f"a block lies in extent {one} of unit {number}, which nobody has")
+            require(
+                (number, one) in table.extents, f"a block is in extent {one} of unit {number}, which does not exist"
+            )
 
 
 def _interned(table: InternTable[Any], column: np.ndarray, name: str) -> None:
-    """Each of these numbers stands for a value; used as often as said."""
+    """Check that each of these numbers stands for a value, and that the uses are counted correctly."""
     size = len(table.uses)
-    require(len(table.values) == size, f"there are {len(table.values)} values of {name}, and {size} counts of them")
-    require(not len(column) or (column.min() >= 0 and column.max() < size), f"a block has a {name} that is not there")
+    require(len(table.values) == size, f"{name} has {len(table.values)} values and {size} counts")
+    require(not len(column) or (column.min() >= 0 and column.max() < size), f"a block has a {name} that does not exist")
     counts = np.bincount(column, minlength=size).tolist()
-    require(counts == table.uses, f"7: {name} values are used otherwise than they are counted")
+    require(counts == table.uses, f"7: the uses of {name} values differ from a recount")
     unused = [at for at, count in enumerate(counts) if not count]
-    require(sorted(table.spare) == unused, f"the spare numbers of {name} are not those that nobody uses")
-    require(len(table.number) == size - len(unused), f"a {name} has two numbers")
+    require(sorted(table.spare) == unused, f"the spare numbers of {name} are not the unused ones")
+    require(len(table.number) == size - len(unused), f"two numbers have the same {name}")
 
 
 def _shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.ndarray) -> None:
-    """The dims of each block are those of its schema."""
+    """Check that the dims of each block match its schema."""
     for specs in table.schemas.values:
         names = [spec.name for spec in specs or ()]
         kinds = {spec.kind for spec in specs or ()} <= {"tensor", "object", NESTED}
@@ -165,16 +169,16 @@ def _shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.nd
     for one, its_dims, count in np.unique(np.stack([schema, dims, rows]), axis=1).T.tolist():
         packed = table.dims[its_dims]
         try:
-            require(len(packed) % 8 == 0, f"dims of {len(packed)} bytes")
+            require(len(packed) % 8 == 0, f"dims of {len(packed)} bytes are not 64-bit integers")
             dims_parts(table.schemas[one], np.frombuffer(packed, "<i8"), count)
         except InvalidArgumentError as error:
             raise BrokenInvariant(str(error)) from None
 
 
 def check_apart(state: State) -> None:
-    """Raises BrokenInvariant where two needed blocks lie in the same bytes of a unit.
+    """Raise BrokenInvariant if two needed blocks overlap in a unit.
 
-    Where an extent of an external store begins is but its name, so that blocks are compared inside of each alone.
+    An extent of an external store is an object and not a range of the unit, so its blocks are compared with each other.
     """
     found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "offset", "nbytes")}
     for chunk in state.blocks.chunks.values():
@@ -201,7 +205,7 @@ def check_apart(state: State) -> None:
 
 
 def _rows(partition: Partition, next_index: int) -> np.ndarray:
-    """The global indexes of the live rows."""
+    """Check the rows. Return the global indexes of the live ones."""
     name, rows = partition.name, partition.rows
     last = -1
     keys = list(rows.chunks)
@@ -213,23 +217,25 @@ def _rows(partition: Partition, next_index: int) -> np.ndarray:
         require(last < index[0] and bool((np.diff(index) > 0).all()), f"2: the indexes of {name} do not ascend")
         last = int(index[-1])
         full = chunk.size == CHUNK or (key << CHUNK_BITS) + chunk.size == rows.end
-        require(full and (key << CHUNK_BITS) + chunk.size <= rows.end, f"{where} is not full, and not the last")
+        require(full and (key << CHUNK_BITS) + chunk.size <= rows.end, f"{where} is neither full nor the last chunk")
         require(set(chunk.field) <= set(partition.fields), f"{where} has values of a field that {name} does not know")
         require(set(chunk.consumed) <= set(partition.tasks), f"{where} is consumed by a task that {name} does not know")
         require(set(chunk.dealt) <= set(partition.dealt), f"{where} was dealt to a task that {name} does not know")
     require(last < next_index, "2: a live index is not below the next one")
     require(not rows.end % CHUNK or rows.end >> CHUNK_BITS in rows.chunks, f"the last rows of {name} are missing")
     positions = rows.live_positions()
-    require(len(positions) == rows.count, f"7: {name} counts {rows.count} rows, {len(positions)} are there")
+    require(len(positions) == rows.count, f"7: {name} counts {rows.count} rows, a recount gives {len(positions)}")
     return rows.indexes_of(positions)
 
 
 def _chunk(chunk: Chunk, where: str) -> None:
     size, capacity = chunk.size, chunk.capacity
-    require(0 < size <= capacity <= CHUNK, f"{where} has {size} rows of {capacity}")
-    require(not chunk.alive[size:].any(), f"{where} has rows after its last one")
-    require(chunk.living == int(chunk.alive.sum()), f"7: {where} counts {chunk.living} living rows")
-    require(set(chunk.held) == set(chunk.finished), f"{where} has rows held that are not counted")
+    require(0 < size <= capacity <= CHUNK, f"{where} has {size} rows and the capacity {capacity}")
+    require(not chunk.alive[size:].any(), f"{where} has live rows after its last row")
+    require(chunk.living == int(chunk.alive.sum()), f"7: {where} miscounts its live rows as {chunk.living}")
+    require(
+        set(chunk.held) == set(chunk.finished), f"{where} has references and counts of finished rows of other tasks"
+    )
 
 
 def _values(partition: Partition, blocks: _NeededBlocks) -> None:
@@ -240,11 +246,11 @@ def _values(partition: Partition, blocks: _NeededBlocks) -> None:
         there = [np.flatnonzero(numbers) for numbers, _ in columns]
         numbers = _joined([column[at] for (column, _), at in zip(columns, there, strict=True)])
         slots = _joined([column[at] for (_, column), at in zip(columns, there, strict=True)])
-        require(field.name == name, f"{where} is called {field.name!r}")
+        require(field.name == name, f"{where} has the name {field.name!r}")
         blocks.take(field, numbers, slots, mine, partition.name)
-        require(field.live == len(numbers), f"7: {where} counts {field.live} values, {len(numbers)} are there")
-        require(field.live <= field.ever, f"7: {where} has more values than it ever had")
-        require((not field.kind) == (not field.live), f"{where} has no type, or an old one")
+        require(field.live == len(numbers), f"7: {where} counts {field.live} values, a recount gives {len(numbers)}")
+        require(field.live <= field.ever, f"7: {where} has more live values than it ever got")
+        require((not field.kind) == (not field.live), f"{where} has values without a type, or a type without values")
         dimensions = MIXED_RANK <= field.ndim <= 64 and len(field.shape) == max(field.ndim, 0)
         require(
             field.kind in ("", "tensor", "object", NESTED) and dimensions,
@@ -252,46 +258,50 @@ def _values(partition: Partition, blocks: _NeededBlocks) -> None:
         )
         dtypes = (field.dtype, *field.others)
         apart = len(set(dtypes)) == len(dtypes) and (not field.others or field.kind == "tensor")
-        require(apart, f"{where} has the dtypes {dtypes}")
-    require(not (mine & blocks.owned).any(), f"a block of {partition.name} is another partition's, too")
+        require(apart, f"{where} cannot have the dtypes {dtypes}")
+    require(not (mine & blocks.owned).any(), f"a block of {partition.name} also has values of another partition")
     blocks.owned |= mine
     of_it = bool((blocks.owner[mine] == partition.number).all())
-    require(of_it, f"a block of {partition.name} is said to be another partition's")
+    require(of_it, f"a block of {partition.name} is recorded as another partition's")
     require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
 
 
 def _keys(partition: Partition) -> None:
-    """Keys, and rows that nobody took yet. Looks at a chunk at a time, so that other threads run in between."""
+    """Check keys and pre-allocated rows. Reads one chunk at a time, so that other threads run in between."""
     count = 0
     waiting = [np.zeros(0, "i8")]
     for key, chunk in partition.rows.chunks.items():
         first = key << CHUNK_BITS
         waiting.append(np.flatnonzero(chunk.waiting) + first)
         if chunk.keys is not None:
-            require(len(chunk.keys) == chunk.capacity, f"chunk {key} of {partition.name} has more keys than rows")
+            require(
+                len(chunk.keys) == chunk.capacity, f"chunk {key} of {partition.name} has keys of another number of rows"
+            )
             mine = {name: at for at, name in enumerate(chunk.keys) if name is not None}
             require(bool(chunk.alive[list(mine.values())].all()), f"a cleared row of {partition.name} has a key")
             there = all(partition.keys.get(name) == first + at for name, at in mine.items())
             require(there, f"the keys of {partition.name} are not those of its rows")
             with_key = sum(name is not None for name in chunk.keys)
-            require(len(mine) == with_key, f"a key of {partition.name} is two rows'")
+            require(len(mine) == with_key, f"two rows of {partition.name} have the same key")
             count += with_key
     require(count == len(partition.keys), f"the keys of {partition.name} are not those of its rows")
     positions = np.concatenate(waiting).tolist()
-    require(positions == partition.waiting, f"the pre-allocated rows of {partition.name} are not those it lists")
+    require(positions == partition.waiting, f"the list of pre-allocated rows of {partition.name} is wrong")
 
 
 def _groups(partition: Partition) -> None:
     name, groups = partition.name, partition.groups
     declared = list(groups.declared.values())
-    require(len(groups.by_name) == len(declared), f"a group of {name} is there twice")
+    require(len(groups.by_name) == len(declared), f"two groups of {name} have the same id")
     for number, group in groups.declared.items():
-        require(group.number == number < groups.next_number, f"group {group.name} of {name} is under another number")
-        require(groups.by_name[group.name] is group, f"group {group.name} of {name} is under another name")
+        require(
+            group.number == number < groups.next_number, f"group {group.name} of {name} is listed under another number"
+        )
+        require(groups.by_name[group.name] is group, f"group {group.name} of {name} is listed under another id")
     members = [np.array(group.members, "i8") for group in declared]
     numbers = np.repeat([group.number for group in declared], [len(each) for each in members]).astype("i8")
     _same(partition, "group", _joined(members), numbers, [(k, c.group, -1) for k, c in partition.rows.chunks.items()])
-    require(all(count > 0 for count in groups.unborn.values()), f"{name} awaits no members of a dropped group")
+    require(all(count > 0 for count in groups.unborn.values()), f"{name} expects no members of a dropped group")
 
 
 def _same(
@@ -301,18 +311,19 @@ def _same(
     numbers: np.ndarray,
     columns: Iterable[tuple[int, np.ndarray | None, int]],
 ) -> None:
-    """The column that says in which group, or dealt batch, a row is, and the lists of these say the same of live rows.
+    """Check that a column and lists agree on the group, or dealt batch, of each live row.
 
-    columns: chunk number, column, what it says of a row that is in none.
+    `columns` contains (chunk number, column, entry of a row that is in none).
     """
     name, rows = partition.name, partition.rows
     require(
-        not len(positions) or (positions.min() >= 0 and positions.max() < rows.end), f"a {what} of {name} has no row"
+        not len(positions) or (positions.min() >= 0 and positions.max() < rows.end),
+        f"a {what} of {name} has a wrong row",
     )
-    require(_distinct(positions), f"a row of {name} is twice in a {what}")
+    require(_distinct(positions), f"a row of {name} is listed twice in a {what}")
     alive = np.zeros(len(positions), bool)
     for _, chunk, at, where in rows.split(positions):
-        require(bool((at < chunk.size).all()), f"a {what} of {name} has a row that is not there")
+        require(bool((at < chunk.size).all()), f"a {what} of {name} has a row that does not exist")
         alive[where] = chunk.alive[at] == 1
     order = np.argsort(positions[alive])
     found = [
@@ -323,7 +334,7 @@ def _same(
     there = _joined([at for at, _ in found])
     said = _joined([column[at & (CHUNK - 1)] for at, column in found])
     same = np.array_equal(there, positions[alive][order]) and np.array_equal(said, numbers[alive][order])
-    require(same, f"rows of {name} say otherwise than its lists in which {what} they are")
+    require(same, f"the column and the lists of {name} disagree on the {what} of a row")
 
 
 def _tasks(partition: Partition) -> None:
@@ -332,35 +343,35 @@ def _tasks(partition: Partition) -> None:
         _dealt(partition, task, dealt)
     passed = partition.passed
     for task, key, column in passed.columns():
-        require(key in chunks, f"{task!r} passed over rows of {name} that are not there")
-        require(int(column.max()) <= passed.known, f"{task!r} passed over a row of {name} for a reason nobody knows")
+        require(key in chunks, f"{task!r} skipped rows of {name} that do not exist")
+        require(int(column.max()) <= passed.known, f"{task!r} skipped a row of {name} for an unknown reason")
     for counts in (partition.leases.delivered, partition.leases.acked):
         _counts(partition, counts)
     for token, lease in partition.leases.by_token.items():
         where = f"lease {token} of {name}"
-        require(0 < token == lease.token and lease.replicas > 0, f"{where} is another")
-        require(lease.task in partition.tasks, f"{where} is of a task that {name} does not know")
-        require(lease.batch is None or lease.batch[0] == lease.task, f"{where} is of another task's batch")
-        require(0 < lease.seconds < math.inf, f"{where} is for {lease.seconds} seconds")
+        require(0 < token == lease.token and lease.replicas > 0, f"{where} has another token, or no replicas")
+        require(lease.task in partition.tasks, f"{where} belongs to a task that {name} does not know")
+        require(lease.batch is None or lease.batch[0] == lease.task, f"{where} belongs to a batch of another task")
+        require(0 < lease.seconds < math.inf, f"{where} lasts {lease.seconds} seconds")
         require(bool((np.diff(lease.rows) > 0).all()), f"the rows of {where} do not ascend")
     of_holds = {task for chunk in chunks.values() for task in chunk.held} | {
         task for task, _, _ in partition.holds.by_holder
     }
-    require(of_holds <= set(partition.holds.tasks), f"{name} has rows held for tasks that free none")
+    require(of_holds <= set(partition.holds.tasks), f"{name} has references of tasks that are not in its free_when")
     for holder, rows in partition.holds.by_holder.items():
-        require(bool((np.diff(rows) > 0).all()), f"the rows that {holder} holds of {name} do not ascend")
+        require(bool((np.diff(rows) > 0).all()), f"the rows of {name} to which {holder} refers do not ascend")
 
 
 def _counts(partition: Partition, counts: Counts) -> None:
     for task, key, _ in counts.columns():
-        require(key in partition.rows.chunks, f"deliveries to {task!r} of rows of {partition.name} that are not there")
+        require(key in partition.rows.chunks, f"{task!r} has deliveries of rows of {partition.name} that do not exist")
 
 
 def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     where = f"task {task!r} of {partition.name}"
-    require(len(dealt.by_key) == len(dealt.batches), f"4: two dealt batches of {where} have one key")
+    require(len(dealt.by_key) == len(dealt.batches), f"4: two dealt batches of {where} have the same key")
     require(
-        all(0 < number < dealt.next_number for number in dealt.batches), f"a batch of {where} is not below the next"
+        all(0 < number < dealt.next_number for number in dealt.batches), f"a batch of {where} is not below the next one"
     )
     rows = [batch.rows for batch in dealt.batches.values()]
     numbers = np.repeat(list(dealt.batches), [len(each) for each in rows]).astype("i8")
@@ -369,11 +380,12 @@ def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     columns = [(key, chunk.dealt.get(task), 0) for key, chunk in partition.rows.chunks.items()]
     _same(partition, "dealt batch", positions[live], numbers[live], columns)
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
-    require(size == dealt.round_count <= MOST_ROUNDS, f"7: {where} counts {dealt.round_count} rounds, there are {size}")
+    fine = size == dealt.round_count <= MOST_ROUNDS
+    require(fine, f"7: {where} counts {dealt.round_count} rounds, a recount gives {size}")
 
 
 def check_options(options: PartitionOptions) -> None:
-    """Raises InvalidArgumentError for options with which no partition can be created."""
+    """Raise InvalidArgumentError if no partition can be created with these options."""
     for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -386,22 +398,22 @@ def check_options(options: PartitionOptions) -> None:
 
 
 def _times(partition: Partition) -> None:
-    """What a partition was made with, when its rows came, and which of them were cleared when."""
+    """Check the options of a partition, the ages of its rows, and its cleared rows."""
     name, births, changes = partition.name, partition.births, partition.changes
     try:
         check_options(partition.options)
     except InvalidArgumentError as error:
-        raise BrokenInvariant(f"{name} cannot have been made as it was: {error}") from None
+        raise BrokenInvariant(f"{name} cannot have its options: {error}") from None
     times = [time for began, at, _ in births.marks for time in (began, at)]
     require(all(map(math.isfinite, times)) and times == sorted(times), f"the times of rows of {name} do not ascend")
     ends = [end for _, _, end in births.marks]
-    require(ends == sorted(ends) and births.end == max(ends, default=0), f"rows of {name} came in another order")
-    require(births.end <= partition.rows.end, f"rows of {name} came that are not there")
+    require(ends == sorted(ends) and births.end == max(ends, default=0), f"the ages of rows of {name} are out of order")
+    require(births.end <= partition.rows.end, f"{name} has ages of rows that do not exist")
     versions = [version for version, _, _ in changes.cleared]
-    require(versions == sorted(versions) and max(versions, default=0) <= partition.version, f"{name} was cleared later")
+    require(versions == sorted(versions) and max(versions, default=0) <= partition.version, f"{name} has later clears")
     for _, indexes, keys in changes.cleared:
         fine = len(indexes) % 8 == 0 and (keys is None or len(keys) == len(indexes) // 8)
-        require(fine, f"the cleared rows of {name} are no rows")
+        require(fine, f"the list of cleared rows of {name} is malformed")
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Requests that wait: claims for rows, puts for capacity, producers for work, watches for changes.
+"""The waiting requests: claims for rows, puts for capacity, producers for group demand, and watches for changes.
 
-First come, first served; a deadline each.
+Each queue is in order of arrival, and each request has a deadline.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
-MAX_WAITING = 4096  # requests of one client that wait at a time
-MAX_WAITING_BYTES = 64 << 20  # of them together, as messages; one that is larger may wait alone
+MAX_WAITING = 4096  # requests of one client that may wait at the same time
+MAX_WAITING_BYTES = 64 << 20  # the sum of their sizes as messages; a larger request may wait by itself
 
 RequestKey = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
@@ -32,54 +32,56 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def size_of(request: Parkable) -> int:
-    """Bytes of a request as a message."""
+    """Return the number of bytes of a request as a message."""
     return len(_encode(request))
 
 
 class ParkedRequest(msgspec.Struct, frozen=True):
-    """A parked request. since, deadline: on the controller's clock."""
+    """A request that waits."""
 
     client: str
     sequence: int
     since: float
+    """When it began to wait, by the controller's clock."""
     deadline: float
+    """By the controller's clock."""
     request: Parkable
 
     @property
     def waiter(self) -> RequestKey:
-        """Who waits."""
+        """The client and the sequence number of the request."""
         return self.client, self.sequence
 
     @property
     def claim(self) -> Claim:
-        """The request of one who waits for rows."""
+        """The request, which must be a claim."""
         assert isinstance(self.request, Claim)
         return self.request
 
     @property
     def watch(self) -> Watch:
-        """The request of one who waits for changes."""
+        """The request, which must be a watch."""
         assert isinstance(self.request, Watch)
         return self.request
 
 
 class ClaimQueue:
-    """The parked claims of one task in one partition.
-
-    claims: in order of arrival. shares: the same by the dealt batch that they may ask for (see `share_key`).
-    wanted: fields -> (claims with these fields, a count that none of them is below). watchers: the probes that any
-    change of the partition may answer. finite: those for whom a wholly consumed partition is the end.
-    """
+    """The waiting claims of one task in one partition."""
 
     def __init__(self) -> None:
         self.claims: dict[RequestKey, ParkedRequest] = {}
+        """The claims in order of arrival."""
         self.shares: dict[ShareKey, dict[RequestKey, None]] = {}
+        """The same claims by the dealt batch that they may ask for (see `share_key`)."""
         self.wanted: dict[tuple[str, ...], tuple[int, int]] = {}
+        """Fields -> (number of claims with these fields, a lower bound of their counts)."""
         self.watchers: dict[RequestKey, None] = {}
+        """The claims that any change of the partition may answer (`Claim.since`)."""
         self.finite: dict[RequestKey, None] = {}
+        """The claims that end when the task has consumed the whole partition."""
 
     def add(self, waiting: ParkedRequest) -> None:
-        """A claim begins to wait."""
+        """Add a claim."""
         claim = waiting.claim
         self.claims[waiting.waiter] = waiting
         fields = tuple(claim.fields)
@@ -94,7 +96,7 @@ class ClaimQueue:
             self.shares.setdefault(key, {})[waiting.waiter] = None
 
     def remove(self, waiter: RequestKey) -> None:
-        """A claim waits no longer."""
+        """Remove a claim."""
         claim = self.claims.pop(waiter).claim
         self.watchers.pop(waiter, None)
         self.finite.pop(waiter, None)
@@ -109,11 +111,11 @@ class ClaimQueue:
                 del self.shares[key]
 
     def of_share(self, key: ShareKey) -> list[ParkedRequest]:
-        """Those who may ask for this dealt batch."""
+        """Return the claims that may ask for this dealt batch."""
         return [self.claims[waiter] for waiter in self.shares.get(key, ())]
 
     def recount(self) -> None:
-        """Makes the counts in `wanted` exact: who wanted least may have left."""
+        """Make the lower bounds in `wanted` exact, because the claim with the lowest count may have been removed."""
         least: dict[tuple[str, ...], int] = {}
         for waiting in self.claims.values():
             fields = tuple(waiting.claim.fields)
@@ -122,34 +124,34 @@ class ClaimQueue:
 
 
 def share_key(sampling: dict[str, Any]) -> ShareKey | None:
-    """The key of the dealt batch that a claim may ask for; whether its sampler keeps batches is not known here."""
+    """Return the key of the dealt batch that a claim may ask for. Its sampler may be one that keeps no batches."""
     rank, batch = sampling.get("dp_rank") or 0, sampling.get("batch_index")
     return (rank, batch) if isinstance(rank, int) and isinstance(batch, int) else None
 
 
 class WatchQueue:
-    """The parked watches of one partition.
-
-    groups: (where, whether they begin) -> those who are to be answered alike, none of them empty. looked: the version
-    up to which nothing is new to any of them who has a connection; -1: there was no partition. It is the controller's,
-    and not part of the state.
-    """
+    """The waiting watches of one partition."""
 
     def __init__(self) -> None:
         self.groups: dict[WatchKey, dict[RequestKey, ParkedRequest]] = {}
+        """(where, whether they begin) -> the watches that get equal replies; no group is empty."""
         self.looked = -1
+        """The version up to which nothing is new to any watch that has a connection; -1: there was no partition.
+
+        The controller uses it. It is not part of the state.
+        """
 
     @staticmethod
     def key(watch: Watch) -> WatchKey:
-        """Watches with equal keys get equal answers to what is new from now on."""
+        """Return the key of a watch. Watches with equal keys get equal replies to later changes."""
         return _encode(watch.where), begins(watch)
 
     def add(self, waiting: ParkedRequest, watch: Watch) -> None:
-        """A watch begins to wait."""
+        """Add a watch."""
         self.groups.setdefault(self.key(watch), {})[waiting.waiter] = waiting
 
     def remove(self, waiter: RequestKey, watch: Watch) -> None:
-        """A watch waits no longer."""
+        """Remove a watch."""
         key = self.key(watch)
         del self.groups[key][waiter]
         if not self.groups[key]:
@@ -157,27 +159,29 @@ class WatchQueue:
 
 
 class WaitQueues:
-    """by_waiter: everything that waits. claims: partition -> task -> its queue, none of them empty.
-
-    space: puts and reservations that wait for capacity, in order of arrival. work: partition -> producers that wait
-    until groups are wanted of them. watches: partition -> who waits for a change of it, none empty. of_client: how
-    many requests of each client wait, none of them 0. sizes: of all that wait, as messages; bytes_of_client:
-    their sums.
-    """
+    """All waiting requests."""
 
     def __init__(self) -> None:
         self.by_waiter: dict[RequestKey, ParkedRequest] = {}
+        """Every waiting request."""
         self.of_client: dict[str, int] = {}
+        """Client -> number of its waiting requests; no entry if there are none."""
         self.sizes: dict[RequestKey, int] = {}
+        """The size of every waiting request as a message."""
         self.bytes_of_client: dict[str, int] = {}
+        """Client -> the sum of the sizes of its waiting requests."""
         self.claims: dict[str, dict[str, ClaimQueue]] = {}
+        """Partition -> task -> its waiting claims; no queue is empty."""
         self.space: dict[RequestKey, ParkedRequest] = {}
+        """Puts and reservations that wait for capacity, in order of arrival."""
         self.work: dict[str, dict[RequestKey, ParkedRequest]] = {}
+        """Partition -> producers that wait for group demand."""
         self.watches: dict[str, WatchQueue] = {}
+        """Partition -> its waiting watches; no queue is empty."""
         self._deadlines: list[tuple[float, str, int]] = []
 
     def add(self, waiting: ParkedRequest) -> None:
-        """Somebody begins to wait, behind those who wait already."""
+        """Add a request behind those that wait already."""
         request = waiting.request
         self.by_waiter[waiting.waiter] = waiting
         size = self.sizes[waiting.waiter] = size_of(request)
@@ -198,7 +202,7 @@ class WaitQueues:
         heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
 
     def remove(self, waiter: RequestKey) -> None:
-        """Somebody waits no longer."""
+        """Remove a request."""
         request = self.by_waiter.pop(waiter).request
         left = self.of_client.pop(waiter[0]) - 1
         left_bytes = self.bytes_of_client.pop(waiter[0]) - self.sizes.pop(waiter)
@@ -206,7 +210,7 @@ class WaitQueues:
             self.of_client[waiter[0]] = left
             self.bytes_of_client[waiter[0]] = left_bytes
         if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
-            # most waits end long before their deadline; what they leave behind must not grow
+            # most requests are answered long before their deadline; the entries that they leave must not accumulate
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
         if isinstance(request, TakeGroupDemand):
@@ -231,26 +235,26 @@ class WaitQueues:
                 del self.claims[request.partition]
 
     def check_room(self, client: str, request: Parkable) -> None:
-        """Raises CapacityError where a client has as many waiting requests, or bytes of them, as it may."""
+        """Raise CapacityError if a client has as many waiting requests, or bytes of them, as it may have."""
         if self.of_client.get(client, 0) >= MAX_WAITING:
             raise CapacityError(
-                f"too many waiting requests: {MAX_WAITING} of this client wait already, the most that one may have. "
-                "Ask with fewer calls at a time, or from several clients"
+                f"too many waiting requests: {MAX_WAITING} of this client wait already, which is the limit for one "
+                "client. Make fewer calls at a time, or use several clients"
             )
         there = self.bytes_of_client.get(client, 0)
         if there and there + size_of(request) > MAX_WAITING_BYTES:
             raise CapacityError(
-                f"too many waiting requests: those of this client take {there} bytes already, this one would take "
-                f"{size_of(request)} more, and {MAX_WAITING_BYTES} are the most that one may have. Ask for fewer rows "
-                "at a time, or from several clients"
+                f"too many waiting requests: those of this client have {there} bytes already, this one would add "
+                f"{size_of(request)}, and the limit for one client is {MAX_WAITING_BYTES}. Use fewer rows in each "
+                "request, or several clients"
             )
 
     def of_partition(self, partition: str) -> dict[str, ClaimQueue]:
-        """Task -> queue of one partition."""
+        """Return task -> queue of one partition."""
         return self.claims.get(partition, {})
 
     def awaited(self, partition: str) -> list[tuple[str, tuple[str, ...]]]:
-        """The (task, fields) of a partition for which parked claims wait."""
+        """Return the (task, fields) of a partition for which claims wait."""
         return [(task, fields) for task, queue in self.of_partition(partition).items() for fields in queue.wanted]
 
     def _trim(self) -> None:
@@ -258,16 +262,16 @@ class WaitQueues:
             waiting = self.by_waiter.get(self._deadlines[0][1:])
             if waiting is not None and waiting.deadline == self._deadlines[0][0]:
                 return
-            heapq.heappop(self._deadlines)  # gone, or parked anew with another deadline
+            heapq.heappop(self._deadlines)  # answered, or parked again with another deadline
 
     def next_deadline(self) -> float | None:
-        """When the next wait ends, None where nobody waits."""
+        """Return the next deadline; None if no request has one."""
         self._trim()
         first = self._deadlines[0][0] if self._deadlines else math.inf
         return first if first < math.inf else None
 
     def expired(self, now: float) -> Iterator[ParkedRequest]:
-        """Those whose deadline has come, in order of deadline; each must be removed before the next is taken."""
+        """Iterate over the requests whose deadline is reached, by deadline. Remove each before taking the next one."""
         while True:
             self._trim()
             if not self._deadlines or self._deadlines[0][0] > now:
@@ -275,5 +279,5 @@ class WaitQueues:
             yield self.by_waiter[self._deadlines[0][1:]]
 
     def state(self) -> list[object]:
-        """For comparison after replay."""
+        """Return all waiting requests in a form that can be compared after a replay."""
         return [(w, v.since, v.deadline, repr(v.request)) for w, v in self.by_waiter.items()]
