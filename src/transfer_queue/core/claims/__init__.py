@@ -1,1 +1,1 @@
-"""Requests that take samples: claims, leases and what becomes of them."""
+"""Requests that consume samples: claims, leases and acknowledgements."""

@@ -1,4 +1,4 @@
-"""Long deals under way: which tasks wait for one, and whose claim began it. Not part of the state."""
+"""The long deals that other threads compute now. They are not part of the state."""
 
 from __future__ import annotations
 
@@ -8,56 +8,59 @@ from transfer_queue.core.state.wait_queues import RequestKey
 
 
 class BackgroundDeal:
-    """A long deal. waiter: the claim that began it. stale: the task's consumption was reset since."""
+    """A long deal that another thread computes."""
 
     def __init__(self, number: int, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> None:
         self.number = number
         self.partition = partition
         self.task = task
         self.waiter = waiter
+        """The claim that started it."""
         self.long = long
         self.stale = False
+        """Whether the deal is not valid any more: the consumption was reset, or another state was loaded."""
 
     def made(self, shares: Shares) -> ComputedDeal | None:
-        """The deal, to be checked against the state of now; None where it is void."""
+        """Return the computed deal, which must be checked against the present state; None if it is stale."""
         return None if self.stale else ComputedDeal(self.partition, self.long, shares)
 
 
 class BackgroundDeals:
-    """At most one job of each (partition, task). begun: how many there were so far."""
+    """The long deals, at most one for each (partition, task)."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, BackgroundDeal] = {}
         self._of: dict[tuple[str, str], BackgroundDeal] = {}
         self.begun = 0
+        """The number of deals started so far."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def busy(self, partition: str, task: str) -> bool:
-        """Whether a deal of this task is under way."""
+        """Return whether a deal for this task is being computed."""
         return (partition, task) in self._of
 
     def begin(self, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> BackgroundDeal:
-        """A job more."""
+        """Register and return a new deal."""
         self.begun += 1
         job = BackgroundDeal(self.begun, partition, task, waiter, long)
         self._jobs[job.number] = self._of[partition.name, task] = job
         return job
 
     def end(self, number: int) -> BackgroundDeal:
-        """A job is done."""
+        """Remove and return a deal that was computed."""
         job = self._jobs.pop(number)
         del self._of[job.partition.name, job.task]
         return job
 
     def void(self) -> None:
-        """Another state is in place: all deals that are under way are void."""
+        """Mark all deals as stale, because another state was loaded."""
         for job in self._jobs.values():
             job.stale = True
 
     def forget(self, partition: str, task: str | None) -> None:
-        """The consumption of a task (None: of every one) is reset: deals that are under way are void."""
+        """Mark the deals of a task (None: of every task) as stale, because its consumption was reset."""
         for (name, other), job in self._of.items():
             if name == partition and task in (None, other):
                 job.stale = True

@@ -1,8 +1,8 @@
-"""Decides what a claim gets. Reads the state, changes nothing, gives records and the dealt rows.
+"""Decides which rows a claim gets. Reads the state without changing it, and returns the rows and the records.
 
-Built-in samplers are asked through `validate`, `deal_key`, `deal` and `remainder`, all without side
-effects; what they dealt is kept here, in the state. A user's sampler is asked through `sample`, keeps its own
-state, and its outcome is checked: rows that it was not offered fail its caller, and nothing is dealt.
+Built-in samplers are called through `validate`, `deal_key`, `deal` and `remainder`, which have no side effects; the
+state keeps the dealt batches. A user's sampler is called through `sample` and keeps its own state. Its result is
+checked: if it returns rows that it was not offered, the claim fails and nothing is dealt.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
 
 class DealTooLong(Exception):
-    """A deal that is not to be computed in the loop. count: the batch_size with which it was prepared."""
+    """A deal would take too long to compute in the controller's loop."""
 
     def __init__(self, deal: Deal, count: int) -> None:
         super().__init__()
         self.deal = deal
         self.count = count
+        """The batch_size with which it was prepared."""
 
 
 class ComputedDeal:
-    """A long deal of a partition, computed meanwhile."""
+    """A long deal that another thread has computed."""
 
     def __init__(self, partition: Partition, long: DealTooLong, shares: Shares) -> None:
         self.partition = partition
@@ -48,14 +49,14 @@ class ComputedDeal:
         self.shares = shares
 
     def holds(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
-        """Whether it is a deal of so many rows a share that could be made now: its rows ready, its groups whole."""
+        """Return whether it is still valid: `count` rows for each share, all of them ready, and all groups complete."""
         if partition is not self.partition or count != self.long.count:
             return False
         positions = partition.rows.positions_of(self.long.deal.rows)
         if (positions < 0).any() or not ready.has_all(positions, partition.rows):
             return False
         if not partition.groups.explicit:
-            return True  # a group by order of reservation ends with a row
+            return True  # a group by order of reservation changes only if one of its rows is cleared
         groups, sizes = np.unique(partition.groups.of(positions, unit), return_counts=True)
         return bool((sizes == unit).all()) and all(
             partition.groups.size_of(group, unit) == unit for group in groups.tolist()
@@ -63,11 +64,7 @@ class ComputedDeal:
 
 
 class ClaimOutcome:
-    """What a claim gets: rows (global indexes in dealt order), the records that say so, or the end.
-
-    rows None: nothing now. ended: nothing ever. busy: nothing until the long deal is made that is under way for its
-    task, or what a deal needs; long: the deal that begins with it.
-    """
+    """What a claim gets."""
 
     __slots__ = ("busy", "ended", "long", "records", "rows")
 
@@ -75,55 +72,61 @@ class ClaimOutcome:
         self, rows: np.ndarray | None = None, records: Sequence[r.AnyRecord] = (), ended: bool = False
     ) -> None:
         self.rows = rows
+        """Global indexes in dealt order; None if the claim gets nothing now."""
         self.records = list(records)
         self.ended = ended
+        """Whether the claim will never get anything."""
         self.busy = False
+        """Whether the claim must wait for a long deal of its task, or for an index that a deal needs."""
         self.long: DealTooLong | None = None
+        """The long deal that this claim starts."""
 
 
 def wait_for_deal(long: DealTooLong | None = None) -> ClaimOutcome:
-    """Nothing until what is under way is made; long: the deal that begins with this claim."""
+    """Return the outcome of a claim that must wait for a computation. long: the deal that this claim starts."""
     outcome = ClaimOutcome()
     outcome.busy, outcome.long = True, long
     return outcome
 
 
 LONGEST_LEASE = 1e9  # seconds
-LONG = 512  # items; as many are balanced within a millisecond
+LONG = 512  # items, which are balanced within a millisecond
 Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 NOTHING = ClaimOutcome()
 ENDED = ClaimOutcome(ended=True)
 
 
 def sampling_of(claim: Claim) -> dict[str, Any]:
-    """The claim's sampling_config with task and partition filled in."""
+    """Return the sampling_config of a claim, with its task and partition added."""
     return {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
 
 
 def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
-    """Raises for a claim that can never be right."""
+    """Raise an error if a claim can never be valid."""
     if claim.count < 0:
-        raise InvalidArgumentError(f"batch_size must not be negative, and is {claim.count}")
+        raise InvalidArgumentError(f"batch_size must not be negative, got {claim.count}")
     if not claim.fields:
-        raise InvalidArgumentError("data_fields is empty: name at least one field")
+        raise InvalidArgumentError("data_fields must not be empty; name at least one field")
     if claim.lease is not None and not 0 < claim.lease <= LONGEST_LEASE:
-        raise InvalidArgumentError(f"lease must be seconds, more than 0 and at most {LONGEST_LEASE:g}: {claim.lease}")
+        raise InvalidArgumentError(f"lease must be from 0 (excluded) to {LONGEST_LEASE:g} seconds, got {claim.lease}")
     if claim.replicas is not None and (claim.lease is None or claim.replicas < 1):
-        raise InvalidArgumentError(f"replicas must be 1 or more, of a claim with a lease, and is {claim.replicas}")
+        raise InvalidArgumentError(
+            f"replicas must be 1 or more, and needs a lease, got replicas {claim.replicas} and lease {claim.lease}"
+        )
     sampler = samplers.of(claim, state.partitions.get(claim.partition))
     words = not_taken(sampler, claim.sampling) if samplers.strict else None
     if words is not None:
         raise InvalidArgumentError(words)
     if (claim.replicas or 1) > 1 and not _keeps(sampler, claim):
         raise InvalidArgumentError(
-            f"replicas is {claim.replicas}, but only batches that are kept under (dp_rank, batch_index) are given to "
-            f"several replicas, and here {name_of(sampler)} deals to who asks first; leave replicas out"
+            f"replicas is {claim.replicas}, but only batches with a (dp_rank, batch_index) are returned to several "
+            f"replicas, and {name_of(sampler)} deals this batch to the first claim only; leave replicas out"
         )
     _validate(sampler, state.partitions.get(claim.partition), claim)
 
 
 def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) -> None:
-    """Raise the sampler's error for a claim that can never be met. It also says where the group size comes from."""
+    """Raise the sampler's error if a claim can never be met. The message also says where the group size comes from."""
     if isinstance(sampler, UserSampler):
         sampler.begin(claim)
         return
@@ -141,12 +144,12 @@ def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) ->
 
 
 def _takes_declared(sampler: AnySampler, partition: Partition) -> bool:
-    """Whether the sampler deals groups of the size that the `group_ids` have."""
+    """Return whether the sampler takes its group size from the declared `group_ids`."""
     return not getattr(sampler, "size_given", True) and partition.groups.largest > 1 and deals_itself(sampler)
 
 
 def _keeps(sampler: AnySampler, claim: Claim) -> bool:
-    """Whether what the sampler deals to this claim is kept for others who ask alike."""
+    """Return whether the batch of this claim is kept for other claims with the same key."""
     if isinstance(sampler, UserSampler):
         return sampler.begin(claim).key is not None
     if dealer(sampler) is None and not isinstance(sampler, RankConsistentSampler):
@@ -155,7 +158,7 @@ def _keeps(sampler: AnySampler, claim: Claim) -> bool:
 
 
 def passes_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
-    """What the claim's sampler passes over now; to be applied before `select_batch`."""
+    """Return the records of rows that the claim's sampler skips now. Apply them before `select_batch`."""
     partition = state.partitions.get(claim.partition)
     sampler = samplers.of(claim, partition)
     if partition is None:
@@ -181,7 +184,10 @@ def passes_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r
 def select_batch(
     state: State, samplers: SamplerRegistry, claim: Claim, busy: bool = False, made: ComputedDeal | None = None
 ) -> ClaimOutcome:
-    """What this claim gets now. busy: a deal of its task is under way, no other begins. made: one that is ready."""
+    """Return what this claim gets now.
+
+    busy: a long deal of its task is being computed, so no other one starts. made: the long deal that was computed.
+    """
     partition = state.partitions.get(claim.partition)
     if partition is None:
         return NOTHING
@@ -200,20 +206,20 @@ def select_batch(
 
 
 def _outcome(partition: Partition, claim: Claim, outcome: ClaimOutcome) -> ClaimOutcome:
-    """Return the outcome for this claim."""
+    """Return the outcome after the conditions of the claim itself: `finite` and `since`."""
     if outcome.busy:
         return outcome
     if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
         return ENDED
     if outcome.rows is not None and claim.since == partition.version:
-        return NOTHING  # who asks has seen this, and made nothing of it
+        return NOTHING  # the client has seen this version, and could not use it
     return outcome
 
 
 def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> ClaimOutcome | None:
-    """The batch that was dealt under this key before; None where none was.
+    """Return the batch that was dealt under this key before; None if there is none.
 
-    Raises BatchGoneError where its rows are cleared or set aside, StorageKeyNotFoundError where values are lost,
+    Raises BatchGoneError if its rows are cleared or skipped, StorageKeyNotFoundError if values are lost, and
     InvalidArgumentError for another batch_size.
     """
     dealt = partition.dealt.get(claim.task)
@@ -223,14 +229,14 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> C
     words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
     if batch is not None and lease_decisions.poisoned(partition, claim.task, batch.rows):
         raise BatchGoneError(
-            f"{words} too often without an ack (max_deliveries), and is set aside; explain() tells of its samples. "
-            f"Ask for the next batch_index."
+            f"{words} too often without an ack (max_deliveries), so the task skips its samples; explain() describes "
+            f"them. Fetch the next batch_index."
         )
     if batch is not None:
         if batch.batch_size != claim.count:
             raise InvalidArgumentError(
-                f"{words} with batch_size {batch.batch_size} and is asked with {claim.count}; all replicas of a rank "
-                f"must ask alike"
+                f"{words} with batch_size {batch.batch_size}, but this claim has {claim.count}; all replicas of a rank "
+                f"must use the same batch_size"
             )
         lost = partition.losses.words(claim.fields, partition.rows.positions_of(batch.rows))
         if lost:
@@ -238,14 +244,14 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> C
         return ClaimOutcome(batch.rows)
     if dealt.gone(*key):
         raise BatchGoneError(
-            f"{words} before, and its rows are cleared since{_or_left(dealt.left, key[0])}; it is not replaced by "
-            f"other rows. Ask for the next batch_index, or clear rows only when all replicas have fetched them."
+            f"{words} before, and its rows were cleared later{_or_left(dealt.left, key[0])}; other rows do not replace "
+            f"it. Fetch the next batch_index, or clear rows only after all replicas have fetched them."
         )
     return None
 
 
 def _or_left(left: set[int], rank: int) -> str:
-    return ", or were given to others as the rank was declared gone" if rank in left else ""
+    return ", or were dealt to other ranks because the rank was declared gone" if rank in left else ""
 
 
 def _decide_by_deal(
@@ -257,7 +263,7 @@ def _decide_by_deal(
     busy: bool,
     made: ComputedDeal | None,
 ) -> ClaimOutcome:
-    """sampler: as it was set, inner: the one inside of all others, itself where there is none around it."""
+    """Decide a claim with a rank-consistent sampler. inner: the innermost one, which is `sampler` if it wraps none."""
     sampling = sampling_of(claim)
     key = call_sampler(sampler, sampler.deal_key, sampling)
     known = _known(partition, claim, key)
@@ -265,7 +271,7 @@ def _decide_by_deal(
         return known
     _check_declared(partition, sampler)
     if _takes_declared(sampler, partition):
-        _validate(sampler, partition, claim)  # the groups may have been declared after the claim came
+        _validate(sampler, partition, claim)  # the groups may have been declared after the claim arrived
     if busy:
         return wait_for_deal()
     ready = partition.ready_set(claim.task, tuple(claim.fields))
@@ -292,7 +298,7 @@ def _decide_by_deal(
     if inner.drop_last:
         end = _end(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
         return ClaimOutcome(None, final_rounds.drop(end), ended=True)
-    # counted only here, where there are fewer groups than a deal takes
+    # Groups are counted only here, where there are fewer than a deal takes.
     if inner.deals_finally:
         shares = deal(claim.count, final=True)
     else:
@@ -302,7 +308,7 @@ def _decide_by_deal(
 
 
 def _check_declared(partition: Partition, sampler: AnySampler) -> None:
-    """Raises InvalidArgumentError if a partition has groups of another size than the sampler deals."""
+    """Raise InvalidArgumentError if the groups of a partition have another size than the sampler deals."""
     declared, size = partition.groups.size, group_size(sampler)
     if declared is not None and size not in (None, declared):
         raise InvalidArgumentError(
@@ -312,7 +318,7 @@ def _check_declared(partition: Partition, sampler: AnySampler) -> None:
 
 
 def _deal(sampler: Dealer, offered: ReadySets, count: int, sampling: dict[str, Any]) -> Shares:
-    """Raises LongDeal for one that takes long."""
+    """Return a deal. Raises DealTooLong if it would take too long."""
     found: Deal | None = call_sampler(sampler, sampler.prepare, offered, count, **sampling)
     if found is None:
         return {}
@@ -322,12 +328,12 @@ def _deal(sampler: Dealer, offered: ReadySets, count: int, sampling: dict[str, A
 
 
 def compute_deal(sampler: AnySampler, deal: Deal) -> Shares:
-    """What a long deal of a built-in sampler gives. Touches no state: it runs in a thread of its own."""
+    """Return the shares of a long deal of a built-in sampler. Reads no state, because it runs in another thread."""
     columns = {
         rank: np.array(sampled, "i8")
         for rank, (sampled, _) in call_sampler(cast(BaseSampler, sampler), deal.run).items()
     }
-    return {rank: (column, column) for rank, column in columns.items()}  # what is sampled is consumed
+    return {rank: (column, column) for rank, column in columns.items()}  # all sampled rows are consumed
 
 
 def _end(
@@ -341,7 +347,7 @@ def _end(
     sampling: dict[str, Any],
     deal: Callable[..., Shares],
 ) -> final_rounds.FinalRound:
-    """The claim at the end of its partition, with what its samplers' deals need."""
+    """Return what `final_rounds` needs to decide a claim of a sealed partition."""
     size = group_size(sampler)
     unit = size or 1
     return final_rounds.FinalRound(
@@ -363,7 +369,7 @@ def _needed_by_others(
     claim: Claim,
     key: tuple[int, int],
 ) -> bool:
-    """Whether other ranks may need the rows of a batch that is fetched ahead.
+    """Return whether other ranks may need the rows of a batch that is fetched ahead.
 
     If other ranks are known, they do if too few rows are ready for this batch and for the ranks that are behind. If no
     other rank is known, others may still be starting while this rank needs its first batch. If the number of ranks is
@@ -382,7 +388,7 @@ def _needed_by_others(
 
 
 def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tuple[int, int]) -> set[int]:
-    """The ranks among which batches are to be equal: all where their number is known, else those that were seen."""
+    """Return the ranks that get equally many batches: all if their number is known, otherwise those seen so far."""
     known = sampler.ranks(claim.sampling)
     if known is not None:
         return set(range(known))
@@ -431,7 +437,7 @@ def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, cl
         return _dealt_before(state, partition, sampler, ready, claim)
     enough = ready.total >= claim.count
     if enough and claim.probe:
-        # a user's sampler may have side effects: it is asked only by a claim that takes what it deals
+        # A user's sampler may have side effects, so only a claim that takes the rows calls it.
         return ClaimOutcome(np.zeros(0, "i8"))
     if enough:
         outcome = _deal_by_user(partition, sampler, ready, claim, claim.count, begun.key)
@@ -477,7 +483,7 @@ def _deal_by_user(
 def _dealt_before(
     state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim
 ) -> ClaimOutcome:
-    """Return a batch that a user's sampler reports as dealt before, and keeps itself."""
+    """Return a batch that a user's sampler has dealt before and keeps itself."""
     if claim.probe:
         return ClaimOutcome(np.zeros(0, "i8"))
     shares = sampler.deal(claim, partition, ready, claim.count, None)
@@ -490,7 +496,7 @@ def _dealt_before(
 
 
 def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> ClaimOutcome:
-    """With a built-in sampler whose batches belong to nobody."""
+    """Decide a claim with a built-in sampler whose batches belong to no rank."""
     sampling = sampling_of(claim)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     size, final = _size(partition, sampler, ready, claim, sampling)
@@ -508,7 +514,7 @@ def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) ->
 def _size(
     partition: Partition, sampler: BaseSampler, ready: ReadySet, claim: Claim, sampling: dict[str, Any]
 ) -> tuple[int, bool]:
-    """(batch_size for a deal now, 0 for none; whether it is one of the last, the rest after a seal)."""
+    """Return the batch_size of a deal now, 0 if none is possible, and whether it is one of the last after a seal."""
     if ready.total >= claim.count:
         return claim.count, False
     if not is_final(partition, ready, sampler):
@@ -517,9 +523,9 @@ def _size(
 
 
 def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool:
-    """No row that is not ready now will be: the partition is sealed and every live row is ready or consumed.
+    """Return whether no further row can become ready: the partition is sealed and each row is ready or consumed.
 
-    For a sampler of groups, rows of groups that can never be whole do not count.
+    If the sampler deals groups, rows of groups that can never be complete do not count.
     """
     if not partition.sealed:
         return False

@@ -1,8 +1,8 @@
-"""Parked claims that are alike, met at once: for a thousand ranks that wait for the rows of one put, one deal is made.
+"""Meets similar waiting claims together, so that one deal serves a thousand ranks that wait for the rows of one put.
 
-Alike are claims that say the same but for their dp_rank. They are met together where what the sampler deals to one
-after the other is what it would deal to one who asked for it all: such a deal is cut into theirs, in order of arrival.
-So are those for whom one deal of a sampler had a share each.
+Claims are similar if only their dp_rank differs. They are met together if the sampler would deal the same rows to one
+large claim as to these claims one after the other. The deal is then cut into their batches, in order of arrival. Claims
+for which one deal of the sampler contains a share each are also met together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import dealer
 
-PLACED = 32  # claims met together that are told where their values lie; more of them ask for it one by one
+PLACED = 32  # claims met together whose replies contain the locations of values; further ones look them up
 
 
 def batchable_claims(
@@ -40,7 +40,7 @@ def batchable_claims(
     have: int,
     connected: Container[RequestKey],
 ) -> list[ParkedRequest]:
-    """The one at this place of a queue, and those behind it that are to be met with it. have: rows to be dealt."""
+    """Return the claim at a position of a queue, and the later ones to meet with it. have: rows that can be dealt."""
     first = queued[at][1]
     claim, found = first.claim, [first]
     if isinstance(sampler, UserSampler) or have < 2 * claim.count or not _cuts(partition, sampler, claim):
@@ -57,7 +57,7 @@ def batchable_claims(
             continue
         if ranks is not None:
             if _rank(waiting.claim) in ranks:
-                continue  # the same batch as another's, or one that was dealt before
+                continue  # the batch of another claim found here, or one that was dealt before
             ranks.add(_rank(waiting.claim))
         found.append(waiting)
     return found
@@ -66,7 +66,7 @@ def batchable_claims(
 def batchable_shares(
     partition: Partition, samplers: SamplerRegistry, waits: Sequence[ParkedRequest], connected: Container[RequestKey]
 ) -> Iterator[list[ParkedRequest]]:
-    """Those who may ask for dealt batches, as they are to be answered together."""
+    """Return the claims that may ask for dealt batches, in lists that are answered together."""
     found: list[ParkedRequest] = []
     for waiting in waits:
         if waiting.waiter not in connected:
@@ -84,7 +84,7 @@ def batchable_shares(
 
 
 def dealt_with(partition: Partition, claim: Claim, queue: ClaimQueue) -> list[ParkedRequest]:
-    """Those for whom there are shares of the deal by which a claim was met."""
+    """Return the claims for which the deal that met a claim contains shares."""
     key, dealt = share_key(claim.sampling), partition.dealt.get(claim.task)
     if key is None or dealt is None:
         return []
@@ -93,7 +93,7 @@ def dealt_with(partition: Partition, claim: Claim, queue: ClaimQueue) -> list[Pa
 
 
 def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
-    """Whether nothing is to be said or recorded of what this claim gets that is not the same for all rows."""
+    """Return whether all rows of this claim have the same reply and records: no lease, loss or skipped row."""
     task = claim.task
     if (
         claim.probe
@@ -111,14 +111,14 @@ def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
 
 
 def _cuts(partition: Partition, sampler: BaseSampler, claim: Claim) -> bool:
-    """Whether a deal for this claim and others can be cut into theirs."""
+    """Return whether one deal for this claim and others can be cut into their batches."""
     if partition.sealed or claim.count % (claim_samplers.group_size(sampler) or 1):
         return False
     return _simple(partition, sampler, claim) and sampler.deals_in_order(claim.sampling)
 
 
 def _alike(claim: Claim, other: Claim) -> bool:
-    """Whether another says the same as this simple one, but for their rank, and for how long they wait."""
+    """Return whether another claim equals this simple one, except for the rank and the time for which it waits."""
     return (
         claim.count == other.count
         and claim.fields == other.fields
@@ -132,12 +132,12 @@ def _alike(claim: Claim, other: Claim) -> bool:
 
 
 def _key(sampler: BaseSampler, claim: Claim) -> tuple[int, int] | None:
-    """(dp_rank, batch_index) of the batch that the claim asks for; None where it belongs to nobody."""
+    """Return the (dp_rank, batch_index) of the requested batch; None if it belongs to no rank."""
     return cast(RankConsistentSampler, sampler).deal_key(claim.sampling) if dealer(sampler) is not None else None
 
 
 def _ranks_dealt(partition: Partition, sampler: BaseSampler, claim: Claim) -> set[int] | None:
-    """The ranks that were dealt this claim's batch_index before; None where its batch belongs to nobody."""
+    """Return the ranks that were dealt the claim's batch_index before; None if its batch belongs to no rank."""
     key = _key(sampler, claim)
     if key is None:
         return None
@@ -151,7 +151,7 @@ def _rank(claim: Claim) -> int:
 
 
 def meet_together(core: ControllerContext, waits: list[ParkedRequest]) -> list[Effect]:
-    """Meets what `batchable_claims` or `batchable_shares` has found."""
+    """Meet the claims that `batchable_claims` or `batchable_shares` returned."""
     claim = waits[0].claim
     partition = core.state.partitions[claim.partition]
     sampler = cast(
@@ -192,7 +192,10 @@ def meet_together(core: ControllerContext, waits: list[ParkedRequest]) -> list[E
 
 
 def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> list[np.ndarray] | None:
-    """The batches that were dealt to them; none of them where some cannot be given as they are, None where none was."""
+    """Return the batches that were dealt to these claims before; None if the first has none.
+
+    Returns [] if some must be decided one by one.
+    """
     dealt = partition.dealt.get(waits[0].claim.task)
     if dealt is None or dealer(sampler) is None:
         return None
@@ -207,7 +210,7 @@ def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Parked
 
 
 def _is_enough(core: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> bool:
-    """Whether they can all be met by one deal now."""
+    """Return whether one deal can meet all these claims now."""
     claim = waits[0].claim
     if core.works.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
         return False
@@ -216,7 +219,7 @@ def _is_enough(core: ControllerContext, partition: Partition, sampler: BaseSampl
 
 
 def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int) -> list[np.ndarray]:
-    """The rows of so many claims like this one, i8."""
+    """Return the rows (i8) of `number` claims like this one."""
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     sampling = {**batch_selection.sampling_of(claim), "partition": PartitionView(partition)}
     offered, count = partition.offered(ready), number * claim.count
@@ -237,7 +240,7 @@ def _record(sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.n
 
 
 def _cut(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[ClaimReply]:
-    """What is told of all their rows, for each of these batches."""
+    """Cut the reply for all rows into one reply for each batch."""
     ends = [0, *accumulate(map(len, batches))]
     steps = {name: len(column) // ends[-1] for name, column in whole.shapes.items()}
     for start, end in pairwise(ends):

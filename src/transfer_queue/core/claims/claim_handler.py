@@ -1,6 +1,7 @@
-"""Claims as they come: met, parked or refused, and what is dealt given to its client, to hold or as a lease.
+"""Handles claims: meets, parks or refuses them.
 
-What a claim gets is decided in `batch_selection`. Here that becomes records, a reply, and what is known of who asks.
+`batch_selection` decides which rows a claim gets. This module makes the records and the reply from that, and notes what
+the client now references or leases.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 
 @handles(Claim)
 def handle_claim(core: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
-    """A claim arrived."""
+    """Handle a claim that arrived."""
     try:
         batch_selection.check_claim(core.state, core.samplers, claim)
         if not claim.count and not claim.probe:
@@ -51,7 +52,7 @@ def handle_claim(core: ControllerContext, caller: Caller, claim: Claim) -> list[
 def retry_claim(
     core: ControllerContext, waiting: ParkedRequest, made: batch_selection.ComputedDeal | None = None
 ) -> list[Effect]:
-    """Looks again at a parked claim. made: the deal that it began, where that was computed meanwhile."""
+    """Decide a parked claim again. made: the long deal that it started, if another thread has computed it."""
     claim = waiting.claim
     waiter = waiting.waiter
     peer = core.peers.get(waiter)
@@ -67,7 +68,7 @@ def retry_claim(
 
 
 def look(core: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
-    """Decide a parked claim with the answers of the user's sampler so far, or because its turn for a call has come."""
+    """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
     claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
     if peer is None:
         return []
@@ -101,7 +102,7 @@ def check_again(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]
     try:
         batch_selection.check_claim(core.state, core.samplers, waiting.claim)
     except Ask:
-        pass  # the sampler checks it when its turn comes
+        pass  # the sampler checks it when it is its turn for a call
     except TransferQueueError as error:
         return core.failed(waiting, error)
     return []
@@ -121,7 +122,7 @@ def _decided(
 
 
 def empty_reply(core: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
-    """The reply to a claim that gets no rows, with the known types of its fields, and of nested ones around them."""
+    """Return the reply to a claim that gets no rows, with the known types of its fields, and of fields around them."""
     partition = core.state.partitions.get(claim.partition)
     fields = []
     if partition is not None and not claim.probe:
@@ -135,7 +136,7 @@ def empty_reply(core: ControllerContext, claim: Claim, ended: bool) -> ClaimRepl
 def _began(
     core: ControllerContext, claim: Claim, waiter: RequestKey, outcome: batch_selection.ClaimOutcome
 ) -> list[Effect]:
-    """The long deal, if the claim began one."""
+    """Start the long deal of this claim, if it has one."""
     long = outcome.long
     if long is None:
         return []
@@ -153,7 +154,7 @@ def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_
     deals = [record for record in records if isinstance(record, r.Dealt)]
     core.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
     partition = core.state.partitions[claim.partition]
-    if rows is None:  # the end, at which others were dealt what is left, or it was passed over
+    if rows is None:  # the end: the remainder was dealt to other ranks, or is skipped
         return core.commit(caller, Decision(records, lambda: empty_reply(core, claim, outcome.ended)))
     core.movers.given(client, consumer_state.consumer_of(claim))
     unit = claim_samplers.unit(core.samplers.of(claim, partition), partition)
@@ -178,7 +179,10 @@ def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_
 def with_places(
     core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
 ) -> Effect:
-    """The reply with where the values lie now. The one kept for retries goes without, since that may be much later."""
+    """Add the present locations of the values to the reply.
+
+    The reply that is kept for retries does not contain them, because a retry may come much later.
+    """
     if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
         return effect
     places = value_locations.of_claimed(core.state, partition, rows, sorted(set(claim.fields)))
@@ -188,7 +192,7 @@ def with_places(
 def _decide(
     core: ControllerContext, claim: Claim, made: batch_selection.ComputedDeal | None = None
 ) -> batch_selection.ClaimOutcome:
-    """What a claim gets, after what its sampler passes over is gone; nothing until what it needs is made."""
+    """Skip the rows that the sampler skips, and return what the claim gets. It waits until the needed indexes exist."""
     partition = core.state.partitions.get(claim.partition)
     if partition is not None and core.making.waits(core.samplers, partition, claim):
         return batch_selection.wait_for_deal()
@@ -205,7 +209,7 @@ def _decide(
 
 
 def _come_back(core: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
-    """A client that asks for its next batch is through with what it was given before, but for what it asks anew."""
+    """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
     core.movers.back(client, consumer_state.consumer_of(claim))
     partition = core.state.partitions.get(claim.partition)
     if partition is not None and claim.task in partition.holds.tasks:
@@ -230,7 +234,7 @@ def warning_of(core: ControllerContext, partition: Partition, claim: Claim, rows
 
 
 def spanning_warning(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
-    """A warning, once a partition, where a group by order of reservation holds rows of several clients."""
+    """Return a warning, once for each partition, if a group by order of reservation has rows of several clients."""
     size = claim_samplers.group_size(core.samplers.of(claim, partition))
     if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:
         return None
@@ -241,5 +245,5 @@ def spanning_warning(core: ControllerContext, partition: Partition, claim: Claim
 
 
 def _wait_of(claim: Claim) -> float:
-    """Seconds for which a claim that cannot be met stays parked; 0 for one that is answered at once."""
+    """Return the seconds for which a claim that cannot be met is parked; 0 if it is answered at once."""
     return max(0.0, claim.wait or 0.0)

@@ -1,4 +1,4 @@
-"""What consumers hold and want, and what producers owe them. Reads the state, changes nothing, gives records."""
+"""References and group demand of consumers, and the groups that producers promise. Reads the state, returns records."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 
 def rank_of(claim: Claim) -> int:
-    """The dp_rank that a claim is for; 0 where it says none."""
+    """Return the dp_rank of a claim; 0 if it has none."""
     rank = claim.sampling.get("dp_rank")
     return rank if isinstance(rank, int) else 0
 
 
 def consumer_of(claim: Claim) -> tuple[str, str, int]:
-    """Who comes back for more when it asks alike: (partition, task, dp_rank)."""
+    """Return the consumer of a claim, by which its next claim is recognized: (partition, task, dp_rank)."""
     return claim.partition, claim.task, rank_of(claim)
 
 
 def idle(
     partition: Partition, task: str, client: str, busy: dict[str, set[tuple[str, str, int]]]
 ) -> list[tuple[str, str, int]]:
-    """As which consumers of this task the client holds nothing any more, though it has not come back."""
+    """Return as which consumers of this task a client that has not fetched again references no rows any more."""
     mine = [consumer for consumer in busy.get(client, ()) if consumer[:2] == (partition.name, task)]
     return [consumer for consumer in mine if not len(partition.holds.of(task, client, consumer[2]))]
 
 
 def handed(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
-    """The client holds these rows from now on, where the partition frees what is finished."""
+    """Return the record that a client references these rows, if the partition frees finished rows."""
     holds = partition.holds
     if claim.probe or claim.task not in holds.tasks:
         return []
@@ -44,7 +44,7 @@ def handed(partition: Partition, client: str, claim: Claim, rows: np.ndarray) ->
 
 
 def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
-    """In words, where one of these dealt groups of `size` was reserved by several clients."""
+    """Return a warning if several clients reserved one of these dealt groups of `size`; None otherwise."""
     if len(partition.owners) < 2 or len(rows) % size:
         return None
     groups = rows.reshape(-1, size)
@@ -53,16 +53,16 @@ def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
     if not len(mixed):
         return None
     return (
-        f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, and several "
-        f"clients reserve there: samples {groups[mixed[0]].tolist()} were dealt as one group, though they come from "
-        f"different clients. Put them with group_ids=, so that prompts are not mixed up."
+        f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, but several "
+        f"clients reserve samples there: samples {groups[mixed[0]].tolist()} were dealt as one group, although they "
+        f"come from different clients. Put samples with group_ids= so that groups do not mix prompts."
     )
 
 
 def missing(partition: Partition | None, task: str, size: int) -> int:
-    """How many groups the task wants beyond those that are there or on their way and that it has not been given.
+    """Return how many groups the task wants in addition to those that exist undealt or that producers have promised.
 
-    size: samples of a group, where the partition was made without a group_size.
+    size: samples of a group, used if the partition was created without a group_size.
     """
     if partition is None or task not in partition.wants.groups:
         return 0
@@ -77,9 +77,9 @@ def missing(partition: Partition | None, task: str, size: int) -> int:
 
 
 def want(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
-    """A task says how many groups it wants."""
+    """Return the record that sets how many groups a task wants; none if nothing changes."""
     if request.groups < 0:
-        raise InvalidArgumentError(f"groups must not be negative, and is {request.groups}")
+        raise InvalidArgumentError(f"groups must not be negative, got {request.groups}")
     partition = state.partitions.get(request.partition)
     if partition is None:
         raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")
@@ -91,12 +91,12 @@ def want(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
 def taken(
     partition: Partition | None, client: str, request: TakeGroupDemand, size: int
 ) -> tuple[int, list[r.AnyRecord]]:
-    """How many groups a producer is told, and the record of its promise to make them."""
+    """Return how many groups a producer is to make, and the record of its promise to make them."""
     count = missing(partition, request.task, size)
     if request.most is None or not count or partition is None:
         return count, []
     if request.most < 1:
-        raise InvalidArgumentError(f"most must be positive, or None, and is {request.most}")
+        raise InvalidArgumentError(f"most must be positive or None, got {request.most}")
     count = min(count, request.most)
     rows = min(count * (partition.groups.size or size), r.LARGEST)
     return count, [r.GroupsTaken(request.partition, request.task, client, rows)]

@@ -1,4 +1,4 @@
-"""Handlers of what clients do with rows that they were dealt, and of what tasks ask for."""
+"""Handlers of the requests of consumers about dealt rows, leases and group demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 @handles(ResetConsumption)
 def reset(core: ControllerContext, caller: Caller, request: ResetConsumption) -> Decision:
-    """A task (None: every one) begins anew."""
+    """Reset the consumption of a task (None: of every task)."""
     warning = unknown_partition(core.state.partitions, request.partition, "reset_consumption has no effect")
     records: list[r.AnyRecord] = []
     if warning is None:
@@ -28,7 +28,7 @@ def reset(core: ControllerContext, caller: Caller, request: ResetConsumption) ->
 
 @handles(Finish)
 def finish_rows(core: ControllerContext, caller: Caller, request: Finish) -> Decision:
-    """A task is through with them."""
+    """Finish rows that the holder has fetched for a task."""
     partition = core.state.partitions.get(request.partition)
     if partition is None:
         return Decision([], Done)
@@ -43,34 +43,34 @@ def finish_rows(core: ControllerContext, caller: Caller, request: Finish) -> Dec
 
 @handles(Ack)
 def ack(core: ControllerContext, caller: Caller, request: Ack) -> Decision:
-    """Whether it counts."""
+    """Acknowledge rows of a lease. The reply says whether the lease had any of them."""
     records = lease_decisions.ack(core.state, request)
     return Decision(records, lambda: Done(bool(records)))
 
 
 @handles(Nack)
 def nack(core: ControllerContext, caller: Caller, request: Nack) -> Decision:
-    """Whether the lease had any of it."""
+    """Return rows of a lease. The reply says whether the lease had any of them."""
     records = lease_decisions.nack(core.state, request, core.max_deliveries)
     return Decision(records, lambda: Done(bool(records)))
 
 
 @handles(RankGone)
 def rank_gone(core: ControllerContext, caller: Caller, request: RankGone) -> Decision:
-    """How many rows are ready again."""
+    """Make the unacknowledged rows of a rank ready again. The reply has their number."""
     records, count = lease_decisions.rank_gone(core.state, request, core.max_deliveries)
     return Decision(records, lambda: Done(count))
 
 
 @handles(SetGroupDemand)
 def want(core: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
-    """A task says how many groups it wants."""
+    """Set how many groups a task wants."""
     return Decision(consumer_state.want(core.state, request), Done)
 
 
 @handles(TakeGroupDemand)
 def wanted(core: ControllerContext, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
-    """How many a producer is to make."""
+    """Reply with the number of groups that a producer is to make, or park the request."""
     partition = core.state.partitions.get(request.partition)
     size = core.group_size_of(request.partition) or 1
     if request.wait is not None and request.wait > 0 and not consumer_state.missing(partition, request.task, size):
@@ -81,20 +81,23 @@ def wanted(core: ControllerContext, caller: Caller, request: TakeGroupDemand) ->
 
 @handles(Renew, reads=True)
 def renew(core: ControllerContext, caller: Caller, request: Renew) -> Done:
-    """Of each lease, whether it is still in force; it then has all its time again."""
+    """Restart the time of leases. The reply says for each lease whether it is still in force."""
     return Done([core.deadlines.renew(name, token, core.now) for name, token in request.leases])
 
 
 @handles(Cancel)
 def cancel(core: ControllerContext, caller: Caller, request: Cancel) -> list[Effect]:
-    """Whether the request was waiting. It gets its one reply, too, although its client does not wait for it."""
+    """Cancel a waiting request. The reply says whether it was waiting.
+
+    The cancelled request gets its one reply, too, although its client does not wait for it.
+    """
     waiter = (caller.client, request.sequence)
     there = waiter in core.state.waiting.by_waiter
     effects: list[Effect] = []
     if there:
         known = core.peers.get(waiter, caller.peer)
         core.unpark(waiter)
-        effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "cancelled by its client")))
+        effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
     for record in lease_decisions.return_unseen(core.state, *waiter):
         core.apply(record)
     return [*effects, Send(caller.peer, caller.envelope.sequence, Done(there))]

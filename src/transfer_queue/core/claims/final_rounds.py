@@ -1,15 +1,15 @@
-"""After a seal: every dp_rank gets the same number of batches, and what cannot be dealt so is passed over.
+"""Divides the last rows of a sealed partition so that every dp_rank gets the same number of batches.
 
-A *round* is one batch_index over all ranks, a *share* one rank's batch of it. Where the number of ranks is known deals
-are rounds, and so is the last one: nobody is ever ahead. Where it is not, a share is *owed* where another rank was
-dealt the same round. Counted in units (a group where the sampler deals groups, else a row), there are three cases:
+A *round* is one batch_index over all ranks, and a *share* is one rank's batch of it. If the number of ranks is known,
+every deal is a round, so no rank is ever ahead. If it is not known, a share is *owed* if another rank was dealt the
+same round. Counted in units (groups if the sampler deals groups, otherwise rows), there are three cases:
 
-    enough for all owed shares and this one in full    it is dealt in full, as before the seal
-    not so, and more may become ready                  it waits
-    not so, and nothing more will                      what is left is divided over the owed shares, then over a last
-                                                       round if every rank gets a unit of it; the rest is passed over
+    enough for all owed shares and this one      it is dealt in full, as before the seal
+    not enough, and more may become ready        the claim waits
+    not enough, and no more can become ready     the remainder is divided over the owed shares, then over a last round
+                                                 if every rank gets a unit of it; the task skips the rest
 
-The last is done at once for all ranks, so that a row that is cleared later takes its share from nobody.
+The remainder is divided for all ranks at once, so that a row that is cleared later does not change another share.
 """
 
 from __future__ import annotations
@@ -31,21 +31,16 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes
 
-REMAINDER = "remainder"  # the reason of what is passed over here
+REMAINDER = "remainder"  # the reason under which rows are skipped here
 
 Key = tuple[int, int]  # dp_rank, batch_index
-# The rows of who asks, None where nothing will ever come; and what is recorded.
+# The rows for the claim, None if it will never get any; and the records.
 Given = tuple[Union[np.ndarray, None], list[r.AnyRecord]]
 
 
 @dataclass(frozen=True)
 class FinalRound:
-    """A claim of a sealed partition for a share that was not dealt yet.
-
-    ranks: all that there are. in_rounds: whether a deal gives every one of them its share. unit: rows of a unit.
-    have: how many whole ones are ready. groups: whether units are groups. final: whether no more rows will become
-    ready. deal: asks the sampler for a deal of so many rows a share.
-    """
+    """A claim of a sealed partition for a share that was not dealt yet."""
 
     partition: Partition
     sampler: RankConsistentSampler
@@ -54,41 +49,48 @@ class FinalRound:
     claim: Claim
     key: Key
     ranks: set[int]
+    """All ranks that are known."""
     in_rounds: bool
+    """Whether a deal contains a share for every rank."""
     unit: int
+    """The number of rows in a unit."""
     groups: bool
+    """Whether units are groups."""
     have: int
+    """The number of complete units that are ready."""
     final: Callable[[], bool]
+    """Returns whether no further row can become ready."""
     deal: Callable[..., Mapping[int, tuple[Any, Any]]]
+    """Makes the sampler deal this number of rows for each share."""
 
     @cached_property
     def dealt(self) -> DealtBatches:
-        """What the task was dealt so far."""
+        """The batches that the task was dealt so far."""
         return self.partition.dealt.get(self.claim.task) or DealtBatches()
 
     def rows_of(self, rank: int) -> int:
-        """The batch_size with which a rank asks, as far as it is known."""
+        """Return the batch_size of a rank; that of this claim if the rank's is not known."""
         return self.claim.count if rank == self.key[0] else self.dealt.sizes.get(rank, self.claim.count)
 
     def units_of(self, rank: int) -> int:
-        """The same in units."""
+        """Return the batch_size of a rank in units, at least 1."""
         return max(1, self.rows_of(rank) // self.unit)
 
 
 def decide(end: FinalRound) -> Given | None:
-    """What the claim gets; None: it waits."""
+    """Return what the claim gets; None if it waits."""
     if end.sampler.deals_finally:
         return _by_itself(end)
     return _by_round(end) if end.in_rounds else _by_rank(end)
 
 
 def drop(end: FinalRound) -> list[r.AnyRecord]:
-    """Passes over everything that is left."""
+    """Return the records that skip all remaining rows."""
     return _given(end, {}, end.have)[1]
 
 
 def _by_itself(end: FinalRound) -> Given | None:
-    """For a sampler that says itself what the last rounds are."""
+    """Decide with a sampler that chooses the last rounds itself."""
     shares = end.deal(end.claim.count)
     if not shares:
         if not end.final():
@@ -99,7 +101,7 @@ def _by_itself(end: FinalRound) -> Given | None:
 
 
 def _by_round(end: FinalRound) -> Given | None:
-    """For deals that are rounds: nothing is ever owed."""
+    """Decide if every deal is a round, so that no share is ever owed."""
     ranks = len(end.ranks)
     full = end.claim.count * ranks // end.unit
     few = full if end.sampler.drop_last else ranks
@@ -120,12 +122,12 @@ def _by_round(end: FinalRound) -> Given | None:
 
 
 def _round(end: FinalRound, count: int) -> dict[Key, Any]:
-    """A deal of so many rows for every rank."""
+    """Deal `count` rows to every rank."""
     return {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(end.deal(count).items())}
 
 
 def _in_order(end: FinalRound, sizes: list[int]) -> dict[Key, Any]:
-    """All that is left, in order, as a round of so many units for each rank."""
+    """Divide all remaining rows, in order, into a round. sizes: the units of each rank."""
     rows = _all_rows(end)
     cuts = [0, *accumulate(size * end.unit for size in sizes)]
     keys = [(rank, end.key[1]) for rank in sorted(end.ranks)]
@@ -133,7 +135,7 @@ def _in_order(end: FinalRound, sizes: list[int]) -> dict[Key, Any]:
 
 
 def _by_rank(end: FinalRound) -> Given | None:
-    """For a sampler that deals to the rank that asks."""
+    """Decide with a sampler that deals only to the rank that asks."""
     rank, number = end.key
     begins = number not in end.dealt.rounds
     lacking = {each: end.dealt.round_count - end.dealt.counts.get(each, 0) for each in end.ranks}
@@ -148,7 +150,7 @@ def _by_rank(end: FinalRound) -> Given | None:
 
 
 def _divided(end: FinalRound, lacking: dict[int, int], begins: bool) -> Given:
-    """What is left, over all shares that it is to make: owed ones first, then those of a last round."""
+    """Divide the remainder over the owed shares first, and then over a last round."""
     left = end.have
     if left < sum(lacking.values()):
         keys = _fewest_first(end, left)
@@ -168,7 +170,7 @@ def _by_number(key: Key) -> tuple[int, int]:
 
 
 def _fewest_first(end: FinalRound, count: int) -> list[Key]:
-    """So many of the owed shares, those of the ranks with the fewest batches first: too few are left for all."""
+    """Return `count` of the owed shares, those of the ranks with the fewest batches first."""
     rounds = {rank: end.dealt.lacks(rank) for rank in end.ranks}
     heap = [(end.dealt.counts.get(rank, 0), rank) for rank in end.ranks]
     heapq.heapify(heap)
@@ -181,7 +183,7 @@ def _fewest_first(end: FinalRound, count: int) -> list[Key]:
 
 
 def evenly(count: int, most: list[int]) -> list[int]:
-    """`count` over shares of at least 1 and at most so many, as even as these allow, the first ones the larger."""
+    """Divide `count` as evenly as possible; the first shares are the larger ones. most: the limit of each share."""
     sizes = [0] * len(most)
     left = count
     by_room = sorted(range(len(most)), key=lambda at: (most[at], -at))
@@ -192,7 +194,7 @@ def evenly(count: int, most: list[int]) -> list[int]:
 
 
 def _may_reach(end: FinalRound, need: int) -> bool:
-    """Whether so many units are ready or may become so."""
+    """Return whether `need` units are ready or may become ready."""
     if end.have >= need:
         return True
     partition = end.partition
@@ -213,7 +215,7 @@ def _may_reach(end: FinalRound, need: int) -> bool:
 
 
 def _cut(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
-    """One deal, cut into shares of so many units: a sampler's groups lie one behind the other in what it deals."""
+    """Cut one deal into shares of these sizes, in units. The groups of a deal are consecutive."""
     total = sum(sizes) * end.unit
     rows = end.deal(total)[end.key[0]][0] if total else []
     cuts = [0, *accumulate(size * end.unit for size in sizes)]
@@ -221,7 +223,7 @@ def _cut(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
 
 
 def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
-    """Raises InvalidArgumentError if some batches of this deal for all ranks were dealt before to single ranks."""
+    """Raise InvalidArgumentError if some batches of this deal for all ranks were dealt before to single ranks."""
     dealt = partition.dealt.get(task)
     twice = [key for key in keys if dealt is not None and dealt.was(*key)]
     if twice:
@@ -232,7 +234,7 @@ def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
 
 
 def _given(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
-    """Records the shares, and the passing over of the last `rest` of the other units."""
+    """Return the records of the shares, and of skipping the last `rest` of the other units."""
     claim = end.claim
     check_undealt(end.partition, claim.task, cut)
     shares: dict[tuple[int, int], list[r.Share]] = {}
@@ -252,13 +254,13 @@ def _given(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
 
 
 def passing(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:
-    """The record of passing over these rows; with it go those that no other task of `free_when` needs."""
+    """Return the record that the task skips these rows. It frees those that no other task of `free_when` needs."""
     free = partition.holds.done_without(partition.rows.positions_of(rows), task)
     return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
 
 
 def _all_rows(end: FinalRound) -> np.ndarray:
-    """The rows of all units that are ready."""
+    """Return the rows of all complete units that are ready."""
     if not end.groups:
         return np.array(end.offered[:], "i8")
     first = getattr(end.offered, "first_groups", None)

@@ -1,8 +1,8 @@
-"""What dealing needs of a large partition, made in parts: ready sets, whole groups, rankings, when first asked for.
+"""Builds the indexes that dealing from a large partition needs (ready sets, complete groups, rankings) in parts.
 
-A million rows take ten milliseconds and more, in which nobody else would be served. So a claim that needs what is not
-there waits, while each turn of the loop makes a part, and is looked at again once all is there. Whoever asks for one of
-these meanwhile (`Partition.ready_set`) gets it whole: the rest is then made at once.
+An index of a million rows takes ten milliseconds or more, during which the controller could serve no other request. So
+a claim whose index does not exist yet waits, each turn of the loop builds a part, and the claim is decided again when
+the index is complete. If other code needs the index meanwhile (`Partition.ready_set`), the rest is built at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import ranked_keys
 
-SMALL = 8  # chunks of 4096 rows; for so many all is made at once
-# chunks that are looked at in a turn, for a millisecond or two
+SMALL = 8  # chunks of 4096 rows; the indexes of a partition with at most this many are built at once
+# Chunks that one turn reads, in one or two milliseconds.
 BUILT = 64
 COUNTED = 12
 COUNTED_DECLARED = 2
@@ -33,19 +33,18 @@ Part = Callable[[], None]
 
 
 class IndexNeeds(NamedTuple):
-    """What dealing to a claim needs. size: of groups that are dealt whole, 0 where rows are dealt one by one.
-
-    keys: by which rows are ordered or picked, and whether this is of the rows of whole groups.
-    """
+    """The indexes that dealing to a claim needs."""
 
     task: str
     fields: tuple[str, ...]
     size: int
+    """Samples of a group; 0 if single rows are dealt."""
     keys: tuple[tuple[RankKey, bool], ...]
+    """The orders of rows, each with whether it orders the rows of complete groups only."""
 
 
 def needs(samplers: SamplerRegistry, partition: Partition, claim: Claim) -> IndexNeeds:
-    """A user's sampler may ask for anything, which is then made at once."""
+    """Return what a claim needs. What a user's sampler reads is not known before, and is built when it reads it."""
     sampler = samplers.of(claim, partition)
     size = 0
     keys: tuple[tuple[RankKey, bool], ...] = ()
@@ -55,7 +54,7 @@ def needs(samplers: SamplerRegistry, partition: Partition, claim: Claim) -> Inde
 
 
 def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
-    """What makes the next part; None where all is made."""
+    """Return the function that builds the next part; None if all is built."""
     rows, groups = partition.rows, partition.groups
     begun = partition.begun_set(wanted.task, wanted.fields)
     if begun.unbuilt:
@@ -76,7 +75,7 @@ def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
 
 
 class IndexBuilder:
-    """What is being made, for whom: (partition, needs), each has a part in turn. True while there is any."""
+    """The indexes that are being built. Each turn builds a part of the next one."""
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[Partition, IndexNeeds]] = deque()
@@ -85,7 +84,7 @@ class IndexBuilder:
         return len(self._jobs)
 
     def waits(self, samplers: SamplerRegistry, partition: Partition, claim: Claim) -> bool:
-        """Whether a claim has to wait for what it needs, which is made from here on."""
+        """Return whether a claim has to wait for its indexes, and start to build them."""
         if len(partition.rows.chunks) <= SMALL:
             return False
         wanted = needs(samplers, partition, claim)
@@ -101,7 +100,7 @@ class IndexBuilder:
         return True
 
     def step(self, state: State) -> tuple[str, str] | None:
-        """Makes the next part of what is next in turn. Returns the partition and the task for which all is made now."""
+        """Build a part of the next index. Returns its (partition, task) if it is complete now."""
         if not self._jobs:
             return None
         partition, wanted = self._jobs.popleft()

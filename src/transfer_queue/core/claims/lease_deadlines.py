@@ -1,4 +1,4 @@
-"""When leases end by time. The controller's own, and no part of the state: after a restart leases run anew."""
+"""The deadlines of leases. They are not part of the state: after a restart each lease has its full time again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lease_table import RowLease
 
-Entry = tuple[float, str, int]  # when, partition, token
-LEAST = 1024
+Entry = tuple[float, str, int]  # time, partition, token
+LEAST = 1024  # entries of the heap before ended leases are removed from it
 
 
 class LeaseDeadlines:
-    """The ends of all leases of a state, on the controller's clock. Those that it has already run anew."""
+    """The deadlines of all leases of a state, on the controller's clock. Leases of a restored state start again."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._ends: dict[int, float] = {}  # token -> when; a renewal moves it
-        self._heap: list[Entry] = []  # at least one entry for each lease, none later than its end
-        self._most = LEAST  # entries, of which most are of leases that are over
+        self._ends: dict[int, float] = {}  # token -> time; a renewal moves it
+        self._heap: list[Entry] = []  # at least one entry for each lease, none later than its deadline
+        self._most = LEAST  # entries at which those of ended leases are removed
         self._restored = any(partition.leases.by_token for partition in state.partitions.values())
 
     def begin(self, partition: str, lease: RowLease, now: float) -> None:
-        """A lease begins, or begins anew."""
+        """Set the deadline of a new lease, or of a lease whose time starts again."""
         self._ends[lease.token] = now + lease.seconds
         heapq.heappush(self._heap, (now + lease.seconds, partition, lease.token))
         if len(self._heap) > self._most:
@@ -36,7 +36,7 @@ class LeaseDeadlines:
             self._most = max(LEAST, 2 * len(self._heap))
 
     def renew(self, name: str, token: int, now: float) -> bool:
-        """Whether the lease is still in force; it then has all its time again."""
+        """Restart the time of a lease. Returns whether it is still in force."""
         partition = self._state.partitions.get(name)
         lease = None if partition is None else partition.leases.by_token.get(token)
         if partition is None or lease is None or not len(partition.leases.living(lease)):
@@ -48,9 +48,9 @@ class LeaseDeadlines:
         return True
 
     def next(self) -> float | None:
-        """When the next lease may end."""
+        """Return the time at which the next lease may end; None if there is no lease."""
         if self._restored:
-            return -math.inf  # their time is not known yet
+            return -math.inf  # restored leases have no deadline yet
         while self._heap:
             when, name, token = self._heap[0]
             end = self._ends[token] if self._lease(name, token) is not None else None
@@ -64,7 +64,7 @@ class LeaseDeadlines:
         return None
 
     def due(self, now: float) -> Iterator[tuple[Partition, RowLease]]:
-        """Those whose end has come; each must be ended before the next is taken."""
+        """Iterate over the leases whose deadline has passed. The caller ends each one before it takes the next."""
         if self._restored:
             self._restored = False
             for partition in self._state.partitions.values():

@@ -1,4 +1,4 @@
-"""Decides what becomes of leases: granted, acknowledged, given back. Reads the state and gives records."""
+"""Decides how leases are granted, acknowledged, returned and ended. Reads the state and returns records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
 
-POISON = "poison"  # the reason of what was delivered too often
+POISON = "poison"  # the reason under which rows are skipped that were delivered too often
 NONE = np.zeros(0, "i8")
 
 
 def mark_claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyRecord]:
-    """What a claim's outcome records, where it is to be acknowledged."""
+    """Return the records of a claim, with the dealt rows claimed instead of consumed if it asks for a lease."""
     if claim.lease is None:
         return list(records)
     return [
@@ -33,10 +33,12 @@ def mark_claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyReco
 def grant_lease(
     state: State, partition: Partition, client: str, claim: Claim, rows: np.ndarray, deals: list[r.Dealt], unit: int
 ) -> r.RowsLeased | r.LeaseAcked | None:
-    """What the client has of these rows, which the claim got, once its deals are recorded.
+    """Return the record of the lease on the rows that a claim gets, or of consuming them without a lease.
 
-    A lease of those that are claimed by then; without a lease those of a kept batch that wait for an ack are consumed.
-    None: there are none of these. unit: samples of a group, 0 where the sampler deals none.
+    With a lease, it covers the rows that are claimed after the deals are recorded. Without a lease, the rows of a dealt
+    batch that wait for an ack are consumed. Returns None if there are no such rows.
+
+    unit: samples of a group; 0 if the sampler deals single samples.
     """
     if claim.lease is None and (deals or not partition.claimed.get(claim.task)):
         return None
@@ -51,7 +53,7 @@ def grant_lease(
         mine = mine[(positions >= 0) & (partition.taken(claim.task, positions) == CLAIMED)]
         known = partition.batch_of(claim.task, partition.rows.position_of(int(mine[0]))) if len(mine) else None
         if known is None:
-            return None  # a user's sampler gives rows again that others have
+            return None  # a user's sampler returned rows again that other clients have
         batch = known[1:]
     if claim.lease is None:
         return _through(partition, claim.task, 0, mine, mine) if len(mine) else None
@@ -64,7 +66,10 @@ def grant_lease(
 
 
 def with_lease(records: Sequence[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcked | None) -> list[r.AnyRecord]:
-    """The records with this one. A lease is one with the deal of its rows: at no time has nobody them."""
+    """Return the records with that of the lease.
+
+    A lease is part of the record that deals its rows, so that dealt rows are never without a lease.
+    """
     if lease is None:
         return list(records)
     for at, record in enumerate(records):
@@ -79,7 +84,7 @@ def _rows_of(deal: r.Dealt) -> np.ndarray:
 
 
 def _share_of(deals: list[r.Dealt], rows: np.ndarray) -> tuple[int, int] | None:
-    """(dp_rank, batch_index) of the kept share that has these rows."""
+    """Return the (dp_rank, batch_index) of the dealt share with these rows; None if there is none."""
     column = rows.astype("i8", copy=False).tobytes()
     for deal in deals:
         for share in deal.shares:
@@ -96,7 +101,7 @@ def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | Non
 
 
 def ack(state: State, request: Ack) -> list[r.AnyRecord]:
-    """Those of these rows that the lease has; none where it is over."""
+    """Return the record that acknowledges those of these rows that the lease has; none if it has ended."""
     found = _asked(state, request.partition, request.token, request.rows)
     if found is None:
         return []
@@ -109,7 +114,7 @@ def ack(state: State, request: Ack) -> list[r.AnyRecord]:
 
 
 def nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
-    """The same, given back."""
+    """Return the records that return those of these rows that the lease has. limit: see `end_lease`."""
     found = _asked(state, request.partition, request.token, request.rows)
     if found is None:
         return []
@@ -118,7 +123,10 @@ def nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
 
 
 def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
-    """What a client says something of, if the lease has any of it."""
+    """Return the partition, the lease and those of these rows that it has; None if it has none.
+
+    Raises InvalidArgumentError if the rows are only a part of a group.
+    """
     partition = state.partitions.get(name)
     lease = None if partition is None else partition.leases.by_token.get(token)
     if partition is None or lease is None:
@@ -133,8 +141,8 @@ def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition,
         split = np.isin(groups, groups[named]) & ~named & (groups >= 0)
         if split.any():
             raise InvalidArgumentError(
-                f"the samples {live[split][:5].tolist()} belong to groups of which others are acknowledged or given "
-                f"back here; groups are delivered whole, so say it of whole groups (of {lease.unit} samples)"
+                f"the samples {live[split][:5].tolist()} are missing: other samples of their groups are acknowledged "
+                f"or returned here; acknowledge or return complete groups (of {lease.unit} samples)"
             )
     return partition, lease, mine
 
@@ -149,9 +157,10 @@ def _through(partition: Partition, task: str, token: int, rows: np.ndarray, done
 def end_lease(
     partition: Partition, lease: RowLease, rows: np.ndarray, reason: str, limit: int, *, delivered: bool = True
 ) -> list[r.AnyRecord]:
-    """Rows of a lease are not acknowledged. limit: the system's deliveries after which a row is set aside, 0: never.
+    """Return the records that end a lease of rows that were not acknowledged.
 
-    delivered: it counts. A row that another lease of its batch still has was not delivered in vain so far.
+    limit: the system's number of deliveries after which a row is skipped; 0 for no limit. delivered: whether this
+    delivery counts. It does not count for rows that another lease of the same batch still has.
     """
     live = np.intersect1d(rows, partition.leases.living(lease))
     others = [] if lease.batch is None else partition.leases.of_batch(lease.batch)
@@ -168,7 +177,7 @@ def end_lease(
 
 
 def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
-    """A client cancels a claim. What it was given under a lease at that moment goes back: it has not seen it."""
+    """Return the records that end the lease of a claim that its client cancels, which has not seen the rows."""
     kept = state.clients.get(client)
     met = None if kept is None else kept.replies.get(sequence)
     token = met.token if isinstance(met, ClaimReply) else 0
@@ -185,7 +194,7 @@ def _most(partition: Partition, limit: int) -> int:
 
 
 def _poison(partition: Partition, lease: RowLease, counted: np.ndarray, limit: int) -> np.ndarray:
-    """Those of these rows that have been delivered too often with this delivery, in whole groups."""
+    """Return those of these rows, in complete groups, that reach the limit of deliveries with this delivery."""
     if not limit or not len(counted):
         return NONE
     positions = partition.rows.positions_of(counted)
@@ -202,10 +211,10 @@ def _set_aside(partition: Partition, task: str, poison: np.ndarray) -> list[r.An
 
 
 def rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRecord], int]:
-    """What a rank has not acknowledged of its kept batches is anybody's; and how many rows these are."""
+    """Return the records that make the unacknowledged rows of a rank ready again, and the number of these rows."""
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; it has no ranks")
+        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; nothing was changed")
     task, rank = request.task, request.dp_rank
     dealt = partition.dealt.get(task)
     kept = [dealt.batches[number].rows for (owner, _), number in dealt.by_key.items() if owner == rank] if dealt else []
@@ -225,7 +234,7 @@ def rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRe
 
 
 def poisoned(partition: Partition, task: str, rows: np.ndarray) -> bool:
-    """Whether rows of a kept batch were set aside."""
+    """Return whether rows of a dealt batch are skipped as poison."""
     if (task, POISON) not in partition.passed.counts:
         return False
     positions = partition.rows.positions_of(rows)

@@ -1,4 +1,4 @@
-"""Which parked claims are worth another look after a change: a thousand may wait, and most lack rows as before."""
+"""Chooses the waiting claims to decide again after a change: a thousand may wait, and most still lack rows."""
 
 from __future__ import annotations
 
@@ -23,28 +23,36 @@ def claims_to_retry(
     consumed: bool,
     connected: Container[RequestKey],
 ) -> Iterator[list[ParkedRequest]]:
-    """Those of a queue that could be met: a thousand ranks may wait here, and most lack rows as before.
+    """Iterate over the claims of a queue that could be met now, in lists that are met together.
 
-    Several at a time are to be met together. Each must be looked at before the next are asked for.
-    gained: rows became ready for the task. shares: the batches of it that were dealt. consumed: all rows are consumed.
-    connected: those who can be answered.
+    The caller decides each list before it takes the next one.
+
+    Args:
+        samplers: The samplers of the system.
+        partition: The partition of the claims.
+        task: The task of the claims.
+        queue: The waiting claims.
+        gained: Whether rows became ready for the task.
+        shares: The batches that were dealt to the task.
+        consumed: Whether all rows are consumed.
+        connected: The requests whose clients are connected, so that they can get a reply.
     """
     of_shares = [waiting for key in shares for waiting in queue.of_share(key)]
     yield from claim_batching.batchable_shares(partition, samplers, of_shares, connected)
     yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
         yield from [[queue.claims[waiter]] for waiter in queue.finite]
-    others = not claim_samplers.deals_itself(samplers.default)  # a user's sampler may look at anything
+    others = not claim_samplers.deals_itself(samplers.default)  # a user's sampler may depend on anything
     if not gained and not others:
         return
     hopes: dict[tuple[tuple[str, ...], AnySampler], bool] = {}
-    unmet: set[object] = set()  # as these, no other claim can be met
+    unmet: set[object] = set()  # no claim similar to one of these can be met
     if not others and not partition.sealed and not _enough(partition, task, queue):
         return
     queued = list(queue.claims.items())
     for at, (waiter, waiting) in enumerate(queued):
         if waiter not in connected or waiter not in queue.claims:
-            continue  # nobody to answer, or met with another
+            continue  # its client is not connected, or it was met together with another claim
         claim = waiting.claim
         fields = tuple(claim.fields)
         sampler = samplers.of(claim, partition)
@@ -73,7 +81,7 @@ def claims_to_retry(
 def all_claims(
     samplers: SamplerRegistry, partition: Partition | None, queue: ClaimQueue, connected: Container[RequestKey]
 ) -> Iterator[list[ParkedRequest]]:
-    """Everybody in a queue, those who can be met together at a time."""
+    """Iterate over all claims of a queue, in lists that are met together."""
     queued = list(queue.claims.items())
     for at, (waiter, waiting) in enumerate(queued):
         if waiter not in connected or waiter not in queue.claims:
@@ -96,7 +104,7 @@ def _with_others(
     have: int,
     connected: Container[RequestKey],
 ) -> Iterator[list[ParkedRequest]]:
-    """One of a queue with those who are to be met with it, then those for whom its deal had shares."""
+    """Iterate over the claim at a position with those met with it, then over those for which its deal has shares."""
     waiter, waiting = queued[at]
     yield claim_batching.batchable_claims(partition, samplers.of(waiting.claim, partition), queued, at, have, connected)
     if waiter not in queue.claims:
@@ -105,11 +113,11 @@ def _with_others(
 
 
 def _enough(partition: Partition, task: str, queue: ClaimQueue) -> bool:
-    """Whether any claim of the queue has as many ready rows as it wants."""
+    """Return whether enough rows are ready for any claim of the queue."""
     return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
 
 
 def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
-    """What a claim says to its sampler, but for which share it asks for: whether it asks for one makes a difference."""
+    """Return the sampling_config of a claim with only whether it asks for a share, and not for which one."""
     said = [(name, repr(value)) for name, value in claim.sampling.items() if name not in ("dp_rank", "batch_index")]
     return tuple(sorted([*said, ("batch_index", str(claim.sampling.get("batch_index") is not None))]))
