@@ -38,7 +38,7 @@ def fetch(client: Client, count: int = 4, **sampling: Any) -> list[int]:
 
 def test_the_same_key_with_another_batch_size(client: Client) -> None:
     first = fetch(client, dp_rank=1, batch_index=0)
-    with pytest.raises(ValueError, match="was dealt with batch_size 4 and is asked with 2"):
+    with pytest.raises(ValueError, match="was dealt with batch_size 4, but this claim has 2"):
         fetch(client, 2, dp_rank=1, batch_index=0)
     assert fetch(client, dp_rank=1, batch_index=0) == first
 

@@ -721,7 +721,7 @@ class TestErrors:
     def test_a_batch_size_that_replicas_do_not_share(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
         next(iter(dataset()))
-        with pytest.raises(ValueError, match="batch_size 4 and is asked with 8"):
+        with pytest.raises(ValueError, match="batch_size 4, but this claim has 8"):
             next(iter(dataset(batch_size=8)))
 
 

@@ -320,7 +320,7 @@ def test_kept_and_gone_after_the_end() -> None:
     with pytest.raises(BatchGoneError):
         ask(h, 0, 0)
     assert ask(h, 1, 0) == [3, 4]
-    with pytest.raises(InvalidArgumentError, match="batch_size 4 and is asked with 2"):
+    with pytest.raises(InvalidArgumentError, match="batch_size 4, but this claim has 2"):
         ask(h, 1, 0, 2)
 
 

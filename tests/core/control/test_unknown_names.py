@@ -78,10 +78,10 @@ class TestPartitions:
         assert h.create("p", group_size=2, free_when=["t"])
         assert not h.create("p", group_size=2, free_when=["t"])
         assert not h.create("p")  # requests only defaults
-        with pytest.raises(InvalidArgumentError, match=r"group_size: requested 4, but it was made with 2"):
+        with pytest.raises(InvalidArgumentError, match=r"group_size: requested 4, but it was created with 2"):
             h.create("p", group_size=4)
         h.put(1, partition="q")
-        with pytest.raises(InvalidArgumentError, match=r"producers: requested 3, but it was made with 1"):
+        with pytest.raises(InvalidArgumentError, match=r"producers: requested 3, but it was created with 1"):
             h.create("q", producers=3)
 
 

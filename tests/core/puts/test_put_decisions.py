@@ -119,7 +119,7 @@ def test_what_is_named_twice_is_said(h: Harness) -> None:
     with pytest.raises(DuplicateError, match=r"Got duplicated keys in one put: \['a'\]"):
         h.put(3, keys=["a", "b", "a"])
     h.put(8)
-    with pytest.raises(DuplicateError, match=r"names samples twice: \[1, 2, 3, 4, 5\] and 1 more"):
+    with pytest.raises(DuplicateError, match=r"each sample once, but repeats \[1, 2, 3, 4, 5\] and 1 more"):
         h.put(14, rows=[*range(8), *range(1, 7)])
 
 
@@ -264,7 +264,7 @@ def test_capacity_is_refused_and_leaves_nothing() -> None:
     h.put(2)
     request = h.publish(2, keys=["a", "b"], tags=[{"n": 1}, {}], groups=["g", "g"], partition="new")
     before = h.state.snapshot()
-    with pytest.raises(CapacityError, match=r"capacity of 3 rows.*2 rows are stored and 2 more"):
+    with pytest.raises(CapacityError, match=r"capacity of 3 rows.*2 rows are stored, and this put adds 2"):
         h.ask(request)
     with pytest.raises(CapacityError):
         h.ask(Reserve("p", 2, None, 0))

@@ -72,7 +72,7 @@ def test_another_batch_size_is_an_error(ranks: Harness) -> None:
     ranks.put(6)
     waiting = ranks.claim(8, wait=10, name="late", dp_rank=0, batch_index=0)
     ranks.dealt(2, dp_rank=0, batch_index=0)
-    with pytest.raises(InvalidArgumentError, match="dealt with batch_size 2 and is asked with 4"):
+    with pytest.raises(InvalidArgumentError, match="dealt with batch_size 2, but this claim has 4"):
         ranks.dealt(4, dp_rank=0, batch_index=0)
     with pytest.raises(InvalidArgumentError, match="asked with 8"):
         ranks.result(waiting, "late")
@@ -241,7 +241,7 @@ def test_a_waiting_rank_with_another_batch_size_is_told() -> None:
     late = h.claim(3, wait=10, name="late", dp_rank=0, batch_index=0)
     h.put(1)
     assert h.got(odd, "odd") is not None
-    with pytest.raises(InvalidArgumentError, match="batch_size 1 and is asked with 3"):
+    with pytest.raises(InvalidArgumentError, match="batch_size 1, but this claim has 3"):
         h.result(late, "late")
 
 

@@ -164,7 +164,7 @@ def test_tokens_never_go_back(h: Harness) -> None:
 
 @pytest.mark.parametrize("lease", [0.0, -1.0])
 def test_a_lease_that_cannot_be_is_an_error(h: Harness, lease: float) -> None:
-    with pytest.raises(InvalidArgumentError, match="lease must be seconds"):
+    with pytest.raises(InvalidArgumentError, match="lease must be from 0"):
         h.lease(1, lease=lease)
 
 

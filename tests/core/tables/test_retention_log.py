@@ -48,7 +48,7 @@ class TestDrop:
         h.put(3, groups=["a", "b", "b"])
         h.ask(Drop("p", "all alike", groups=["a"]))
         late = h.put(2, groups=["a", "c"])
-        assert dropped(h) == {"all alike": 1, "of a dropped group": 1}
+        assert dropped(h) == {"all alike": 1, "its group was dropped before": 1}
         h.put(1, groups=["c"])
         assert h.dealt(2, dp_rank=0, batch_index=0) == [1, 2]
         assert h.dealt(2, dp_rank=0, batch_index=1) == [late[1], late[1] + 1]
@@ -150,7 +150,7 @@ def test_a_put_of_more_than_the_missing_members_of_a_dropped_group_is_refused(h:
     h.create(group_size=2)
     h.put(1, groups=["g"])
     assert h.ask(Drop("p", "stale", groups=["g"])).value == 1
-    with pytest.raises(InvalidArgumentError, match="has room for 2 samples"):
+    with pytest.raises(InvalidArgumentError, match="has at most 2 samples"):
         h.put(2, groups=["g", "g"])
     h.put(1, groups=["g"])
     h.put(2, groups=["g", "g"])

@@ -1,1 +1,1 @@
-"""Requests that add, replace or end samples."""
+"""Requests that add, replace, clear or drop samples."""

@@ -11,11 +11,11 @@ from transfer_queue.core.tables.row_table import ascending, indexes_in
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.puts import Drop
 
-UNBORN = "of a dropped group"
+UNBORN = "its group was dropped before"
 
 
 def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:
-    """Clears those of these rows that live."""
+    """Return the record that clears those of these rows that exist."""
     partition = state.partitions.get(name)
     if partition is None or not len(indexes):
         return []
@@ -25,7 +25,7 @@ def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord
 
 
 def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
-    """Clears the rows of those of these keys that are known."""
+    """Return the record that clears the rows of those of these keys that exist."""
     partition = state.partitions.get(name)
     if partition is None:
         return []
@@ -36,9 +36,12 @@ def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
 
 
 def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
-    """Records, and how many rows go. Unknown rows and groups are fine, as they may have been cleared meanwhile."""
+    """Return the records of a drop, and the number of dropped rows.
+
+    Unknown rows and groups are ignored, because they may have been cleared meanwhile.
+    """
     if not request.reason:
-        raise InvalidArgumentError("a drop needs a reason: it is counted under it")
+        raise InvalidArgumentError("reason must not be empty; dropped samples are counted under it")
     partition = state.partitions.get(request.partition)
     if partition is None:
         return [], 0
@@ -61,7 +64,7 @@ def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
 
 
 def unborn(partition: Partition | None, groups: list[str] | None, rows: np.ndarray) -> list[r.AnyRecord]:
-    """Drops those of these rows, which are just arriving, whose groups were dropped before."""
+    """Return the record that drops those of these new rows whose groups were dropped before."""
     if partition is None or groups is None or not partition.groups.unborn:
         return []
     late = [i for i, name in enumerate(groups) if name in partition.groups.unborn]

@@ -1,9 +1,9 @@
-"""Holds back producers that would be too far ahead of the policy.
+"""Limits how far producers may be ahead of the policy.
 
-A partition with `max_staleness` s and `rows_per_version` n takes new rows while fewer than (version + s + 1) * n
-were taken: a row that is trained on after all that were taken before it, n a policy version, is then at most s
-versions old. Dropped rows do not count, as they are not trained on. This is the staleness control of asynchronous
-RL as AReaL states it (arXiv:2505.24298, section 5.1).
+A partition with `max_staleness` s and `rows_per_version` n admits new rows while it has admitted fewer than
+(version + s + 1) * n. If rows are trained on in order, n for each policy version, a row is then at most s versions
+old. Dropped rows do not count, because they are not trained on. This is the staleness control of asynchronous RL that
+AReaL describes (arXiv:2505.24298, section 5.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transfer_queue.messages.partitions import SetPolicyVersion
 
 
 def limit(partition: Partition) -> int | None:
-    """How many rows may have been taken in by now; None where any number may."""
+    """Return the number of rows that the partition may have admitted by now; None if there is no limit."""
     options = partition.options
     if options.max_staleness is None or options.rows_per_version is None:
         return None
@@ -25,21 +25,21 @@ def limit(partition: Partition) -> int | None:
 
 
 def check_staleness(partition: Partition, count: int) -> None:
-    """Raises StalenessError where `count` more rows would be too far ahead."""
+    """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     most = limit(partition)
     if most is None or not count or partition.admitted + count <= most:
         return
     options = partition.options
     raise StalenessError(
-        f"partition {partition.name!r} has taken {partition.admitted} rows at policy version "
-        f"{partition.policy_version} and takes {most} (max_staleness {options.max_staleness}, "
-        f"{options.rows_per_version} rows a version); {count} more would be too far ahead. "
-        f"Give a timeout= to wait for set_policy_version."
+        f"partition {partition.name!r} has admitted {partition.admitted} rows, and its limit at policy version "
+        f"{partition.policy_version} is {most} (max_staleness {options.max_staleness}, "
+        f"{options.rows_per_version} rows per version); {count} more would be too far ahead of the policy. "
+        f"Pass timeout= to wait for set_policy_version."
     )
 
 
 def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
-    """The policy has a new version; the same one again is fine."""
+    """Return the record of a new policy version; none if the version is the same."""
     partition = state.partitions.get(request.partition)
     if partition is None:
         raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")

@@ -1,7 +1,7 @@
-"""Clears of many rows, and the end of big partitions, in steps between which others are served.
+"""Clears many rows or a large partition in steps, so that the controller serves other requests in between.
 
-A step is a request like the one that was sent, for some of its rows; the last is answered. Whoever dies in between
-leaves a state in which some rows are cleared, and its request, which was not answered, clears the others.
+Each step handles a request like the original for some of its rows, and the last step sends the reply. If the controller
+or the client dies in between, some rows are cleared, and the request, when it is sent again, clears the others.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, ClearRows
 
-STEP = CHUNK // 2  # rows; half a millisecond, or a few where they have keys and tags
+STEP = CHUNK // 2  # rows; they take half a millisecond, or a few milliseconds if they have keys and tags
 
 Clear = Union[ClearRows, ClearKeys, ClearPartition]
 
 
 class ClearJob:
-    """A request that is being carried out. done: of the rows or keys that it names.
-
-    partition: the one that was meant; another one of its name is left alone.
-    """
+    """A clear that is carried out in steps."""
 
     def __init__(self, caller: Caller, partition: Partition) -> None:
         self.caller = caller
         self.partition = partition
+        """The partition at the first step. A newer one of the same name is not cleared."""
         self.done = 0
+        """The number of rows or keys of the request that are done."""
 
 
 class IncrementalClears:
-    """jobs: those under way, each has a step in turn."""
+    """The clears that are carried out in steps."""
 
     def __init__(self) -> None:
         self.jobs: deque[ClearJob] = deque()
+        """The next one does a step and goes to the end."""
 
     def begin(self, state: State, caller: Caller) -> bool:
-        """Takes a request on where it is a long one; the same again is answered on the newest connection."""
+        """Start to carry out a request in steps if it is a long clear. Returns whether it is.
+
+        A request that is sent again is answered on its newest connection.
+        """
         body = caller.envelope.body
         if not isinstance(body, (ClearRows, ClearKeys, ClearPartition)):
             return False
@@ -59,12 +62,12 @@ class IncrementalClears:
         if partition is None or _length(partition, body) <= STEP:
             return False
         if isinstance(body, ClearRows) and len(body.rows) % 8:
-            return False  # what is no column is refused before any row is cleared
+            return False  # the handler refuses an invalid column before any row is cleared
         self.jobs.append(ClearJob(caller, partition))
         return True
 
     def step(self, core: ControllerContext) -> list[Effect]:
-        """One step of the job whose turn it is."""
+        """Do one step of the next clear."""
         if not self.jobs:
             return []
         job = self.jobs.popleft()
@@ -95,7 +98,7 @@ def _length(partition: Partition, body: Clear) -> int:
 
 
 def _part(job: ClearJob, body: Clear) -> tuple[Clear, bool]:
-    """What is asked for in the next step, and whether it is the last."""
+    """Return the request of the next step, and whether it is the last one."""
     if isinstance(body, ClearPartition):
         if job.partition.rows.count <= STEP:
             return body, True

@@ -1,4 +1,4 @@
-"""Decides what a put, a reservation or a seal does. Reads the state, changes nothing, gives records."""
+"""Decides what a put, a reservation or a seal changes. Reads the state without changing it, and returns records."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
 
 
 def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord]:
-    """A new partition with its pre-allocated rows."""
+    """Return the records of a new partition with its pre-allocated rows."""
     check_options(request.options)
     if not 0 <= request.pre_allocate <= MAX_RESERVED:
-        raise InvalidArgumentError(f"{request.pre_allocate} rows cannot be reserved at once")
+        raise InvalidArgumentError(f"pre_allocate must be from 0 to {MAX_RESERVED} rows, got {request.pre_allocate}")
     made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.options)]
     if request.pre_allocate:
         made.append(r.RowsReserved(request.partition, state.next_index, request.pre_allocate, pre_allocated=True))
@@ -48,10 +48,10 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
 
 
 def check_same_options(partition: Partition, options: PartitionOptions) -> None:
-    """Raises InvalidArgumentError if options other than defaults differ from those of the partition."""
+    """Raise InvalidArgumentError if options other than defaults differ from those of the partition."""
     defaults, its = PartitionOptions(), partition.options
     differing = [
-        f"{name}: requested {getattr(options, name)!r}, but it was made with {getattr(its, name)!r}"
+        f"{name}: requested {getattr(options, name)!r}, but it was created with {getattr(its, name)!r}"
         for name in PartitionOptions.__struct_fields__
         if getattr(options, name) not in (getattr(defaults, name), getattr(its, name))
     ]
@@ -64,7 +64,7 @@ def check_same_options(partition: Partition, options: PartitionOptions) -> None:
 
 
 class NewRows:
-    """Rows that a request adds, and the records that add them. indexes: their global indexes, in order."""
+    """Rows that a request adds, and the records that add them."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class NewRows:
         taken = min(count, len(free))
         fresh = count - taken
         self.indexes = np.arange(first, first + fresh)
+        """The global indexes of the rows, in order."""
         if taken:
             self.indexes = np.concatenate([free[:taken], self.indexes])
         if count:
@@ -99,10 +100,10 @@ class NewRows:
 
 
 def _check_new(state: State, partition: Partition, count: int) -> None:
-    """Raises where a partition, or the system, does not take in `count` more rows."""
+    """Raise an error if the partition or the system does not admit `count` more rows."""
     if count and partition.sealed:
         raise SealedError(
-            f"partition {partition.name!r} is sealed: it takes new fields of its rows, but no new rows. "
+            f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows. "
             f"Put the {count} rows into another partition."
         )
     flow_control.check_staleness(partition, count)
@@ -110,7 +111,7 @@ def _check_new(state: State, partition: Partition, count: int) -> None:
 
 
 def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> None:
-    """Raises where one of these rows (-1: a new one) cannot become a member of its group."""
+    """Raise InvalidArgumentError if a row, at this position (-1: a new row), cannot become a member of its group."""
     arriving: dict[str, int] = {}
     known = partition.groups.of(np.array(rows, "i8"), 1) if partition.groups.explicit else np.full(len(rows), -1)
     for name, number in zip(groups, known.tolist(), strict=True):
@@ -119,7 +120,7 @@ def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> N
         elif partition.groups.declared[number].name != name:
             raise InvalidArgumentError(
                 f"a sample of group {partition.groups.declared[number].name!r} cannot join group {name!r}; "
-                f"a sample is in one group for ever"
+                f"the group of a sample cannot change"
             )
     size = partition.groups.size
     if size is None:
@@ -127,36 +128,36 @@ def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> N
     for name, count in arriving.items():
         group = partition.groups.by_name.get(name)
         there = len(group.members) if group else 0
-        if name in partition.groups.unborn:  # the missing samples of a dropped group are dropped, but no more samples
+        if name in partition.groups.unborn:  # a dropped group accepts only its missing samples, which are dropped
             there = size - partition.groups.unborn[name]
         if there + count > size:
             raise InvalidArgumentError(
-                f"group {name!r} of partition {partition.name!r} has room for {size} samples (its group_size); "
-                f"{there} are there and {count} more are put. Give the others another group_id."
+                f"group {name!r} of partition {partition.name!r} has at most {size} samples (group_size); it has "
+                f"{there}, and this put adds {count}. Give the others another group_id."
             )
 
 
 def check_capacity(state: State, count: int) -> None:
-    """Raises CapacityError where `count` more rows do not fit."""
+    """Raise CapacityError if `count` more rows exceed the capacity of the system."""
     if state.capacity is None or not count:
         return
     there = state.row_count
     if there + count > state.capacity:
         raise CapacityError(
             f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: "
-            f"{there} rows are stored and {count} more are put. Clear rows that are no longer needed, raise the "
-            f"limit, or give the put a timeout= to wait for room."
+            f"{there} rows are stored, and this put adds {count}. Clear rows that are not needed any more, raise the "
+            f"limit, or pass timeout= to the put to wait for space."
         )
 
 
 def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Records, and the global indexes that answer the request."""
+    """Return the records of a reservation, and the global indexes of its rows."""
     partition = state.partitions.get(request.partition)
     if not 0 <= request.count <= MAX_RESERVED:
-        raise InvalidArgumentError(f"{request.count} rows cannot be reserved at once")
+        raise InvalidArgumentError(f"a request can reserve from 0 to {MAX_RESERVED} rows, got {request.count}")
     if request.groups is not None:
         if request.keys is not None or len(request.groups) != request.count:
-            raise InvalidArgumentError("group_ids go with new rows without keys, one for each row")
+            raise InvalidArgumentError("group_ids are only for new rows without keys, and there must be one per row")
         if partition is not None:
             _check_groups(partition, request.groups, [-1] * request.count)
     if request.keys is None:
@@ -186,9 +187,9 @@ def _indexes_of_keys(
 
 
 def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
-    """Records, the global indexes of the rows that are written, in the order of the put, and whether all are new."""
+    """Return the records of a put, the global indexes of its rows in order, and whether all of them are new."""
     if writer in state.fenced:
-        raise ProtocolError("this writer was proven dead and its space taken back; it must not put any more")
+        raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
     _check_shape(request)
     partition = state.partitions.get(request.partition)
     if request.block is not None:
@@ -212,19 +213,19 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if request.groups is not None:
         dropped = clear_decisions.unborn(partition, request.groups, indexes)
         records += dropped
-        new = new and not dropped  # else there is less of them than was put
+        new = new and not dropped  # dropped rows have fewer fields than were put
     if request.closes:
         records += close_extents(state, writer, request.closes)
     return records, indexes, new
 
 
 def _check_types(partition: Partition | None, schema: list[FieldSpec], converted: list[str], match: bool) -> None:
-    """Raises FieldTypeError if a value does not match the live values of its field. match: it is known that they do."""
+    """Raise FieldTypeError if a value does not match the live values of its field. match: whether they surely match."""
     fields = {} if partition is None else partition.fields
     try:
         for name in converted:
             if name not in fields or fields[name].kind != "tensor":
-                raise FieldTypeError(f"field {name!r} no longer holds tensors; nothing was put. Put it again.")
+                raise FieldTypeError(f"field {name!r} does not hold tensors any more; nothing was put. Put it again.")
         for spec in () if match else schema:
             field = fields.get(spec.name)
             if field is not None:
@@ -238,7 +239,7 @@ def _check_types(partition: Partition | None, schema: list[FieldSpec], converted
 
 
 def _put_new(state: State, partition: Partition, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """A put of new rows alone, none of them pre-allocated."""
+    """Decide a put of only new rows, none of them pre-allocated."""
     count, first, tags = request.count, state.next_index, request.tags
     if request.groups is not None:
         _check_groups(partition, request.groups, [-1] * count)
@@ -253,7 +254,7 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
 
 
 def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """These tags of new rows, which have nothing that could be removed."""
+    """Return the tags of new rows without the entries that remove a tag, since new rows have none."""
     kinds = map(type, chain.from_iterable(map(dict.values, filter(None, tags))))
     if Ext not in kinds:
         return tags
@@ -266,7 +267,7 @@ def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] |
 def _put(
     state: State, partition: Partition | None, writer: str, request: Publish
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Any other put."""
+    """Decide any other put."""
     groups_left = request.groups
     if request.rows is not None:
         made: list[r.AnyRecord] = []
@@ -304,7 +305,7 @@ def _put(
 
 
 def _twice(names: Collection[str] | Collection[int]) -> str:
-    """Those that are there more than once, for a message: not too many of them."""
+    """Return the names that occur more than once, for a message, at most 5 of them."""
     found = [name for name, times in Counter[str | int](names).items() if times > 1]
     return f"{found[:5]!r}" + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
@@ -312,30 +313,28 @@ def _twice(names: Collection[str] | Collection[int]) -> str:
 def _check_shape(request: Publish) -> None:
     count = request.count
     if not 0 < count <= MAX_RESERVED:
-        raise InvalidArgumentError(f"a put of {count} rows: at least one is needed")
+        raise InvalidArgumentError(f"a put must have from 1 to {MAX_RESERVED} rows, got {count}")
     if request.keys is not None:
         if len(request.keys) != count:
-            raise InvalidArgumentError(f"{len(request.keys)} keys for {count} rows")
+            raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
         if len(set(request.keys)) != count:
             raise DuplicateError(f"Got duplicated keys in one put: {_twice(request.keys)}; every key names one sample")
     if request.rows is not None and request.keys is not None:
-        raise InvalidArgumentError("a put names its samples by global index or by key, not by both")
+        raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
     if request.rows is not None and len(request.rows) != 8 * count:
-        raise InvalidArgumentError(f"{len(request.rows) // 8} rows are named for {count} rows of values")
+        raise InvalidArgumentError(f"a put has {count} rows of values, but names {len(request.rows) // 8} rows")
     for what, column in (("tags", request.tags), ("group_ids", request.groups)):
         if column is not None and len(column) != count:
-            raise InvalidArgumentError(f"{len(column)} {what} for {count} rows")
+            raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
     if request.block is None and request.tags is None and request.groups is None:
-        raise InvalidArgumentError("a put needs fields or tags; it has neither")
+        raise InvalidArgumentError("a put must have fields or tags, got neither")
 
 
 def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
     assert request.rows is not None
     indexes = np.frombuffer(request.rows, "<i8")
     if len(indexes) > 1 and len(np.unique(indexes)) != len(indexes):
-        raise DuplicateError(
-            f"a put names samples twice: {_twice(indexes.tolist())}; each row of a put is another sample"
-        )
+        raise DuplicateError(f"a put must name each sample once, but repeats {_twice(indexes.tolist())}")
     positions = np.full(len(indexes), -1) if partition is None else partition.rows.positions_of(indexes)
     if (positions < 0).any():
         gone = indexes[positions < 0][:5].tolist()
@@ -346,8 +345,8 @@ def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
     assert partition is not None
     if partition.waiting and not set(partition.waiting).isdisjoint(positions.tolist()):
         raise InvalidArgumentError(
-            f"a put names pre-allocated rows of partition {request.partition!r}, which belong to nobody yet; "
-            f"rows are taken by inserting samples or by mode='insert'"
+            f"a put names pre-allocated rows of partition {request.partition!r} that no producer has taken yet; "
+            f"take them by inserting samples, or with mode='insert'"
         )
     if request.groups is not None:
         _check_groups(partition, request.groups, positions.tolist())
@@ -355,7 +354,7 @@ def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
 
 
 def check_room(state: State, name: str, count: int) -> None:
-    """Raises CapacityError where `count` more rows of this partition cannot be taken now."""
+    """Raise CapacityError if the partition cannot admit `count` more rows now."""
     check_capacity(state, count)
     partition = state.partitions.get(name)
     if partition is not None:
@@ -363,7 +362,10 @@ def check_room(state: State, name: str, count: int) -> None:
 
 
 def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:
-    """One producer seals; with the last, pre-allocated rows that nobody took vanish, and what nobody will put."""
+    """Return the records of a seal by one producer.
+
+    The last seal clears pre-allocated rows that were not taken, and drops rows that no client can put any more.
+    """
     partition = state.partitions.get(name)
     if partition is None:
         made = create_partition(state, CreatePartition(name, pre_allocate))

@@ -1,4 +1,4 @@
-"""Handlers of requests that make, fill, clear and seal partitions."""
+"""Handlers of the requests that create, fill, clear and seal partitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Pu
 
 @handles(CreatePartition)
 def create_partition(core: ControllerContext, caller: Caller, request: CreatePartition) -> Decision:
-    """Make a partition; the reply is False if it exists. InvalidArgumentError if it has other options."""
+    """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
     partition = core.state.partitions.get(request.partition)
     if partition is None:
         return Decision(put_decisions.create_partition(core.state, request), lambda: Done(True))
@@ -32,7 +32,7 @@ def create_partition(core: ControllerContext, caller: Caller, request: CreatePar
 
 @handles(Reserve)
 def reserve(core: ControllerContext, caller: Caller, request: Reserve) -> Decision | ParkDecision:
-    """The rows, as their metadata."""
+    """Reserve rows. The reply has their metadata."""
     try:
         records, indexes = put_decisions.reserve(core.state, caller.client, request)
     except CapacityError:
@@ -52,7 +52,7 @@ def reserve(core: ControllerContext, caller: Caller, request: Reserve) -> Decisi
 
 @handles(Publish)
 def publish(core: ControllerContext, caller: Caller, request: Publish) -> Decision | ParkDecision:
-    """The rows, and of keys of which some are known already their tags and common fields."""
+    """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     try:
         records, indexes, new = put_decisions.publish(core.state, caller.client, request)
     except CapacityError:
@@ -76,19 +76,19 @@ def publish(core: ControllerContext, caller: Caller, request: Publish) -> Decisi
 
 @handles(ClearRows)
 def clear_rows(core: ControllerContext, caller: Caller, request: ClearRows) -> Decision:
-    """Those that live."""
+    """Clear those of these rows that exist."""
     return Decision(clear_decisions.clear_rows(core.state, request.partition, indexes_in(request.rows)), Done)
 
 
 @handles(ClearKeys)
 def clear_keys(core: ControllerContext, caller: Caller, request: ClearKeys) -> Decision:
-    """Those that are known."""
+    """Clear the rows of those of these keys that exist."""
     return Decision(clear_decisions.clear_keys(core.state, request.partition, request.keys), Done)
 
 
 @handles(ClearPartition)
 def clear_partition(core: ControllerContext, caller: Caller, request: ClearPartition) -> Decision:
-    """With all its rows; an unknown one is fine."""
+    """Drop a partition with all its rows. An unknown partition is ignored."""
     claim_samplers.forget(core.samplers.default, request.partition)
     known = request.partition in core.state.partitions
     return Decision([r.PartitionDropped(request.partition)] if known else [], Done)
@@ -96,15 +96,15 @@ def clear_partition(core: ControllerContext, caller: Caller, request: ClearParti
 
 @handles(Seal)
 def seal(core: ControllerContext, caller: Caller, request: Seal) -> Decision:
-    """By one of its producers."""
-    effect = "seal makes it, sealed and empty; if this is intended, call seal(..., create=True)"
+    """Count the seal of one producer."""
+    effect = "seal creates it, sealed and empty; if this is intended, call seal(..., create=True)"
     warning = None if request.create else unknown_partition(core.state.partitions, request.partition, effect)
     return Decision(put_decisions.seal(core.state, request.partition, core.connections), lambda: Done(None, warning))
 
 
 @handles(Drop)
 def drop(core: ControllerContext, caller: Caller, request: Drop) -> Decision:
-    """How many rows went."""
+    """Drop rows and groups. The reply has the number of dropped rows."""
     warning = unknown_partition(core.state.partitions, request.partition, "drop has no effect")
     records, count = clear_decisions.drop(core.state, request)
     return Decision(records, lambda: Done(count, warning))
@@ -112,5 +112,5 @@ def drop(core: ControllerContext, caller: Caller, request: Drop) -> Decision:
 
 @handles(SetPolicyVersion)
 def set_policy_version(core: ControllerContext, caller: Caller, request: SetPolicyVersion) -> Decision:
-    """Of the policy."""
+    """Set the policy version of a partition."""
     return Decision(flow_control.set_version(core.state, request), Done)

@@ -1,6 +1,6 @@
-"""Drops the oldest rows of a partition beyond what it keeps: so many rows, bytes or seconds.
+"""Drops the oldest rows of a partition beyond its `keep_rows`, `keep_bytes` or `keep_seconds`.
 
-Whole declared groups go together, as a group without one of its members is of no use to anybody.
+Declared groups are dropped as a whole, because an incomplete group cannot be used.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from transfer_queue.core.state.partition import Partition
 
 
 def keeps_all(partition: Partition) -> bool:
-    """Whether the partition drops nothing by itself."""
+    """Return whether the partition has no retention limit."""
     options = partition.options
     return options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
 
 
 def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
-    """Notes the time, where rows have come since it was noted last."""
+    """Return the record that notes the time, if rows were added since the last one."""
     if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
         return []
     return [r.AgesRecorded(partition.name, now)]
 
 
 def retain(context: ControllerContext, partition: Partition) -> None:
-    """Drop what is beyond the partition's retention, one after the other as each changes what is there."""
+    """Drop the rows beyond the retention of a partition. Each drop is applied before the next one is decided."""
     if keeps_all(partition):
         return
     for record in record_age(partition, context.now):
@@ -38,14 +38,14 @@ def retain(context: ControllerContext, partition: Partition) -> None:
 
 
 def next_expiry(partition: Partition) -> float | None:
-    """When the next row is too old; None where none is that young."""
+    """Return the time at which the next row becomes too old; None if no row will."""
     keep = partition.options.keep_seconds
     first = None if keep is None else partition.births.first(partition.rows.start())
     return None if keep is None or first is None else first + keep
 
 
 def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
-    """What is beyond the limits. The caller applies each record before it takes the next."""
+    """Iterate over the records that drop rows beyond the limits. The caller applies each before it takes the next."""
     options = partition.options
     if options.keep_seconds is not None:
         old = partition.births.expired(now, options.keep_seconds)
@@ -55,7 +55,7 @@ def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
         if over > 0:
             yield from _dropped(partition, partition.rows.first(over), "retention: keep_rows")
     while options.keep_bytes is not None and partition.nbytes > options.keep_bytes and partition.row_count:
-        # a block's bytes are free with its last row: about as many rows as hold what is too much, and look again
+        # A block's bytes are freed with its last row, so this drops the estimated number of rows and checks again.
         share = (partition.nbytes - options.keep_bytes) / partition.nbytes
         oldest = partition.rows.first(max(1, int(share * partition.row_count)))
         yield from _dropped(partition, oldest, "retention: keep_bytes")

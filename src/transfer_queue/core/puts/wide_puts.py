@@ -1,9 +1,9 @@
 """Puts of very many fields, which are prepared in steps so that other requests are served in between.
 
 Each step decodes and checks some of the fields and adds them to the types of the partition's fields. Then each step
-makes columns for some fields. These steps do not change the state; they only move columns that the partition has to
-other places in memory. The last step is the put itself: one record, so that all of the put is there or nothing of it.
-If the process dies in between, nothing of the put is left.
+makes columns for some fields. These steps do not change the state; they only move existing columns of the partition in
+memory. The last step is the put itself: one record, so that the put is applied completely or not at all. If the process
+dies in between, nothing of the put is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import Publish, Reserve
 
 WIDE = 2048
-"""Fields from which on a put is prepared. A put whose schema is sent in parts is prepared always."""
+"""A put with at least this many fields is prepared. A put whose schema is sent in parts is always prepared."""
 STEP = 512
 """Fields of a step, which takes 2 to 4 ms."""
 FREED = 4096
@@ -48,7 +48,7 @@ class WidePut:
         self.dims = np.frombuffer(block.dims, "<i8")
         self.tries = TRIES
         self.answered = False
-        """Whether the put was decided on, so that only the objects that it replaced are left to be freed."""
+        """Whether the put was decided, so that only the objects that it replaced remain to be freed."""
         self._begin()
 
     def _begin(self) -> None:
@@ -60,19 +60,19 @@ class WidePut:
         self.names: set[str] = set()
         """The names of the fields that are checked."""
         self.at = 0
-        """Where the numbers of these fields end in the block's dims."""
+        """The end of the numbers of these fields in the block's dims."""
         self.checked = False
         """Whether all fields are checked."""
         self.named = False
-        """Whether the partition was asked for the set of their names, which the put needs if there are ready sets."""
+        """Whether the set of their names was built, which the put needs if there are ready sets."""
         self.made = False
         """Whether nothing is left to be prepared."""
 
     def step(self, state: State) -> bool:
-        """Prepare some fields. Returns True, and does nothing, if the put can be decided on.
+        """Prepare some fields. Returns True, and does nothing, if the put can be decided.
 
         Raises:
-            InvalidArgumentError: The description of the block is wrong.
+            InvalidArgumentError: The description of the block is not valid.
         """
         partition = state.partitions.get(self.body.partition)
         if self.made:
@@ -155,7 +155,7 @@ class WidePut:
         return False
 
     def _is_current(self, partition: Partition | None) -> bool:
-        """Return whether the partition and its chunk are still those for which all was prepared."""
+        """Return whether the partition and its chunk are still those for which the put was prepared."""
         types, columns = self.prepared.types, self.prepared.columns
         if not self.names and (partition is None or partition.learnt != shape_of(self.prepared.block)):
             return False  # the partition knows other types now than those of the put before
@@ -165,7 +165,7 @@ class WidePut:
 
 
 def _room(partition: Partition | None, body: Publish) -> tuple[Chunk | None, int, slice]:
-    """Return the chunk of a put's first row, its capacity after the put, and the place of the rows in it.
+    """Return the chunk of a put's first row, its capacity after the put, and the slice of the rows in it.
 
     The chunk is None if it does not exist yet; the capacity is 0 if the row does not exist. Puts of other clients may
     change the result.
@@ -226,11 +226,11 @@ class WidePuts:
         return True
 
     def closed(self, peer: int) -> None:
-        """Drop the jobs of a connection that has ended; its client sends the puts again on another one, or never."""
+        """Drop the jobs of a connection that has ended. Its client may send the puts again on another connection."""
         self.jobs = deque(job for job in self.jobs if job.caller.peer != peer)
 
     def step(self, core: ControllerContext, answer: Callable[[Caller, AnyRequest], list[Effect]]) -> list[Effect]:
-        """Do one step of the oldest job. answer: has the put decided on once all is prepared."""
+        """Do one step of the oldest job. answer: decides the put when it is completely prepared."""
         if not self.jobs:
             return []
         job = self.jobs[0]
