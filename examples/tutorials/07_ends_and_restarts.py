@@ -70,7 +70,7 @@ def orphaned() -> None:
     by_group = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": 2}
     batches = [client.await_batch("answer", 2, "groups", "update", by_group) for _ in range(2)]
     assert [(len(meta), ended) for meta, ended in batches] == [(2, False), (0, True)]
-    assert "orphaned: 1 more were never put" in client.explain("groups", global_index=put.global_indexes[2])
+    assert "orphaned: 1 of its members were never put" in client.explain("groups", global_index=put.global_indexes[2])
     assert client.status().partitions[0].orphaned_groups == 1
 
 
@@ -149,7 +149,7 @@ def expired(config) -> None:
     client = tq.get_client()
     assert run(producer, config) == -signal.SIGKILL
     why = client.explain("train_2", task="reward", fields="answer")
-    assert "misses the fields ['answer'] (it has none of them)" in why
+    assert "is missing the fields ['answer'] (it has none of them)" in why
     client.seal("train_2")  # the process that started the producer knows that it is gone
     for expected in ((4, False), (0, True)):
         meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
@@ -185,7 +185,7 @@ def saved(folder: Path) -> None:
 # %%
 if __name__ == "__main__":
     assert "was dealt to task 'update' in batch 1 of dp_rank 1" in ends(False, [[2, 2, 2], [2, 2, 1]])
-    assert "was passed over for task 'update': remainder" in ends(True, [[2, 2], [2, 2]])
+    assert "is skipped by task 'update': remainder" in ends(True, [[2, 2], [2, 2]])
 
     config = tq.init({"controller": {"sampler": "RankAwareSampler"}})
     orphaned()

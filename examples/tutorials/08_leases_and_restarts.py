@@ -98,7 +98,7 @@ def poison() -> None:
         assert meta.deliveries == [delivery]
         client.nack(meta)
     why = client.explain("train_2", global_index=put.global_indexes[0], task="reward", fields="answer")
-    assert "passed over for task 'reward': poison (delivered 2 times, never acknowledged)" in why
+    assert "is skipped by task 'reward': poison (delivered 2 times, never acknowledged)" in why
 
 
 # %% [markdown]

@@ -84,7 +84,7 @@ def test_explain_says_what_is_missing(started: subprocess.CompletedProcess[str])
     tq.kv_put("a", "p", {"x": torch.arange(3)})
     told = command("explain", "p", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
     assert told.returncode == 0, told.stderr
-    assert "misses the fields ['y']" in told.stdout
+    assert "is missing the fields ['y']" in told.stdout
 
 
 def test_stop_ends_it(started: subprocess.CompletedProcess[str]) -> None:
@@ -179,13 +179,13 @@ def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess
     assert client.nack(meta.select_samples([2]))
     assert client.ack(meta.select_samples([0]))
     shown = command("status", "--name", NAME).stdout
-    assert "consumed         2/3  1 claimed, not acknowledged yet  1 passed over (poison: delivered max" in shown
+    assert "consumed         2/3  1 claimed, not acknowledged yet  1 skipped (poison: delivered max" in shown
     poison = command("explain", "p", "--index", str(meta.global_indexes[2]), "--task", "train", "--name", NAME)
-    assert "passed over for task 'train': poison (delivered 1 times, never acknowledged)" in poison.stdout
+    assert "is skipped by task 'train': poison (delivered 1 times, never acknowledged)" in poison.stdout
     claimed = command("explain", "p", "--index", str(meta.global_indexes[1]), "--task", "train", "--name", NAME)
     assert "and is not acknowledged yet" in claimed.stdout
     assert client.ack(meta.select_samples([1]))
     drained = command("explain", "p", "--task", "train", "--fields", "x", "--name", NAME)
-    assert "consumed every sample of partition 'p'; new ones are needed. Passed over so far: 1 (poison)." in (
+    assert "consumed every sample of partition 'p'; new ones are needed. Skipped so far: 1 (poison)." in (
         drained.stdout
     )

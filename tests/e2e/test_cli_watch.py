@@ -243,7 +243,7 @@ def test_an_impossible_interval_is_an_error_of_usage(seconds: str, capsys: pytes
 
 def test_explain_of_an_unknown_partition_fails(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "q", "--index", "0", "--name", "w"]) == 1
-    assert "Partition 'q' does not exist (never made, or dropped). There are: 'p'." in capsys.readouterr().err
+    assert "Partition 'q' does not exist (never created, or dropped). There are: 'p'." in capsys.readouterr().err
 
 
 def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +254,7 @@ def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.Capt
 def test_explain_names_what_nobody_has_used(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "p", "--key", "a", "--task", "t", "--fields", "x, typo", "--name", "w"]) == 0
     answer, field, task = capsys.readouterr().out.splitlines()
-    assert "misses the fields ['typo']" in answer
+    assert "is missing the fields ['typo']" in answer
     assert field == "No sample has had a field 'typo' yet; the fields are: x."
     assert task == "Task 't' has taken no sample yet, and no claim of it waits; the tasks are: none."
 

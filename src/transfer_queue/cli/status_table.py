@@ -30,8 +30,10 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: f"{p.freed} freed" if p.freed else None,
     lambda p: ", ".join(f"{rows} dropped ({reason})" for reason, rows in p.dropped.items()),
     lambda p: _policy(p.policy) if p.policy is not None else None,
-    lambda p: ", ".join(f"{task!r} misses {less} of {groups} groups" for task, (groups, less) in p.wanted.items()),
-    lambda p: f"{p.waiting_puts} puts wait for room" if p.waiting_puts else None,
+    lambda p: ", ".join(
+        f"task {task!r} needs {less} more of {groups} groups" for task, (groups, less) in p.wanted.items()
+    ),
+    lambda p: f"{p.waiting_puts} puts wait for space" if p.waiting_puts else None,
 )
 """What stands beside a partition's name, in this order; None: there is nothing to say of it."""
 
@@ -98,7 +100,7 @@ def _in(tier: str) -> str:
 
 
 def _policy(policy: PolicyProgress) -> str:
-    most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples taken in"
+    most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples admitted"
     return f"policy version {policy.version}{most}"
 
 
@@ -128,7 +130,7 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
         claimed = f"  {task.claimed} claimed, not acknowledged yet" if task.claimed else ""
         waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
         over = partition.passed.get(task.name, {}).items()
-        passed = "".join(f"  {count} passed over ({shown(REASONS.get(reason, reason))})" for reason, count in over)
+        passed = "".join(f"  {count} skipped ({shown(REASONS.get(reason, reason))})" for reason, count in over)
         lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{claimed}{waits}{passed}")
     return lines
 

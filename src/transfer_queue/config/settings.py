@@ -172,8 +172,8 @@ class Settings:
         "controller.max_deliveries",
         16,
         WholeNumber(0),
-        "After how many leases without an ack a sample is set aside. It is then passed over with the reason `poison`. "
-        "A partition may have another number. 0: never.",
+        "After how many leases without an ack a task skips a sample, with the reason `poison`. A partition may have "
+        "another number. 0: never.",
     )
     storage_backend: str = setting(
         "backend.storage_backend",

@@ -203,7 +203,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "tq_waiting_puts": Family(
         "gauge",
-        "Puts and reservations that wait for room.",
+        "Puts and reservations that wait for space.",
         ("partition",),
         sample=of_partition(lambda partition: partition.waiting_puts),
     ),

@@ -362,11 +362,11 @@ def test_what_was_passed_over_is_told() -> None:
     h = sealed(RankAwareSampler(dp_size=4), 3)
     ask(h, 0, 0)
     words = h.ask(Explain("p", row=2, task="t")).value
-    assert "was passed over for task 't': remainder after the seal" in words
+    assert "is skipped by task 't': remainder after the seal" in words
     status = h.ask(Status())
     assert status.partitions[0].passed == {"t": {"remainder": 3}}
-    assert "3 passed over (remainder)" in table(status)
-    assert "passed over" not in h.ask(Explain("p", row=2, task="u")).value
+    assert "3 skipped (remainder)" in table(status)
+    assert "is skipped" not in h.ask(Explain("p", row=2, task="u")).value
 
 
 @pytest.mark.parametrize("tasks", [["t"], ["t", "u"]])
@@ -390,11 +390,11 @@ def test_a_reset_forgets_what_was_passed_over() -> None:
     assert passed(h) == {("t", "remainder"): 3}
     h.ask(ResetConsumption("p", "t"))
     assert passed(h) == {}
-    assert "passed over" not in h.ask(Explain("p", row=2, task="t")).value
+    assert "is skipped" not in h.ask(Explain("p", row=2, task="t")).value
     assert ask(h, 0, 0, dp_size=4) is None
     h.clear([0, 1])
     assert passed(h) == {("t", "remainder"): 3}
-    assert "passed over" in h.ask(Explain("p", row=2, task="t")).value
+    assert "is skipped" in h.ask(Explain("p", row=2, task="t")).value
     h.clear([2])
     assert list(h.state.partitions["p"].passed.columns()) == []
     h.ask(ClearPartition("p"))

@@ -23,7 +23,7 @@ def made(**options: int) -> Harness:
 def test_new_rows_are_taken_up_to_the_staleness():
     h = made()
     h.put(8)
-    with pytest.raises(StalenessError, match=r"8 rows at policy version 0 and takes 8 .*1 more"):
+    with pytest.raises(StalenessError, match=r"8 rows, and its limit at policy version 0 is 8 .*1 more"):
         h.put(1)
     h.put(8, ["y"], rows=range(8))  # new fields of old rows are no new rows
 
@@ -68,7 +68,7 @@ def test_it_shows_in_status_and_explain():
     assert (partition.policy.version, partition.policy.admitted, partition.policy.limit) == (0, 8, 8)
     assert partition.waiting_puts == 1
     words = h.look(Explain("p", task="t", fields=["z"])).value
-    assert "New samples wait for the policy: 8 were taken in at version 0" in words
+    assert "New samples wait for the policy: 8 samples were admitted" in words
 
 
 @pytest.mark.parametrize(

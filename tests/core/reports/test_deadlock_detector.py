@@ -35,7 +35,7 @@ def test_it_is_told_at_once_by_the_last_who_comes_to_wait():
     h.claim(4, "train", wait=1000.0)
     with pytest.raises(DeadlockError) as told:
         h.result(put)
-    assert "w waits for room for 1 rows in partition 'p'" in str(told.value)
+    assert "w waits for space for 1 samples in partition 'p'" in str(told.value)
     assert "task 'train' waits for 4 rows with ['x'] in partition 'p', where 2 are ready" in str(told.value)
 
 

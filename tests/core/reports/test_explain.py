@@ -17,7 +17,7 @@ def explain(h: Harness, partition: str = "p", **which: object) -> str:
 
 
 def test_no_partition(h: Harness) -> None:
-    assert "Partition 'p' does not exist (never made, or dropped). There are: none." in explain(h, row=0)
+    assert "Partition 'p' does not exist (never created, or dropped). There are: none." in explain(h, row=0)
     h.put(1, partition="q")
     assert "There are: 'q'." in explain(h, row=0)
 
@@ -26,7 +26,7 @@ def test_no_sample(h: Harness) -> None:
     h.put(2, keys=["a", "b"])
     h.put(1, partition="q")
     h.clear([0])
-    assert "Sample 'a' of partition 'p' is unknown: it was never put, or it was cleared" in explain(h, key="a")
+    assert "Sample 'a' of partition 'p' does not exist: it was never put, or it was cleared" in explain(h, key="a")
     assert "it was cleared, or its partition was dropped. An index is never used again" in explain(h, row=0)
     assert "it is in partition 'q'" in explain(h, row=2)
     for row in (3, -1, (1 << 63) - 1):
@@ -40,14 +40,14 @@ def test_not_written(h: Harness) -> None:
     assert "Sample 0 of partition 'p' is pre-allocated, and no put has taken it yet." in explain(h, row=0)
     h.ask(Reserve("p", 2, None, 0))
     assert "Sample 1 of partition 'p' is reserved by client w; nothing was written yet." in explain(h, row=1)
-    assert "misses the fields ['x'] (it has none of them)" in explain(h, row=1, fields=["x"])
+    assert "is missing the fields ['x'] (it has none of them)" in explain(h, row=1, fields=["x"])
 
 
 def test_fields(h: Harness) -> None:
     h.put(1, ("x", "y"), keys=["a"])
     h.put(1, ("z",))
-    assert "misses the fields ['z'] (it has ['x', 'y'])" in explain(h, key="a")
-    assert "misses the fields ['z'] (it has ['x', 'y'])." in explain(h, key="a", fields=["z"])
+    assert "is missing the fields ['z'] (it has ['x', 'y'])" in explain(h, key="a")
+    assert "is missing the fields ['z'] (it has ['x', 'y'])." in explain(h, key="a", fields=["z"])
     assert "has all the fields ['y']" in explain(h, row=0, fields=["y"])
 
 
@@ -57,7 +57,7 @@ def test_consumption(h: Harness) -> None:
     assert "was consumed by task 't'" in explain(h, row=0)
     assert "is not consumed by task 't'" in explain(h, row=1)
     text = explain(h, row=1, task="t", fields=["x"])
-    assert text.endswith("is not consumed by task 't'; is ready for task 't' and waits for a claim that takes it.")
+    assert text.endswith("is not consumed by task 't'; it is ready for task 't' and waits for a claim that takes it.")
     assert "is ready for" not in explain(h, row=0, task="t", fields=["x"])
     assert "is not consumed by task 'u'" in explain(h, row=0, task="u")
 
@@ -70,18 +70,18 @@ def test_a_sample_whose_group_is_not_whole_is_not_ready() -> None:
     h.put(1)
     wanted = {"task": "t", "fields": ["x", "y"]}
     text = explain(h, row=0, **wanted)
-    assert text.endswith("group 'g', which waits for sample 1 (misses ['y']); is not consumed by task 't'.")
+    assert text.endswith("group 'g', which waits for sample 1 (missing ['y']); it is not consumed by task 't'.")
     assert explain(h, row=0, task="t", fields=["x"]).endswith(
         "is ready for task 't' and waits for a claim that takes it."
     )
-    assert explain(h, row=2, task="t", fields=["x"]).endswith("never deal it; is not consumed by task 't'.")
+    assert explain(h, row=2, task="t", fields=["x"]).endswith("never deal it; it is not consumed by task 't'.")
     h.put(1, ("y",), rows=[1])
     assert "is ready for task 't'" in explain(h, row=0, **wanted)
 
 
 def test_a_sample_without_fields_is_not_ready(h: Harness) -> None:
     h.ask(Reserve("p", 1, None, 0))
-    assert explain(h, row=0, task="t").endswith("nothing was written yet; is not consumed by task 't'.")
+    assert explain(h, row=0, task="t").endswith("nothing was written yet; it is not consumed by task 't'.")
 
 
 def test_dealt_batches() -> None:
@@ -95,8 +95,8 @@ def test_a_whole_partition(h: Harness) -> None:
     h.put(4, keys=["a", "b", "c", "d"])
     h.put(1, ("y",), rows=[2])
     text = explain(h, task="t", fields=["x", "y", "z"])
-    assert text.startswith("Nearest to ready: sample 2 (key 'c') misses the fields ['z'] (it has ['x', 'y'])")
-    assert ". sample 0 (key 'a') misses the fields ['y', 'z']" in text
+    assert text.startswith("Nearest to ready: sample 2 (key 'c') is missing the fields ['z'] (it has ['x', 'y'])")
+    assert ". sample 0 (key 'a') is missing the fields ['y', 'z']" in text
     assert "key 'd'" not in text, "three are enough"
     assert explain(h, task="t", fields=["x"]) == "All 4 samples that task 't' has not consumed are ready."
     h.dealt(4)
@@ -111,9 +111,9 @@ def test_a_whole_partition_says_once_what_a_group_waits_for(declared: bool) -> N
     h = Harness(GRPOGroupNSampler(2))
     h.put(4, groups=["g", "g", "f", "f"] if declared else None)
     text = explain(h, task="t", fields=["x", "y"])
-    assert text.count("misses the fields ['y']") == 3
-    assert text.count("which waits for sample 0 (misses ['y']), sample 1 (misses ['y'])") == 1
-    assert text.count("which waits for sample 2 (misses ['y']), sample 3 (misses ['y'])") == 1
+    assert text.count("is missing the fields ['y']") == 3
+    assert text.count("which waits for sample 0 (missing ['y']), sample 1 (missing ['y'])") == 1
+    assert text.count("which waits for sample 2 (missing ['y']), sample 3 (missing ['y'])") == 1
 
 
 def test_the_text_of_a_timeout_names_the_seal(h: Harness) -> None:
@@ -121,4 +121,4 @@ def test_the_text_of_a_timeout_names_the_seal(h: Harness) -> None:
     h.ask(Seal("p"))
     sequence = h.claim(2, fields=("x", "y"), wait=5)
     h.tick(5)
-    assert "The partition is sealed: no new rows will come." in h.reply(sequence, "r").message  # type: ignore[union-attr]
+    assert "The partition is sealed: no new samples can be put." in h.reply(sequence, "r").message  # type: ignore[union-attr]

@@ -164,10 +164,10 @@ def test_over_long_without_a_declared_size_is_never_dealt(g: Harness) -> None:
     g.put(1, groups=["g"])
     assert g.dealt(2) == []
     text = explained(g, 1)
-    assert "one of 3 samples of group 'g', which is over-long: group 'g' has 3 samples, the sampler wants 2" in text
+    assert "which is too large: group 'g' has 3 samples, but the sampler deals groups of 2" in text
     sequence = g.claim(2, wait=5)
     g.tick(5)
-    assert "3 available. Enough are ready, but the sampler made no batch" in g.reply(sequence, "r").message  # type: ignore[union-attr]
+    assert "3 available. Enough are ready, but the sampler cannot make a batch" in g.reply(sequence, "r").message  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_an_orphan_is_reported_and_explained(g: Harness) -> None:
 def test_orphans_by_order_are_explained(g: Harness) -> None:
     g.put(5)
     g.clear([1])
-    assert "number 1 of the 2 samples that make a group by order of reservation, which is orphaned" in explained(g, 0)
+    assert "number 1 of the 2 samples that form a group by order of reservation, which is orphaned" in explained(g, 0)
     assert "waits for 1 samples that were not put yet" in explained(g, 4)
     g.ask(Seal("p"))
     assert "orphaned: 1 of them were never put, and the partition is sealed" in explained(g, 4)
@@ -389,7 +389,7 @@ def test_what_a_group_waits_for(g: Harness) -> None:
     g.put(2, groups=["a", "a"])
     g.put(1, ("y",), groups=["a"])
     text = explained(g, 0, fields=["x"])
-    assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (misses ['x'])" in text
+    assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (missing ['x'])" in text
     assert "1 samples that were not put yet" in text
 
 

@@ -1,4 +1,4 @@
-"""Answers to requests that change nothing."""
+"""Handlers of the requests that read metadata, production and consumption of samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transfer_queue.messages.queries import (
 def meta_reply(
     partition: Partition, positions: np.ndarray, rows: np.ndarray, fields: list[str], produced: np.ndarray | None = None
 ) -> ClaimReply:
-    """What a BatchMeta says of these rows. rows: their global indexes, also of rows that are cleared (-1 position)."""
+    """Return the metadata of these rows. rows: their global indexes, also of cleared rows (position -1)."""
     there = positions >= 0
     whole = bool(there.all())
     live = positions if whole else positions[there]
@@ -54,7 +54,7 @@ def meta_reply(
 
 
 def row_dtypes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
-    """i1 [rows]: the position in `field.dtypes` of the dtype of each row; 0 if a row has no value."""
+    """Return, for each row, the position of its dtype in `field.dtypes`, i1 [rows]; 0 if a row has no value."""
     numbers, _ = partition.blocks_of(field.name, positions)
     unique, inverse = np.unique(numbers, return_inverse=True)
     codes = np.zeros(len(unique), "i1")
@@ -67,7 +67,7 @@ def row_dtypes(partition: Partition, field: FieldType, positions: np.ndarray) ->
 
 
 def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
-    """i8 [rows, ndim]: the row shapes of one field; -1 where a row has no value."""
+    """Return the row shapes of one field, i8 [rows, ndim]; -1 for a row without a value."""
     out = np.full((len(positions), field.ndim), -1, "i8")
     numbers, slots = partition.blocks_of(field.name, positions)
     unique, inverse = np.unique(numbers, return_inverse=True)
@@ -91,7 +91,7 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
 
 @handles(ShowRows, reads=True)
 def show(core: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply:
-    """All live rows; production over those of the fields that exist."""
+    """Return all live rows, each with whether it has all the requested fields that exist."""
     partition = _known(core.state, request.partition)
     positions = partition.rows.live_positions(waiting=False)
     fields = [name for name in request.fields if name in partition.fields]
@@ -103,7 +103,7 @@ def show(core: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply
 
 @handles(RetrieveMeta, reads=True)
 def retrieve_meta(core: ControllerContext, caller: Caller, request: RetrieveMeta) -> AnyReply:
-    """Rows of the known keys, in key order, with their common fields."""
+    """Return the rows of those of the keys that exist, in the order of the keys, with their common fields."""
     partition = core.state.partitions.get(request.partition)
     if partition is None:
         return ClaimReply(rows=b"")
@@ -115,14 +115,14 @@ def retrieve_meta(core: ControllerContext, caller: Caller, request: RetrieveMeta
 
 @handles(RetrieveKeys, reads=True)
 def retrieve_keys(core: ControllerContext, caller: Caller, request: RetrieveKeys) -> AnyReply:
-    """A key or None for each row."""
+    """Return the key of each row; None for a row without a key."""
     partition = _known(core.state, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
 @handles(ProductionStatus, reads=True)
 def production_status(core: ControllerContext, caller: Caller, request: ProductionStatus) -> AnyReply:
-    """int8 [rows, fields] of all live rows."""
+    """Return which fields each live row has, int8 [rows, fields]."""
     partition = core.state.partitions.get(request.partition)
     if partition is None or any(name not in partition.fields for name in request.fields):
         return StatusReply(known=False)
@@ -133,7 +133,7 @@ def production_status(core: ControllerContext, caller: Caller, request: Producti
 
 @handles(ConsumptionStatus, reads=True)
 def consumption_status(core: ControllerContext, caller: Caller, request: ConsumptionStatus) -> AnyReply:
-    """int8 [rows] of all live rows."""
+    """Return which live rows a task has consumed, int8 [rows]."""
     partition = core.state.partitions.get(request.partition)
     if partition is None:
         return StatusReply(known=False)
@@ -144,7 +144,7 @@ def consumption_status(core: ControllerContext, caller: Caller, request: Consump
 
 @handles(CheckProduction, reads=True)
 def check_production(core: ControllerContext, caller: Caller, request: CheckProduction) -> AnyReply:
-    """Whether every row has every field; False for unknown ones and for no rows at all."""
+    """Return whether every row has every field; False for unknown fields, and if there are no rows."""
     partition = core.state.partitions.get(request.partition)
     if partition is None or not partition.rows.count:
         return Done(False)
@@ -154,14 +154,14 @@ def check_production(core: ControllerContext, caller: Caller, request: CheckProd
 
 @handles(CheckConsumption, reads=True)
 def check_consumption(core: ControllerContext, caller: Caller, request: CheckConsumption) -> AnyReply:
-    """Whether the task has consumed every row that is left, and any at all; False for an unknown partition."""
+    """Return whether the task has consumed rows and none is left; False for an unknown partition."""
     partition = core.state.partitions.get(request.partition)
     return Done(partition is not None and partition.wholly_consumed(request.task))
 
 
 @handles(ListPartitions, reads=True)
 def list_partitions(core: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
-    """Names in order of creation."""
+    """Return the names of the partitions in order of creation."""
     return Done(list(core.state.partitions))
 
 

@@ -1,4 +1,4 @@
-"""Who of those who watch a partition is to be answered, and with what. Reads the state."""
+"""Answers the requests that wait for changes of a partition. Reads the state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transfer_queue.messages.queries import ChangeReply, Watch
 
 @handles(Watch)
 def watch(core: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
-    """What is new to the caller. The request waits if nothing is."""
+    """Reply with the changes since the caller's version, or park the request if there are none."""
     reply = watch_reply(core.state, request)
     if reply is None and request.wait is not None and request.wait > 0:
         core.park(caller, request, request.wait)
@@ -29,19 +29,19 @@ def watch(core: ControllerContext, caller: Caller, request: Watch) -> Union[Chan
 
 
 def watch_reply(state: State, watch: Watch) -> ChangeReply | None:
-    """The answer to one who asks, None where nothing is new to him."""
+    """Return the reply to a watch; None if nothing has changed since its version."""
     since = -1 if watch.since is None else watch.since
     return ChangeQuery(state.partitions.get(watch.partition), since).answer(watch.where, begins(watch))
 
 
 def empty_watch_reply(state: State, watch: Watch) -> ChangeReply:
-    """The answer where nothing is new."""
+    """Return the reply that nothing has changed."""
     partition = state.partitions.get(watch.partition)
     return ChangeReply(-1) if partition is None else ChangeReply(partition.version, sealed=partition.sealed)
 
 
 def mark_seen(state: State, name: str) -> None:
-    """Nothing is new to any of those who watch a partition and have a connection."""
+    """Note that all connected watches of a partition have been answered up to its present version."""
     watches = state.waiting.watches.get(name)
     if watches is not None:
         partition = state.partitions.get(name)
@@ -49,9 +49,9 @@ def mark_seen(state: State, name: str) -> None:
 
 
 def watch_replies(state: State, name: str, connected: Container[RequestKey]) -> list[tuple[RequestKey, ChangeReply]]:
-    """Who is to be answered after a change of a partition, and with what.
+    """Return the watches to answer after a change of a partition, with their replies.
 
-    What is new since the last time is found once, and matched once for all who wait for the same.
+    The changes are collected once, and matched once for all watches with the same conditions.
     """
     watches = state.waiting.watches.get(name)
     if watches is None:
@@ -68,15 +68,13 @@ def watch_replies(state: State, name: str, connected: Container[RequestKey]) -> 
 
 
 class ChangeQuery:
-    """What is new in a partition (None: it does not exist) since a version; below 1 is the beginning of all.
-
-    dropped: the partition of that version is no more; another one of its name may be there.
-    """
+    """The changes of a partition (None: it does not exist) since a version; a version below 1 means all changes."""
 
     def __init__(self, partition: Partition | None, since: int) -> None:
         self.partition = partition
         self.since = max(since, 0)
         self.dropped = since >= 1 and (partition is None or since < partition.changes.made)
+        """Whether the partition of that version was dropped. A newer one of the same name may exist."""
         if partition is None or self.dropped:
             return
         changes = partition.changes
@@ -88,9 +86,9 @@ class ChangeQuery:
         self.complete = self.since >= changes.forgotten
 
     def answer(self, where: Tag, begins: bool) -> ChangeReply | None:
-        """The answer to one who asks for rows with these tags, None where nothing is new to him.
+        """Return the reply to a watch for rows with these tags; None if nothing has changed for it.
 
-        begins: he was told of no row yet, so that no clear is news to him.
+        begins: whether it has received no rows yet, so that cleared rows do not concern it.
         """
         if self.dropped:
             return ChangeReply(-1, changed=True, dropped=True)
@@ -103,7 +101,7 @@ class ChangeQuery:
         if not (len(chosen) or cleared or self.sealed) and complete:
             return None
         positions = self.positions[chosen]
-        missed = np.isin(self.lost, positions)  # whose tags are wanted: a row that lost a value has changed
+        missed = np.isin(self.lost, positions)  # a row that lost a value has changed, so its tags were matched above
         return ChangeReply(
             partition.version,
             changed=True,
@@ -124,7 +122,7 @@ class ChangeQuery:
         )
 
     def _chosen(self, where: Tag) -> np.ndarray:
-        """Which of the rows have these tags."""
+        """Return which of the changed rows have these tags."""
         if not where:
             return np.arange(len(self.positions))
         if self.tags is None:

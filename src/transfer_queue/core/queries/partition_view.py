@@ -1,4 +1,4 @@
-"""Lists keys with their tags, a page at a time: a list of a million keys delays nobody."""
+"""Lists the keys or the samples of a partition in pages, so that a million of them delay no other request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transfer_queue.core.tables.change_feed import matcher
 from transfer_queue.core.tables.row_table import CHUNK_BITS
 from transfer_queue.messages.queries import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
 
-PAGE_KEYS = 2048  # of an answer: about two milliseconds
-SCANNED_ROWS = 16384  # that are looked at for it
+PAGE_KEYS = 2048  # keys of one reply, which take about two milliseconds
+SCANNED_ROWS = 16384  # rows that are read for one reply
 
 Tag = dict[str, Any]
 
 
 @handles(ListKeys, reads=True)
 def list_keys(core: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
-    """The next page. Keys come in order of creation, which is that of positions."""
+    """Return the next page of keys with their tags, in order of creation, which is the order of positions."""
     names = list(core.state.partitions) if request.partitions is None else request.partitions
     matches = matcher(request.where) if request.where else None
     page: dict[str, dict[str, Tag]] = {}
@@ -29,7 +29,7 @@ def list_keys(core: ControllerContext, caller: Caller, request: ListKeys) -> Key
     for number, name in enumerate(names):
         partition = core.state.partitions.get(name)
         if partition is None or made not in (None, partition.changes.made):
-            made, start = None, 0  # it is there no more; another one of its name is not what was being listed
+            made, start = None, 0  # the listed partition was dropped; a newer one of its name is not listed
             continue
         listed = page[name] = {}
         for position, key, tag in _keyed(partition, start):
@@ -46,7 +46,7 @@ def list_keys(core: ControllerContext, caller: Caller, request: ListKeys) -> Key
 
 
 def _keyed(partition: Partition, start: int) -> Iterator[tuple[int, str | None, Tag]]:
-    """Position, key and tag of the rows from a position on, chunk by chunk."""
+    """Iterate over the rows from a position on: position, key and tag."""
     for number, chunk in partition.rows.chunks.items():
         first = number << CHUNK_BITS
         if chunk.keys is None or first + chunk.size <= start:
@@ -56,12 +56,12 @@ def _keyed(partition: Partition, start: int) -> Iterator[tuple[int, str | None, 
             yield first + at, chunk.keys[at], (tags[at] if tags is not None else None) or {}
 
 
-SNAPSHOT_ROWS = 4096  # of an answer: about two milliseconds
+SNAPSHOT_ROWS = 4096  # rows of one reply, which take about two milliseconds
 
 
 @handles(TakeSnapshot, reads=True)
 def take_snapshot(core: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
-    """The next page. Positions ascend as global indexes do."""
+    """Return the next page of samples. Positions ascend like global indexes."""
     partition = core.state.partitions.get(request.partition)
     if partition is None or request.made not in (None, partition.changes.made):
         return SnapshotReply(known=False)

@@ -1,4 +1,4 @@
-"""Where values lie: what a get asks before it copies."""
+"""Looks up the locations of values, which a get needs before it copies them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, Place
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 
-# of a field's rows: their block numbers (i8), and where in these blocks they are (i4)
+# For the rows of a field: their block numbers (i8), and their row numbers inside these blocks (i4).
 Places = tuple[np.ndarray, np.ndarray]
 
 
 @handles(Lookup, reads=True)
 def lookup(core: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
-    """Where values lie."""
+    """Reply with the locations of the values of rows or keys."""
     partition = core.state.partitions.get(request.partition)
     if request.rows is not None:
         return _by_rows(core.state, partition, request, indexes_in(request.rows))
@@ -39,7 +39,7 @@ def lookup(core: ControllerContext, caller: Caller, request: Lookup) -> AnyReply
     if places:
         reply = _placed(core.state, partition, len(positions), places, request)
     else:
-        # count > 0 without types tells the client that the keys share no field at all
+        # count > 0 without types means that the keys have no common field
         shared = request.fields is not None and _common(partition, positions, None)
         reply = _nothing(core.state, -len(positions) if shared else len(positions))
     return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
@@ -50,7 +50,7 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
     gone = rows[positions < 0]
     if len(gone):
         raise StorageKeyNotFoundError(
-            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never were), "
+            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never existed), "
             f"among them global indexes {gone[:5].tolist()}{_dropped(partition, int(gone[0]))}"
         )
     if partition is None or not len(rows):
@@ -61,7 +61,7 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
     else:
         names = list(dict.fromkeys(request.fields))
         places = _places(partition, positions, with_nested(partition, names))
-        for name in set(places).difference(names):  # leaves that not all of these rows have
+        for name in set(places).difference(names):  # nested fields that not all of these rows have
             if np.count_nonzero(places[name][0]) < len(positions):
                 del places[name]
         for name in names:
@@ -74,7 +74,7 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
 
 
 def of_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
-    """Where values of rows that were just dealt lie; None where rows or values are gone, which a lookup explains."""
+    """Return the locations of values of newly dealt rows; None if rows or values are gone, which a lookup explains."""
     try:
         found = _by_rows(state, partition, Lookup(partition.name, b"", None, fields), rows)
     except StorageKeyNotFoundError:
@@ -89,9 +89,9 @@ def _nothing(state: State, count: int) -> LookupReply:
 def _common(
     partition: Partition, positions: np.ndarray, wanted: list[str] | None, lacking: dict[str, int] | None = None
 ) -> dict[str, Places]:
-    """Return the places of the fields that every one of these rows has, sorted, or in the order of `wanted`.
+    """Return the locations of the fields that all these rows have, sorted or in the order of `wanted`.
 
-    lacking: is filled with the fields that are left out, see `LookupReply`.
+    lacking: receives the fields that are left out, see `LookupReply`.
     """
     asked = sorted(partition.fields) if wanted is None else list(dict.fromkeys(wanted))
     names = asked if wanted is None else with_nested(partition, asked)
@@ -107,7 +107,7 @@ def _common(
 
 
 def with_nested(partition: Partition, names: list[str]) -> list[str]:
-    """Return these fields, the fields inside them, and the nested fields that they are part of."""
+    """Return these fields, the fields inside them, and the fields that contain them."""
     fields = partition.fields
     nested = [name for name in names if name in fields and fields[name].kind == NESTED]
     inside = [name for name in fields if nested and SEPARATOR in name and not set(parents(name)).isdisjoint(nested)]
@@ -122,7 +122,7 @@ def with_nested(partition: Partition, names: list[str]) -> list[str]:
 
 
 def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
-    """Where the values of these fields lie; block 0 where there is none."""
+    """Return the locations of the values of these fields; block 0 for a row without a value."""
     parts = list(partition.rows.split(positions))
     if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
         columns, at = parts[0][1].field, parts[0][2]
@@ -156,7 +156,7 @@ def _placed(
         alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
     types = [partition.fields[name].type() for name in places]
     if all(numbers == numbers[:8] * count for numbers, _ in alike):
-        # the rows of each field are in one block: no array is as quick as a number
+        # The rows of each field are in one block. Python numbers are faster than arrays here.
         blocks = sorted({int(places[names[0]][0][0]) for names in alike.values()})
         placements = [
             Placement(names, blocks.index(int(places[names[0]][0][0])).to_bytes(4, "little") * count, slots)
@@ -164,7 +164,7 @@ def _placed(
         ]
         return LookupReply(count, types, described(np.array(blocks, "i8")), placements)
     named = np.concatenate([places[names[0]][0] for names in alike.values()])
-    if (named[1:] > named[:-1]).all():  # a block a row and placement, in the order in which they were put
+    if (named[1:] > named[:-1]).all():  # each row and placement has its own block, in the order of the puts
         unique, inverse = named, np.arange(len(named), dtype="i4")
     else:
         unique, inverse = np.unique(named, return_inverse=True)
@@ -181,12 +181,12 @@ def _lacking(partition: Partition, name: str, positions: np.ndarray, count: int)
     return StorageKeyNotFoundError(
         f"field {name!r} is not produced for {len(rows)} of {count} samples of partition "
         f"{partition.name!r}, among them global indexes {rows[:5].tolist()}; "
-        f"tq.get_client().explain(...) says what they wait for"
+        f"tq.get_client().explain(...) describes what they wait for"
     )
 
 
 def _check_lost(partition: Partition, fields: list[str] | None, positions: np.ndarray) -> None:
-    """Raises where values of these fields (None: of any) were lost."""
+    """Raise StorageKeyNotFoundError if values of these fields (None: of any field) were lost."""
     if not partition.losses.counts:
         return
     words = partition.losses.words(sorted(partition.losses.counts) if fields is None else fields, positions)
@@ -195,6 +195,6 @@ def _check_lost(partition: Partition, fields: list[str] | None, positions: np.nd
 
 
 def _dropped(partition: Partition | None, row: int) -> str:
-    """Why the row is gone, where it was dropped."""
+    """Return the reason for which a row was dropped, for a message; "" if it was not dropped."""
     reason = None if partition is None else partition.drops.reason(row)
     return "" if reason is None else f"; sample {row} was dropped: {reason}"

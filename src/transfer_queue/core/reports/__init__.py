@@ -1,1 +1,1 @@
-"""What people and dashboards ask for: status, explanations, metrics."""
+"""Reports for people and dashboards: status, explanations and metrics."""

@@ -1,4 +1,4 @@
-"""Ends a deadlock: every put that waits for space fails, with words about what waits for what."""
+"""Ends a deadlock: every put that waits for space fails, with a message that lists the waiting requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.unit_reports import SpaceShortReport
 
-SHOWN = 3  # of each kind, in the words
+SHOWN = 3  # requests of each kind in the message
 
 
 def end_deadlock(core: ControllerContext) -> list[Effect]:
-    """Fails all that waits for space, saying what waits for what."""
+    """Fail all requests that wait for space with a DeadlockError."""
     told = describe_deadlock(core.state, core.movers.short.values())
     effects: list[Effect] = []
     for waiting in list(core.state.waiting.space.values()):
@@ -32,7 +32,7 @@ def end_deadlock(core: ControllerContext) -> list[Effect]:
 
 
 def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:
-    """The cycle: which puts wait for which space, and which claims for which rows."""
+    """Return the message of a DeadlockError: which puts wait for space, and which claims wait for samples."""
     puts = [_put_words(waiting) for waiting in list(state.waiting.space.values())]
     puts += [f"{writer} waits for bytes of storage unit {unit.unit}" for unit in short for writer in unit.writers]
     claims = [
@@ -42,10 +42,10 @@ def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:
         for waiting in queue.claims.values()
     ]
     return (
-        f"deadlock: every put waits for space and every claim for rows. Puts: {_shortened_list(puts)}. "
-        f"Claims: {_shortened_list(claims)}. Nobody is left who could clear samples. Raise the capacity, lower "
-        f"batch_size, clear samples as they are consumed (create_partition(free_when=...)), or put into "
-        f"rows that exist."
+        f"deadlock: every put waits for space, every claim waits for samples, and no client is left that could clear "
+        f"samples. Puts: {_shortened_list(puts)}. Claims: {_shortened_list(claims)}. Raise the capacity, lower "
+        f"batch_size, clear samples when they are consumed (create_partition(free_when=...)), or put fields of "
+        f"samples that exist."
     )
 
 
@@ -57,13 +57,13 @@ def _shortened_list(told: list[str]) -> str:
 def _put_words(waiting: ParkedRequest) -> str:
     request = waiting.request
     assert not isinstance(request, (Claim, TakeGroupDemand, Watch))
-    return f"{waiting.client} waits for room for {request.count} rows in partition {request.partition!r}"
+    return f"{waiting.client} waits for space for {request.count} samples in partition {request.partition!r}"
 
 
 def _claim_words(state: State, waiting: ParkedRequest) -> str:
     claim = waiting.claim
     partition = state.partitions.get(claim.partition)
-    begin = f"task {claim.task!r} waits for {claim.count} rows with {claim.fields} in partition {claim.partition!r}"
+    begin = f"task {claim.task!r} waits for {claim.count} samples with {claim.fields} in partition {claim.partition!r}"
     if partition is None:
         return begin + ", which does not exist"
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total

@@ -1,4 +1,4 @@
-"""Answers "why is this sample not handed out?" in words."""
+"""Explains in sentences why a sample is not delivered, and what a claim waits for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.queries import Explain
 
-NEAREST = 3  # rows that a timeout explains
-WAITS_FOR = ", which waits for "  # of a group
+NEAREST = 3  # rows that a timeout describes
+WAITS_FOR = ", which waits for "  # what follows the description of a group
 
 
 @handles(Explain, reads=True)
 def handle_explain(core: ControllerContext, caller: Caller, request: Explain) -> Done:
-    """Why a sample is not dealt, or what a claim of this description would wait for."""
+    """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     if request.count is None or request.task is None or not request.fields:
         return Done(explain(core.state, request, core.group_size_of(request.partition)))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
@@ -35,23 +35,23 @@ def handle_explain(core: ControllerContext, caller: Caller, request: Explain) ->
 
 
 def explain(state: State, request: Explain, dealt: int | None = None) -> str:
-    """One paragraph on one sample, named by global index or key; or on what claims of the partition wait for.
+    """Describe one sample, named by global index or key, or what claims of the partition wait for.
 
-    dealt: how many samples the groups have that the system's sampler deals; None where it deals single samples.
+    dealt: the number of samples in the groups that the system's sampler deals; None if it deals single samples.
     """
     partition = state.partitions.get(request.partition)
     if partition is None:
         there = others(request.partition, state.partitions)
         end = "" if there.endswith("?") else "."
         return (
-            f"Partition {request.partition!r} does not exist (never made, or dropped). "
+            f"Partition {request.partition!r} does not exist (never created, or dropped). "
             f"{there[0].upper()}{there[1:]}{end}"
         )
     if request.key is not None:
         position = partition.keys.get(request.key, -1)
         name = f"Sample {request.key!r}"
         if position < 0:
-            return f"{name} of partition {partition.name!r} is unknown: it was never put, or it was cleared."
+            return f"{name} of partition {partition.name!r} does not exist: it was never put, or it was cleared."
     elif request.row is not None:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])
         name = f"Sample {request.row}"
@@ -59,7 +59,8 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
             return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
     else:
         return _partition_words(state, partition, request, dealt)
-    return f"{name} of partition {partition.name!r} " + "; ".join(_row_words(partition, position, request, dealt)) + "."
+    words = _row_words(partition, position, request, dealt)
+    return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
 
 
 def _absent(state: State, partition: Partition, row: int) -> str:
@@ -77,9 +78,9 @@ def _absent(state: State, partition: Partition, row: int) -> str:
 def _row_words(
     partition: Partition, position: int, request: Explain, dealt: int | None, told: set[str] | None = None
 ) -> list[str]:
-    """The state of one sample, in clauses.
+    """Return the state of one sample in clauses that begin with a verb.
 
-    told: what groups wait for, as other samples have said it: a sample of one of these groups does not say it again.
+    told: what the text has already said that groups wait for. It is not repeated for another sample of the group.
     """
     where = np.array([position])
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
@@ -93,7 +94,7 @@ def _row_words(
         lost = partition.losses.words(lack, where)
         there = have or partition.common_fields(where)
         words.append(
-            f"misses the fields {lack}"
+            f"is missing the fields {lack}"
             + (f" (it has {there})" if there else " (it has none of them)")
             + (f": {lost}" if lost else "")
         )
@@ -104,7 +105,7 @@ def _row_words(
     else:
         words.append("is reserved" + _by_whom(partition, where) + "; nothing was written yet")
     group, hindrance = _group_words(partition, position, fields, dealt, request.task)
-    # what a group waits for names a sample of it, so that the same words are of the same group
+    # The words about what a group waits for name one of its samples, so equal words are about the same group.
     repeated = told is not None and hindrance in told and hindrance.startswith(f"{WAITS_FOR}sample ")
     clause = group if repeated else group + hindrance
     if told is not None:
@@ -112,7 +113,7 @@ def _row_words(
     words += [clause] if clause else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
         words.append(_task_words(partition, position, task))
-    held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, and this one it does not
+    held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, but it cannot deal this one
     open_ = request.task is not None and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]
     if open_ and fields and not lack and not held:
         words.append(f"is ready for task {request.task!r} and waits for a claim that takes it")
@@ -120,7 +121,7 @@ def _row_words(
 
 
 def _by_whom(partition: Partition, where: np.ndarray) -> str:
-    """Who reserved the row, and so is expected to write it."""
+    """Name the client that reserved a row and is expected to write it."""
     number = int(partition.rows.owners_of(where)[0])
     return next((f" by client {name}" for name, given in partition.owners.items() if given == number), "")
 
@@ -138,7 +139,7 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
         if reason == POISON:
             times = int(partition.leases.delivered.of(task, np.array([position]))[0])
             more = f" (delivered {times} times, never acknowledged)"
-        return f"was passed over for task {task!r}: {reason}{more}"
+        return f"is skipped by task {task!r}: {reason}{more}"
     dealt = chunk.dealt.get(task)
     if dealt is not None and dealt[at]:
         batch = partition.dealt[task].batches[int(dealt[at])]
@@ -147,50 +148,50 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
 
 
 def _claimed_words(partition: Partition, position: int, task: str) -> str:
-    """Of a row that was given under a lease, or as one rank's share of a deal."""
+    """Describe a row that was delivered under a lease, or dealt to a rank, and is not acknowledged yet."""
     index = int(partition.rows.indexes_of(np.array([position]))[0])
     batch = partition.batch_of(task, position)
-    words = f"was given to task {task!r}" if batch is None else f"was dealt to task {task!r}"
+    words = f"was delivered to task {task!r}" if batch is None else f"was dealt to task {task!r}"
     words += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
     held = [lease for lease in partition.leases.by_token.values() if lease.task == task and index in lease.rows]
     clients = ", ".join(dict.fromkeys(lease.client for lease in held))
-    words += f" under a lease of {clients}, and is" if held else " and is under no lease now, and"
+    words += f" under a lease of {clients}, and is" if held else ", is not under a lease now, and is"
     words += " not acknowledged yet"
     times = int(partition.leases.delivered.of(task, np.array([position]))[0])
-    return words + (f" ({times} earlier deliveries were not, either)" if times else "")
+    return words + (f" ({times} earlier deliveries were not acknowledged either)" if times else "")
 
 
 def _group_words(
     partition: Partition, position: int, fields: list[str], dealt: int | None, task: str | None
 ) -> tuple[str, str]:
-    """Which group a row belongs to, and why that is not dealt; "" where there is nothing to say."""
+    """Return the group of a row in words, and why it is not dealt; "" for what does not apply."""
     groups = partition.groups
     size = groups.size or dealt
     if not groups.explicit:
         return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else ("", "")
     number = int(groups.of(np.array([position]), 1)[0])
     if number < 0:
-        return "", "belongs to no group, while others here have a group_id: group samplers never deal it"
+        return "", "has no group_id, but other samples of the partition have one, so group samplers never deal it"
     group = groups.declared[number]
     words = f"is one of {len(group.members)} samples of group {group.name!r}"
     if groups.size is not None:
         words += f" (group_size {groups.size})"
     if group.cleared:
-        return words, f", which is orphaned: {group.cleared} of its members were cleared, it can never be whole"
+        return words, f", which is orphaned: {group.cleared} of its members were cleared, so it can never be complete"
     if size is not None and len(group.members) > size:
-        return words, f", which is over-long: {_disagree(group, size)}; it can never be dealt"
+        return words, f", which is too large: {_disagree(group, size)}, so it can never be dealt"
     if task is not None and dealt is not None and not partition.taken(task, np.array([position]))[0]:
         given = int(np.count_nonzero(partition.taken(task, np.array(group.members, "i8"))))
         if given:
-            return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is not dealt"
+            return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is never dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {absent} more were never put, and the partition is sealed"
+        return words, f", which is orphaned: {absent} of its members were never put, and the partition is sealed"
     return words, _waits_for(partition, group.members, fields, absent)
 
 
 def _disagree(group: Group, size: int) -> str:
-    return f"group {group.name!r} has {len(group.members)} samples, the sampler wants {size}"
+    return f"group {group.name!r} has {len(group.members)} samples, but the sampler deals groups of {size}"
 
 
 def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) -> str:
@@ -204,33 +205,33 @@ def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) 
     if not wrong:
         return ""
     told = _disagree(wrong[0], size)
-    more = f", and {len(wrong) - 1} more groups differ from it" if len(wrong) > 1 else ""
+    more = f"; {len(wrong) - 1} more groups do not have this size either" if len(wrong) > 1 else ""
     return f" {told[0].upper()}{told[1:]}{more}."
 
 
 def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
     first = position // size * size
     there = range(first, min(first + size, partition.rows.end))
-    words = f"is number {position - first + 1} of the {size} samples that make a group by order of reservation"
+    words = f"is number {position - first + 1} of the {size} samples that form a group by order of reservation"
     if partition.rows.dead(there):
-        return words, ", which is orphaned: some of them were cleared, it can never be whole"
+        return words, ", which is orphaned: some of its members were cleared, so it can never be complete"
     clients = len(np.unique(partition.rows.owners_of(np.array(there))))
     if clients > 1:
-        words += f" (reserved by {clients} clients: put them with group_ids=, so that prompts are not mixed up)"
+        words += f" (reserved by {clients} clients: put samples with group_ids= so that groups do not mix prompts)"
     absent = size - len(there)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {absent} of them were never put, and the partition is sealed"
+        return words, f", which is orphaned: {absent} of its members were never put, and the partition is sealed"
     return words, _waits_for(partition, list(there), fields, absent)
 
 
 def _waits_for(partition: Partition, members: list[int], fields: list[str], absent: int) -> str:
-    """What a group still lacks. absent: members that do not exist yet."""
+    """Return what a group still lacks. absent: the number of members that do not exist yet."""
     missing = []
     for member in members:
         lack = [name for name in fields if not partition.blocks_of(name, np.array([member]))[0][0]]
         if lack:
             index = int(partition.rows.indexes_of(np.array([member]))[0])
-            missing.append(f"sample {index} (misses {lack})")
+            missing.append(f"sample {index} (missing {lack})")
     if absent:
         missing.append(f"{absent} samples that were not put yet")
     if not missing:
@@ -241,19 +242,19 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
 
 def _partition_words(state: State, partition: Partition, request: Explain, dealt: int | None) -> str:
     if request.task is None or request.fields is None:
-        raise InvalidArgumentError("explain needs a global_index or a key, or task and fields of a claim")
+        raise InvalidArgumentError("explain needs a global_index or a key, or the task and fields of a claim")
     words = nearest(partition, request.task, request.fields, dealt)
     return words + _uneven(state, partition, request.task) + _flow_words(partition)
 
 
 def _flow_words(partition: Partition) -> str:
-    """What holds producers back, and what was dropped."""
+    """Return sentences about the limits on producers, and about dropped samples."""
     words = ""
     most = flow_control.limit(partition)
     if most is not None and partition.admitted >= most:
         words += (
-            f" New samples wait for the policy: {partition.admitted} were taken in at version "
-            f"{partition.policy_version}, and {most} may be until set_policy_version."
+            f" New samples wait for the policy: {partition.admitted} samples were admitted, and the limit at policy "
+            f"version {partition.policy_version} is {most}. set_policy_version raises it."
         )
     if partition.options.producers > 1 and not partition.sealed and partition.seals:
         words += f" {partition.seals} of {partition.options.producers} producers have sealed."
@@ -275,24 +276,24 @@ def _uneven(state: State, partition: Partition, task: str) -> str:
     words = f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told})"
     if partition.sealed:
         return words + (
-            ": too few samples were left after the seal to make them equal, so the ranks that were behind got these."
+            ": too few samples were left after the seal to make them equal, so the ranks that were behind got them."
         )
     return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
 
 
 def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
-    """The rows nearest to ready for (task, fields), and what each of them waits for."""
+    """Describe the rows that are nearest to ready for a task and its fields, and what each of them waits for."""
     positions = partition.rows.live_positions(waiting=False)
     open_rows = positions[partition.taken(task, positions) == 0]
     claimed = partition.claimed.get(task, 0)
     if claimed and not len(open_rows):
         return (
-            f"Task {task!r} has been given every sample of partition {partition.name!r}, {claimed} of which are not "
-            f"acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some that are given back."
+            f"Every sample of partition {partition.name!r} was delivered to task {task!r}, and {claimed} of them are "
+            f"not acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some must be returned."
         )
     if not len(open_rows):
         reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.of(task).items())
-        over = f" Passed over so far: {reasons}." if reasons else ""
+        over = f" Skipped so far: {reasons}." if reasons else ""
         return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed.{over}"
     have = partition.produced(fields, open_rows).sum(axis=1)
     unready = open_rows[have < len(fields)]
@@ -307,12 +308,12 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
         (key,) = partition.keys_of(np.array([position]))
         request = Explain(partition.name, row=index, task=task, fields=fields)
         name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
-        told.append(f"{name} " + "; ".join(_row_words(partition, position, request, dealt, waits)[:2]))
+        told.append(f"{name} " + "; it ".join(_row_words(partition, position, request, dealt, waits)[:2]))
     return "Nearest to ready: " + ". ".join(told) + "." + sizes
 
 
 def _unacknowledged(partition: Partition, task: str) -> str:
-    """Which kept batches wait for an ack."""
+    """Name some dealt batches that wait for an ack."""
     dealt = partition.dealt.get(task)
     told: list[str] = []
     for batch in [] if dealt is None else dealt.batches.values():
@@ -323,7 +324,7 @@ def _unacknowledged(partition: Partition, task: str) -> str:
 
 
 def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
-    """The text of a claim's WaitTimeoutError. dealt: as in `explain`."""
+    """Return the message of a claim's WaitTimeoutError. dealt: as in `explain`."""
     return (
         f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
     )
@@ -349,9 +350,9 @@ def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
     words = f"{ready} available."
     if ready >= claim.count:
-        words += " Enough are ready, but the sampler made no batch of them"
-        words += " (whole groups, all ranks' shares, or full micro-batches)."
-    sealed = " The partition is sealed: no new rows will come." if partition.sealed else ""
+        words += " Enough are ready, but the sampler cannot make a batch of them"
+        words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
+    sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
     near = nearest(partition, claim.task, claim.fields, dealt)
     return f"{words} {near}{_ranks_ahead(partition, claim)}{sealed}{_flow_words(partition)}"
 

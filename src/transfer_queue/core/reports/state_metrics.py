@@ -1,6 +1,6 @@
-"""What metrics tell of the state: looked at a little at a time, as a state may be large and the loop serves others.
+"""Measures the state for metrics, in short steps, so that a large state does not delay other requests.
 
-Between two steps anything may have changed, so that the whole is of some milliseconds and not of one moment.
+The state may change between two steps, so a measurement describes some milliseconds and not one moment.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded
 if TYPE_CHECKING:
     from transfer_queue.core.state.state import State
 
-NAMED = 100  # partitions that are told by name, those made last; the others are told as one
-AT_ONCE = 64  # of the others in one step, each of which costs little
+NAMED = 100  # partitions that are reported by name, those created last; the others are reported together
+AT_ONCE = 64  # other partitions, or units, in one step
 
 
 class LeaseCounts:
-    """What became of leases since the controller began. granted, acknowledged: task -> leases, rows.
-
-    redelivered: (task, reason) -> rows whose delivery ended without an ack.
-    """
+    """Counts leases and their ends since the controller started."""
 
     RECORDS = frozenset({r.Dealt, r.RowsLeased, r.LeaseAcked, r.LeaseEnded, r.RankLeft})
 
     def __init__(self) -> None:
         self.granted: Counter[str] = Counter()
+        """Task -> leases."""
         self.acknowledged: Counter[str] = Counter()
+        """Task -> rows."""
         self.redelivered: Counter[tuple[str, str]] = Counter()
+        """(task, reason) -> rows whose delivery ended without an ack."""
 
     def series(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Return the counters by name and label values, for `metrics.samples.series`."""
@@ -48,7 +48,7 @@ class LeaseCounts:
         }
 
     def note(self, record: r.AnyRecord) -> None:
-        """One of RECORDS was applied."""
+        """Count a record that was applied, which is one of RECORDS."""
         if isinstance(record, r.Dealt):
             if record.lease is not None:
                 self.note(record.lease)
@@ -70,23 +70,23 @@ def _bounded_label(task: str, known: Mapping[str, int]) -> str:
 
 @dataclass
 class StateMeasures:
-    """What a scrape reads of the state."""
+    """The measurements of one scrape."""
 
     count: int = 0
     """The number of all partitions."""
     partitions: list[PartitionProgress] = field(default_factory=list)
     """The partitions that are reported by name, and one that stands for the others if there are any."""
     live: Counter[int] = field(default_factory=Counter)
-    """Unit -> bytes of the blocks that are needed there."""
+    """Unit -> bytes of its live blocks."""
     series: defaultdict[str, Counter[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(Counter))
-    """Name -> label values -> value: what `metrics.samples.series` hands to a metric.
+    """Name -> label values -> value, which `metrics.samples.series` passes to a metric.
 
-    leases: (partition, task) -> leases in force. stored_values: (partition, tier) -> values there, every copy counted.
+    leases: (partition, task) -> leases in force. stored_values: (partition, tier) -> values there, including copies.
     """
 
 
 def measure(core: ControllerContext, now: float) -> Generator[None, None, StateMeasures]:
-    """Looks at the state; the caller lets others be served between two steps, each of which is short."""
+    """Measure the state. The caller serves other requests between two of its short steps."""
     found = StateMeasures(len(core.state.partitions))
     names = list(core.state.partitions)
     yield
@@ -113,7 +113,7 @@ def measure(core: ControllerContext, now: float) -> Generator[None, None, StateM
 
 
 def _others(core: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
-    """These partitions as one: how much they hold, and who waits."""
+    """Sum up these partitions: rows, bytes and waiting claims."""
     rows = nbytes = 0
     tiers: Counter[str] = Counter()
     waiting: Counter[str] = Counter()

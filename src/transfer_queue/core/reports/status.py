@@ -26,12 +26,12 @@ from transfer_queue.messages.system import Status, SystemStatus, Topology, Topol
 
 @handles(Status, reads=True)
 def system_status(core: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
-    """Progress of every partition, and the counters."""
+    """Reply with the progress of every partition and the counters."""
     return of_system(core, core.now)
 
 
 def of_system(core: ControllerContext, now: float) -> SystemStatus:
-    """Progress of every partition, and the counters with those of the connections."""
+    """Return the progress of every partition, and the counters including those of the connections."""
     around = {f"connections_{name}": value for name, value in core.of_connections.items()}
     costs = list(core.samplers.costs.values())
     found = status_of(core.state, {**core.counters, **around}, now, core.group_size, costs, core.trouble)
@@ -40,14 +40,17 @@ def of_system(core: ControllerContext, now: float) -> SystemStatus:
 
 @handles(Topology, reads=True)
 def topology(core: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
-    """The storage units, and the configuration that attaching clients get."""
+    """Reply with the storage units and the configuration for a client that attaches."""
     return TopologyReply(list(core.state.units.values()), core.config)
 
 
 def status_of(
     state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost], trouble: str
 ) -> SystemStatus:
-    """Progress of every partition by field and task. size: samples of a group where a partition does not say it."""
+    """Return the progress of every partition by field and task.
+
+    size: samples of a group, used for partitions without a group_size.
+    """
     partitions = [progress(state, partition, now, size) for partition in state.partitions.values()]
     leased = state.blocks.leased_in
     units = [
@@ -58,7 +61,7 @@ def status_of(
 
 
 def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
-    """One partition. size: as above."""
+    """Return the progress of one partition. size: as in `status_of`."""
     queues = state.waiting.of_partition(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
@@ -84,7 +87,7 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
 
 
 def stored(state: State, partition: Partition) -> Counter[str]:
-    """Tier -> bytes of a partition there, every copy counted."""
+    """Return tier -> bytes of a partition there, including copies."""
     found: Counter[str] = Counter()
     for number, nbytes in state.blocks.stored.get(partition.number, {}).items():
         if nbytes:
@@ -93,6 +96,6 @@ def stored(state: State, partition: Partition) -> Counter[str]:
 
 
 def tier_of(state: State, number: int) -> str:
-    """The tier of a storage unit, as people are told."""
+    """Return the tier of a storage unit as it is reported to people."""
     unit = state.units.get(number)
     return MEMORY if unit is None else unit.told_tier
