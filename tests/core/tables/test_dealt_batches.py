@@ -74,7 +74,7 @@ def test_another_batch_size_is_an_error(ranks: Harness) -> None:
     ranks.dealt(2, dp_rank=0, batch_index=0)
     with pytest.raises(InvalidArgumentError, match="dealt with batch_size 2, but this claim has 4"):
         ranks.dealt(4, dp_rank=0, batch_index=0)
-    with pytest.raises(InvalidArgumentError, match="asked with 8"):
+    with pytest.raises(InvalidArgumentError, match="but this claim has 8"):
         ranks.result(waiting, "late")
     assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
 
@@ -88,7 +88,7 @@ def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
     ranks.dealt(2, dp_rank=0, batch_index=0)
     ranks.clear([0, 1])
     for _ in range(2):
-        with pytest.raises(BatchGoneError, match=r"batch 0 of dp_rank 0.*not replaced"):
+        with pytest.raises(BatchGoneError, match=r"batch 0 of dp_rank 0.*do not replace it"):
             ranks.dealt(2, dp_rank=0, batch_index=0)
     assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
     assert ranks.dealt(2, dp_rank=0, batch_index=1) == [4, 5]

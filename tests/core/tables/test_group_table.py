@@ -129,7 +129,7 @@ def test_rows_without_group_are_never_dealt(g: Harness) -> None:
     g.put(2, groups=["g", "g"])
     assert g.dealt(4) == []
     assert g.dealt(2) == [2, 3]
-    assert "belongs to no group" in explained(g, 0)
+    assert "has no group_id" in explained(g, 0)
 
 
 def test_order_is_by_first_member(g: Harness) -> None:
@@ -279,7 +279,7 @@ def test_explain_names_a_group_of_which_samples_were_already_dealt() -> None:
     assert h.dealt(1) == [0]
     h.put(1, groups=["a"])
     assert h.dealt(2) == []
-    assert "of group 'a', 1 of which were already dealt to task 't'; the rest of a group is not dealt" in explained(
+    assert "of group 'a', 1 of which were already dealt to task 't'; the rest of a group is never dealt" in explained(
         h, 1
     )
     assert "ready for task" not in explained(h, 1)
@@ -291,12 +291,14 @@ def test_sizes_that_disagree_are_named(size: int, count: int) -> None:
     h.put(6, groups=list("aaabbb"))
     sequence = h.claim(count, wait=5)
     assert h.parked(sequence)
-    words = f"Group 'a' has 3 samples, the sampler wants {size}, and 1 more groups differ from it."
+    words = (
+        f"Group 'a' has 3 samples, but the sampler deals groups of {size}; 1 more groups do not have this size either."
+    )
     assert words in h.ask(Explain("p", task="t", fields=["x"])).value
     h.tick(5)
     assert words in h.reply(sequence, "r").message  # type: ignore[union-attr]
     if size == 1:
-        assert "group 'b' has 3 samples, the sampler wants 1; it can never be dealt" in explained(h, 3)
+        assert "group 'b' has 3 samples, but the sampler deals groups of 1, so it can never be dealt" in explained(h, 3)
 
 
 # ---------------------------------------------------------------- orphans and ends
@@ -321,7 +323,7 @@ def test_orphans_by_order_are_explained(g: Harness) -> None:
     assert "number 1 of the 2 samples that form a group by order of reservation, which is orphaned" in explained(g, 0)
     assert "waits for 1 samples that were not put yet" in explained(g, 4)
     g.ask(Seal("p"))
-    assert "orphaned: 1 of them were never put, and the partition is sealed" in explained(g, 4)
+    assert "orphaned: 1 of its members were never put, and the partition is sealed" in explained(g, 4)
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -347,7 +349,7 @@ def test_a_group_cut_off_by_the_seal_is_an_orphan(g: Harness) -> None:
     g.put(2, rows=[0, 1])
     g.ask(Seal("p"))
     assert orphaned(g) == 1
-    assert "1 more were never put, and the partition is sealed" in explained(g, 2)
+    assert "1 of its members were never put, and the partition is sealed" in explained(g, 2)
     assert g.dealt(2) == [0, 1]
     assert g.dealt(2) is None
 

@@ -362,7 +362,7 @@ def test_replicas_need_a_kept_batch(h: Harness) -> None:
         h.lease(1, replicas=2)
     with pytest.raises(InvalidArgumentError, match="replicas must be 1 or more"):
         h.lease(1, replicas=0)
-    with pytest.raises(InvalidArgumentError, match="of a claim with a lease"):
+    with pytest.raises(InvalidArgumentError, match="needs a lease"):
         h.result(h.claim(1, replicas=1), "r")
 
 
@@ -374,9 +374,9 @@ def test_groups_are_acknowledged_whole() -> None:
     h.put(4)
     reply = h.lease(4)
     for split in ([0], [1, 2], [0, 1, 3]):
-        with pytest.raises(InvalidArgumentError, match="whole groups"):
+        with pytest.raises(InvalidArgumentError, match="complete groups"):
             h.ack(reply, split)
-        with pytest.raises(InvalidArgumentError, match="whole groups"):
+        with pytest.raises(InvalidArgumentError, match="complete groups"):
             h.nack(reply, split)
     assert h.ack(reply, [2, 3])
     h.tick(10.0)

@@ -57,7 +57,7 @@ class TestDrop:
     def test_what_cannot_be_right(self):
         h = Harness()
         h.put(1)
-        with pytest.raises(InvalidArgumentError, match="needs a reason"):
+        with pytest.raises(InvalidArgumentError, match="reason must not be empty"):
             h.ask(Drop("p", "", groups=["a"]))
         assert h.ask(Drop("q", "why", groups=["a"])).value == 0
 
@@ -133,7 +133,7 @@ class TestSpanningGroups:
         h = Harness(GRPOGroupNSampler(2))
         h.put(1, name="a")
         h.put(1, name="b")
-        assert "reserved by 2 clients: put them with group_ids=" in h.look(Explain("p", row=0)).value
+        assert "reserved by 2 clients: put samples with group_ids=" in h.look(Explain("p", row=0)).value
 
     def test_groups_of_one_client_or_declared_ones_do_not(self):
         h = Harness(GRPOGroupNSampler(2))

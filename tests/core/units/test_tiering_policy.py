@@ -165,7 +165,7 @@ def test_drains_over_tiers(life: Tiers) -> None:
     life.every_row_has_its_values()
     life.h.ask(Drain(1, undo=True))
     life.h.ask(Drain(0))
-    with pytest.raises(InvalidArgumentError, match="0 others would be left to write to"):
+    with pytest.raises(InvalidArgumentError, match="but there would be 0"):
         life.h.ask(Drain(1))  # what is on disk is not written to
     life.h.ask(Drain(0, undo=True))
     life.h.ask(Drain(2))

@@ -1,1 +1,1 @@
-"""The samplers in the core: which one decides a claim, and the calls of users' samplers."""
+"""Chooses the sampler of a claim, and makes the calls of users' samplers."""

@@ -1,4 +1,4 @@
-"""Finds the sampler that decides a claim, and the facts about a sampler that need no call of it."""
+"""Finds the sampler of a claim, and the facts about a sampler that need no call of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, Sequenti
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
 from transfer_queue.sampler.sampler_wrapper import built_in, of_groups
 
-MOST_SIZES = 64  # samplers for other group sizes that are kept; clients choose the sizes
+MOST_SIZES = 64  # samplers for other group sizes to keep; clients choose the sizes
 
 
 class SamplerRegistry:
@@ -24,8 +24,6 @@ class SamplerRegistry:
     A partition's own group_size overrides that of a built-in sampler. A sampler that was made without a size takes the
     size in the claim, or else the size of the groups that are declared in the partition (`declared_size`). A claim with
     another size than its sampler or its partition is refused.
-    costs: the calls of users' samplers, by name, and their time.
-    strict: whether entries of a sampling_config that the sampler does not take are errors.
     """
 
     def __init__(self, default: AnySampler, values: Values = copied, strict: bool = False) -> None:
@@ -33,12 +31,15 @@ class SamplerRegistry:
             default = UserSampler(InlineRunner(default, values))
         self.default = default
         self.strict = strict
+        """Whether unknown entries of a sampling_config are errors instead of warnings."""
         self.costs: dict[str, SamplerCost] = {}
+        """The calls of users' samplers and their time, by name."""
         self.restarts = 0
+        """How often the sampler process was restarted."""
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
     def holds_up(self, claim: Claim) -> bool:
-        """Whether a user's sampler decides this claim in the loop, so that its calls are timed."""
+        """Return whether a user's sampler decides this claim in the controller's loop, so that its calls are timed."""
         sampler = self.of(claim, None)
         return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
 
@@ -51,7 +52,7 @@ class SamplerRegistry:
         )  # fmt: skip
 
     def of(self, claim: Claim, partition: Partition | None) -> AnySampler:
-        """The sampler for a claim of this partition."""
+        """Return the sampler for a claim of this partition."""
         name = claim.sampling.get("sampler")
         sampler = self.default
         if name is not None:
@@ -63,7 +64,7 @@ class SamplerRegistry:
         return self.for_partition(sampler, partition)
 
     def for_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
-        """This sampler with the group size of a partition."""
+        """Return this sampler with the group size of a partition."""
         size = None if partition is None else declared_size(partition, sampler)
         if size is None or isinstance(sampler, UserSampler) or group_size(sampler) in (None, size):
             return sampler
@@ -94,12 +95,12 @@ def _built_in(name: str) -> BaseSampler:
 
 
 def deals_itself(sampler: AnySampler) -> bool:
-    """Whether the outcome depends on the state alone: a built-in sampler, not one of a user's nor around one."""
+    """Return whether the outcome depends only on the state: the sampler is built-in, and wraps no user's sampler."""
     return not isinstance(sampler, UserSampler)
 
 
 def group_size(sampler: AnySampler) -> int | None:
-    """How many samples a group has for this sampler; None where it deals them one by one."""
+    """Return the number of samples in a group for this sampler; None if it deals single samples."""
     size = getattr(sampler, "n_samples_per_prompt", None)
     return size if isinstance(size, int) else None
 
@@ -117,13 +118,13 @@ def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
 
 
 def unit(sampler: AnySampler, partition: Partition) -> int:
-    """How many samples a group has that this sampler deals whole; 0 where it deals them one by one."""
+    """Return the number of samples in the groups that this sampler deals; 0 if it deals single samples."""
     size = group_size(sampler) or 0
     return size if size > 1 or partition.groups.explicit else 0
 
 
 def available(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
-    """How many of the ready rows this sampler could deal; for a sampler of groups those in whole ones."""
+    """Return how many ready rows this sampler could deal; for a sampler of groups, those in complete groups."""
     size = unit(sampler, partition)
     if not size:
         return ready.total
@@ -131,6 +132,6 @@ def available(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int
 
 
 def forget(sampler: AnySampler, partition: str) -> None:
-    """A partition is dropped: a user's sampler forgets what it keeps of it."""
+    """Make a user's sampler forget what it keeps of a dropped partition."""
     if isinstance(sampler, UserSampler):
         sampler.clear_cache(partition)

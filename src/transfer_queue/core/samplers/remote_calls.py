@@ -1,4 +1,4 @@
-"""Calls of a user's sampler that runs in a process of its own: one at a time, in the order in which claims need them.
+"""Calls a user's sampler that runs in a process of its own, one call at a time, in the order in which claims need them.
 
 A claim that needs an answer waits like any other claim that cannot be met. When the answer arrives, the claim is
 decided again with all its answers so far, and the result of the sampler is checked against the current state. None of
@@ -25,28 +25,26 @@ from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.remote_partition import PAGE, Question, Shown, ViewReply
 from transfer_queue.sampler.sampler_calls import SamplerCall, SamplerRequest
 
-MOST_GROUPS = 1 << 16  # in the reply to one question
+MOST_GROUPS = 1 << 16  # groups in the reply to one question
 NOTHING_SHOWN = Shown()
 
 Done = Callable[[Any], list[Effect]]
 
 
 class PendingCall:
-    """A call under way, and what it is for.
-
-    Attributes:
-        waiter: The claim that is decided with the answer; None if `done` gets it.
-        fresh: Whether this is the first decision of the claim.
-        again: Whether the claim must be decided again, because the state has changed since.
-        void: Whether the state was replaced since: then the answer is ignored, and the claim asks again.
-    """
+    """A call that was sent to the sampler, or is about to be sent."""
 
     def __init__(self, waiter: RequestKey | None, fresh: bool = False, done: Done | None = None) -> None:
         self.waiter = waiter
+        """The claim that is decided with the answer; None if `done` gets it."""
         self.fresh = fresh
+        """Whether this is the first decision of the claim."""
         self.done = done
+        """Receives the answer, or the exception, of a call that no claim needs."""
         self.again = False
+        """Whether the claim must be decided again because the state has changed during the call."""
         self.void = False
+        """Whether the state was replaced during the call. The answer is then ignored, and the claim asks again."""
         self.answers = Answers()
         self.ask: Ask | None = None
         self.began = 0.0
@@ -57,7 +55,7 @@ DecideAgain = Callable[[ParkedRequest, PendingCall], list[Effect]]
 
 
 class CallContext(Protocol):
-    """What the calls need of the controller."""
+    """The part of the controller that the calls use."""
 
     state: State
     samplers: SamplerRegistry
@@ -68,18 +66,15 @@ class CallContext(Protocol):
 
 
 class SamplerAsks:
-    """The calls of the system's sampler that wait or are under way. True while there are any.
-
-    Attributes:
-        runner: Knows the answers of the sampler; None if it does not run in a process of its own.
-    """
+    """The calls of the system's sampler that wait or were sent. True while there are any."""
 
     def __init__(self, sampler: AnySampler, decide_again: DecideAgain) -> None:
         self._decide_again = decide_again
         self.runner = _runner_of(sampler)
+        """Has the answers of the sampler; None if it does not run in a process of its own."""
         self._begun = 0  # calls so far, including those of former samplers
         self._active: PendingCall | None = None
-        self._claims: dict[RequestKey, bool] = {}  # that wait for their turn, and whether they are fresh
+        self._claims: dict[RequestKey, bool] = {}  # claims that wait for their turn -> whether they are fresh
         self._orders: deque[tuple[SamplerCall, Done]] = deque()
 
     def __len__(self) -> int:
@@ -98,7 +93,7 @@ class SamplerAsks:
         return self._begin(core, PendingCall(waiter, fresh), ask)
 
     def under_way(self, waiter: RequestKey) -> bool:
-        """Whether a claim waits for its answer, or for its turn. It is decided again after that."""
+        """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
         if self._active is not None and self._active.waiter == waiter:
             self._active.again = True
             return True
@@ -109,7 +104,7 @@ class SamplerAsks:
         self._orders.append((call, done))
 
     def next(self, core: CallContext) -> list[Effect]:
-        """Start the next call, if none is under way."""
+        """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
         if self.runner is not None and self.runner.orders:
             calls, self.runner.orders = self.runner.orders, []
@@ -166,10 +161,10 @@ class SamplerAsks:
         return self._begin(core, pending, ask)
 
     def answered(self, core: CallContext, number: int, outcome: Any) -> list[Effect]:
-        """A call has ended. outcome: its result, or an exception."""
+        """Handle the end of a call. outcome: its result, or an exception."""
         pending = self._active
         if pending is None or number != self._begun:
-            return []  # of a sampler that was replaced
+            return []  # the call of a sampler that was replaced
         self._active = None
         assert pending.ask is not None
         core.samplers.note(core.timer() - pending.began)
@@ -178,7 +173,7 @@ class SamplerAsks:
         else:
             effects = self._decide(core, pending, pending.ask, outcome)
         if pending.again and pending.waiter in core.state.waiting.by_waiter and self._active is not pending:
-            self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, because it came before the others
+            self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, as it arrived before the others
         return effects
 
     def _decide(self, core: CallContext, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:

@@ -1,6 +1,6 @@
-"""The view of a partition that samplers get, and the errors of built-in samplers.
+"""The view of a partition that samplers get, and the calls of built-in samplers.
 
-`sampler.sampler_calls` has the errors of a user's sampler.
+`sampler.sampler_calls` converts the errors of a user's sampler.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from transfer_queue.sampler.sampler_calls import failure
 
 
 class PartitionView(PartitionTags):
-    """A partition as samplers see it; read-only.
+    """The read-only view of a partition for samplers.
 
-    group_size: members of a declared group, where known. policy_version: as `set_policy_version` said last, 0 at first.
     values: decodes a value of a message to the value that was put; None for samplers that read only numbers.
     """
 
@@ -30,10 +29,12 @@ class PartitionView(PartitionTags):
         self._values = values
         self.partition_id = partition.name
         self.group_size = partition.groups.size
+        """The number of samples in a declared group; None if the partition does not declare it."""
         self.policy_version = partition.policy_version
+        """The last version that `set_policy_version` has set; 0 at first."""
 
     def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """{global index: tag} of those of these rows that live."""
+        """Return {global index: tag} for those of these rows that exist."""
         wanted = np.asarray(indexes, "i8")
         positions = self._partition.rows.positions_of(wanted)
         there = positions >= 0
@@ -45,7 +46,7 @@ class PartitionView(PartitionTags):
         return {i: values(tag) for i, tag in zip(live, tags, strict=True)}
 
     def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
-        """The tags of live rows (i8 global indexes), not copied: a tag that is set is another dict."""
+        """Return the tags of live rows (i8 global indexes), not copied, since an update of a tag makes a new dict."""
         tags: list[dict[str, Any] | None] = [None] * len(rows)
         for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
             if chunk.tags is not None:

@@ -1,4 +1,4 @@
-"""A user's sampler in the core: makes its calls, and checks its results against the state.
+"""Makes the calls of a user's sampler, and checks its results against the state.
 
 The core trusts built-in samplers. It accepts the result of a user's sampler only if it is valid: rows that the sampler
 was offered, none of them twice. Otherwise the claim fails with a `SamplerError`, and nothing changes.
@@ -58,7 +58,7 @@ class Runner(Protocol):
 
 
 class InlineRunner:
-    """Calls the sampler at once, in this process. values: decodes a value of a message to the value that was put."""
+    """Calls the sampler in this process. values: decodes a value of a message to the value that was put."""
 
     def __init__(self, sampler: BaseSampler, values: Values) -> None:
         self.facts = describe(sampler)
@@ -101,26 +101,25 @@ class RowsTakenError(Exception):
 
 
 class Answers:
-    """The answers of a sampler for one claim so far. offered: the rows that it was offered for them."""
+    """The answers of a sampler for one claim so far."""
 
     def __init__(self) -> None:
         self.by_key: dict[Hashable, Any] = {}
+        """`Ask.key` -> answer."""
         self.offered: list[Column] = []
+        """The rows that the sampler was offered for these answers."""
 
 
 class HostedRunner:
-    """Represents a sampler in a process of its own. Returns answers that have arrived, and raises `Ask` for others.
-
-    Attributes:
-        facts: As the process has reported them.
-        answers: Those of the claim that is being decided; None before its first call.
-        orders: Calls whose result is not needed, to be made in this order.
-    """
+    """Represents a sampler in a process of its own. Returns answers that have arrived, and raises `Ask` for others."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
+        """The facts that the process has reported."""
         self.answers: Answers | None = None
+        """The answers for the claim that is being decided; None before its first call."""
         self.orders: list[SamplerCall] = []
+        """Calls whose result is not needed, in the order in which they are made."""
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """See `Runner`. Raises Ask if the answer has not arrived."""
@@ -132,7 +131,7 @@ class HostedRunner:
             raise ask
         found = self.answers.by_key[ask.key]
         if call.kind == "passes_over":
-            self.answers.by_key[ask.key] = {}  # these rows are passed over now
+            self.answers.by_key[ask.key] = {}  # these rows are skipped now
         return found
 
     def not_ready(self, rows: list[int]) -> None:
@@ -142,10 +141,11 @@ class HostedRunner:
 
 
 class UserSampler:
-    """A user's sampler. runner: calls it."""
+    """A user's sampler."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
+        """Makes the calls."""
         self._batches: dict[tuple[str, str], int] = {}  # how many batches it keeps, by (partition, task)
 
     @property
@@ -155,7 +155,7 @@ class UserSampler:
 
     @property
     def n_samples_per_prompt(self) -> int | None:
-        """Samples of a group; None if it deals single samples."""
+        """The number of samples in a group; None if it deals single samples."""
         return self.runner.facts.group_size
 
     def begin(self, claim: Claim) -> Begun:
@@ -166,11 +166,11 @@ class UserSampler:
         return begun
 
     def remainder(self, claim: Claim, partition: Partition, ready: ReadySet) -> int:
-        """The batch_size of a last deal."""
+        """Return the batch_size of a last deal."""
         return int(self.runner.run(SamplerCall("remainder", request_of(claim)), partition, ready))
 
     def passes_over(self, claim: Claim, partition: Partition, ready: ReadySet) -> dict[str, Column]:
-        """The ready rows that are never dealt to the task, by reason."""
+        """Return the ready rows that the task skips, by reason."""
         if not self.runner.facts.passes:
             return {}
         found = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
@@ -305,7 +305,7 @@ def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
 
 
 def watched_tags(sampler: AnySampler) -> list[str]:
-    """The tags by which a sampler, or one inside it, orders rows."""
+    """Return the tags by which a sampler, or one inside it, orders rows."""
     return sampler.runner.facts.tags if isinstance(sampler, UserSampler) else ranked_tags(sampler)
 
 
@@ -313,5 +313,5 @@ AnySampler = Union[BaseSampler, UserSampler]
 
 
 def name_of(sampler: AnySampler) -> str:
-    """The name of a sampler's class."""
+    """Return the name of a sampler's class."""
     return sampler.name if isinstance(sampler, UserSampler) else type(sampler).__name__

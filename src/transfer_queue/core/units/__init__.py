@@ -1,1 +1,1 @@
-"""Storage units as the controller sees them: their registration, moves and drains."""
+"""The controller's view of storage units: their registration, the checks of their reports, migrations and drains."""

@@ -1,4 +1,4 @@
-"""The live rows of blocks that are to be made smaller, and the form in which units are sent blocks.
+"""Finds the live rows of sparse blocks, and makes the messages in which blocks are sent to units.
 
 `core.units.migration_planner` uses both.
 """
@@ -18,16 +18,19 @@ _Hits = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 
 
 class SparseBlock(NamedTuple):
-    """A block of which only some is alive. rows (i8 global indexes), slots (i4, ascending), fields: what lives."""
+    """A block of which only some rows are alive."""
 
     number: int
     rows: np.ndarray
+    """The global indexes of the live rows, i8."""
     slots: np.ndarray
+    """The positions of the live rows in the block, i4, ascending."""
     fields: list[str]
+    """The fields that live rows have in the block."""
 
 
 class SparseRows:
-    """Looks for the rows of some blocks. numbers: of the blocks, ascending. partitions: those that have any."""
+    """Searches the rows of some blocks. numbers: the numbers of the blocks, ascending."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self.numbers = numbers
@@ -36,11 +39,11 @@ class SparseRows:
 
     @property
     def partitions(self) -> list[str]:
-        """Names, in the order in which they were looked at."""
+        """The names of the partitions that have such rows, in the order of the search."""
         return list(self._found)
 
     def look(self, partition: str, chunk: Chunk) -> None:
-        """Notes which rows of a chunk lie in these blocks."""
+        """Note which rows of a chunk are in these blocks."""
         low, high = int(self.numbers[0]), int(self.numbers[-1])
         for name, (column, slots) in chunk.field.items():
             at = np.flatnonzero((column >= low) & (column <= high))
@@ -57,7 +60,7 @@ class SparseRows:
             self._found.setdefault(partition, []).append(hits)
 
     def of(self, partition: str) -> list[SparseBlock]:
-        """The blocks of a partition of which something lives, ascending."""
+        """Return the blocks of a partition that have live rows, ascending."""
         found = self._found[partition]
         which, slots, rows = (np.concatenate([hits[k] for hits in found]) for k in (0, 1, 2))
         fields = np.concatenate([np.full(len(hits[0]), hits[3]) for hits in found])
@@ -75,7 +78,7 @@ class SparseRows:
 
 
 def batches(nbytes: np.ndarray, most_bytes: int, most: int) -> Iterator[tuple[int, int]]:
-    """Runs of entries, each of so many bytes and entries at most, or of one entry."""
+    """Divide entries into runs of at most `most_bytes` bytes and `most` entries each, but at least one entry."""
     start, total = 0, 0.0
     for at, size in enumerate(nbytes.tolist()):
         if at > start and (total + size > most_bytes or at - start == most):
@@ -87,7 +90,7 @@ def batches(nbytes: np.ndarray, most_bytes: int, most: int) -> Iterator[tuple[in
 
 
 def blocks_message(blocks: list[NewBlock]) -> Blocks:
-    """Blocks that no row needs yet, as a reply carries them."""
+    """Return the message that describes blocks which no row needs yet."""
 
     def column(values: list[int], kind: str) -> bytes:
         return np.array(values, kind).tobytes()

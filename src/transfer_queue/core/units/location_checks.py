@@ -26,7 +26,7 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
         places += block.copies
     if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
         raise InvalidArgumentError(
-            f"a block must have at most {MOST_PLACES} places, each in another storage unit, got units "
+            f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
             f"{[place.unit for place in places]}"
         )
     for place in places:
@@ -110,13 +110,13 @@ def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> 
 
 
 def check_extent_number(number: int) -> None:
-    """Raises ProtocolError if this is not the number of an extent."""
+    """Raise ProtocolError if this is not the number of an extent."""
     if not 0 <= number < MOST_EXTENTS:
         raise ProtocolError(f"the number of an extent must be from 0 to {MOST_EXTENTS - 1}, got {number}")
 
 
 def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | None = None) -> list[r.AnyRecord]:
-    """Return the records that close extents as their unit reports. lengths: their new lengths, if these are less."""
+    """Return the records that close extents as their unit reports. lengths: their new lengths, if they are shorter."""
     for number in numbers:
         check_extent_number(number)
     if min(lengths or [0]) < 0:
@@ -127,7 +127,7 @@ def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | 
 
 
 def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> None:
-    """Raises ProtocolError if a unit cannot have carried out an order as it reports."""
+    """Raise ProtocolError if a unit cannot have carried out an order as it reports."""
     assert order is not None
     place = BlockLocation(reply.unit, reply.extent, 0, reply.generation, reply.length)
     if (place.unit, place.extent) in state.blocks.extents:
@@ -138,8 +138,8 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
     offsets = np.frombuffer(reply.offsets, "<i8") if len(reply.offsets) == 8 * len(sizes) else None
     if offsets is None or len(reply.repacked) != len(repacked):
         raise ProtocolError(
-            f"move {reply.move} was of {len(sizes)} blocks and of rows of {len(repacked)} others, but the reply has "
-            f"{len(reply.offsets) // 8} and {len(reply.repacked)}"
+            f"move {reply.move} was for {len(sizes)} blocks and rows of {len(repacked)} other blocks, but the report "
+            f"has {len(reply.offsets) // 8} and {len(reply.repacked)}"
         )
     starts, ends = [offsets[offsets >= 0]], [(offsets + sizes)[offsets >= 0]]
     for repack, block in zip(order.repacks, reply.repacked, strict=True):
@@ -165,7 +165,7 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
 
 
 def are_apart(state: State, made: list[NewBlock]) -> bool:
-    """Whether the blocks that units have made are still in extents that no other blocks use."""
+    """Return whether the blocks that units have made are still in extents that no other blocks use."""
     table = state.blocks
     return not any(
         (place.unit, place.extent) in table.freed
@@ -177,11 +177,11 @@ def are_apart(state: State, made: list[NewBlock]) -> bool:
 
 
 def _check_repacked(place: BlockLocation, fields: list[str], rows: int, block: NewBlock) -> None:
-    """Raises ProtocolError where rows cannot be in a block of their own as a unit says."""
+    """Raise ProtocolError if rows cannot be in a new block as a unit reports."""
     try:
         check_block(block, rows)
     except InvalidArgumentError as error:
-        raise ProtocolError(f"rows were moved into a block that there cannot be: {error}") from None
+        raise ProtocolError(f"rows were moved into a block that is not valid: {error}") from None
     there = (block.unit, block.extent, block.generation, block.length) == (
         place.unit, place.extent, place.generation, place.length,
     )  # fmt: skip

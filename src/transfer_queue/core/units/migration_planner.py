@@ -1,16 +1,17 @@
 """Decides which blocks are moved, and when.
 
-Blocks are moved out of extents that hold little, off units that are drained, to units where replicas are missing, and
-out of memory that is nearly full (`core.units.tiering_policy`).
+Blocks are moved out of extents that are mostly dead, off units that are drained, to units where replicas are missing,
+and out of memory that is nearly full (`core.units.tiering_policy`).
 
-A plan looks at all blocks, a few chunks of the table at a time, chooses, and then gives one order after the other to
-units, each for what one extent takes. A unit copies the blocks and reports where the copies lie (`messages.Moved`),
-which becomes a record. Values that ended or were replaced meanwhile do not exist any more when it is applied.
+A plan reads all blocks, a few chunks of the table at a time, chooses some, and then sends units one order after the
+other, each with at most one extent of blocks. A unit copies the blocks and reports the locations of the copies
+(`messages.unit_reports.BlocksMovedReport`), which becomes a record. The record ignores values that were cleared or
+replaced meanwhile.
 
-Blocks of which few rows live are *repacked*: those rows become a block of their own, in as many units as before.
+Blocks with few live rows are *repacked*: these rows become a block of their own, in as many units as before.
 
-Nothing here is part of the state: a plan under way is forgotten with its process, and units are told to free what they
-copied for it (`ExtentsClosed` of extents in which nothing lies).
+Nothing here is part of the state. A plan ends with its process, and its units then free what they copied
+(`ExtentsClosed` of extents without blocks).
 """
 
 from __future__ import annotations
@@ -33,79 +34,80 @@ from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blo
 from transfer_queue.messages.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
 
 SPARE = 16 << 20
-"""Leased bytes that are never worth a move."""
+"""Leased bytes below which nothing is compacted."""
 ORDER_BYTES = 4 << 20
-"""Of one order: what one extent takes, and what a unit copies in a few milliseconds."""
+"""Bytes of one order: at most one extent, which a unit copies in a few milliseconds."""
 SHORT_ORDER_BYTES = 512 << 10
-"""Of one order where space is short."""
+"""Bytes of one order if writers wait for space."""
 ORDER_BLOCKS = 4096
 ORDER_REPACKS = 256
 PLAN_BLOCKS = 1 << 16
-"""Blocks moved whole, and blocks repacked, in one plan; the next one takes the rest."""
+"""Blocks that one plan moves or repacks; the next plan handles the rest."""
 PAUSE = 0.25
-"""Seconds between two plans, at least."""
+"""The minimum of seconds between two plans."""
 PAUSE_A_CHUNK = 0.01
+"""Further seconds between two plans for each chunk of blocks."""
 SLICES = 4
-"""Chunks looked at in one go."""
+"""Chunks read in one step."""
 SPARSE = 0.75
-"""A block of which less is alive is repacked."""
+"""A block with a smaller fraction of live rows is repacked."""
 
 _GRANULE = 64 << 10
-_UNIT = 40  # bits of an extent's number beside its unit, where both are one number
+_UNIT = 40  # bits of the extent in a number that combines unit and extent
 
 Extents = dict[tuple[int, int], float]
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
 class HasState(Protocol):
-    """Whose moves they are."""
+    """The part of the context that the planner reads."""
 
     state: State
 
 
 class MigrationPlanner:
-    """The plan under way, if any, and what it has to be told.
-
-    units: the connected ones. short: units whose writers wait for space. replicas: units that each block shall lie in.
-    marks: when blocks are moved to disk, where there are units there.
-    """
+    """Makes and runs one plan at a time."""
 
     def __init__(self, core: HasState, replicas: int = 1, marks: Watermarks = DEFAULTS) -> None:
         self._core = core
         self.replicas = replicas
+        """The number of units in which each block should be."""
         self.marks = marks
+        """The fill levels at which blocks are moved to disk, if there are units on disk."""
         self.units: set[int] = set()
+        """The connected units."""
         self.short: set[int] = set()
+        """The units whose writers wait for space."""
         self._plan: Iterator[bool] | None = None
         self._records: list[r.AnyRecord] = []
         self._orders: list[tuple[int, Move | DrainFinished]] = []
-        self._job: tuple[int, int] | None = None  # number and unit of the order under way
-        self._asked: Move | None = None  # the order under way, or the last one
+        self._job: tuple[int, int] | None = None  # number and unit of the order that a unit carries out
+        self._asked: Move | None = None  # this order, or the last one
         self._reply: BlocksMovedReport | None = None
         self._number = 0
         self._now = 0.0
-        self._next = 0.0  # when the next plan may begin
+        self._next = 0.0  # the earliest time of the next plan
         self._seen: _Stamp = (0, 0, 0, ())
         self._nudges = 0
-        self._made = 0  # blocks of rows that were repacked
+        self._made = 0  # blocks that were made by repacking
         self._offloads = 0  # blocks that were moved to disk
 
     @property
     def state(self) -> State:
-        """The state as it is now."""
+        """The present state."""
         return self._core.state
 
     # ------------------------------------------------------------ events
 
     def arrived(self, unit: int) -> None:
-        """A unit is connected."""
+        """Note that a unit has connected."""
         self.units.add(unit)
         self._nudges += 1
         if unit in self.state.draining:
             self._orders.append((unit, DrainFinished(True)))
 
     def gone(self, unit: int) -> None:
-        """A unit is not connected any more; what it was to do will not be done."""
+        """Note that a unit has disconnected, and drop its orders."""
         self.units.discard(unit)
         self.short.discard(unit)
         self._orders = [order for order in self._orders if order[0] != unit]
@@ -113,30 +115,30 @@ class MigrationPlanner:
             self._job = None
 
     def forget(self) -> None:
-        """The blocks are others from now on: what was planned is about none of them."""
+        """Forget the plan, because another state with other blocks was loaded."""
         self._plan = self._job = self._reply = None
         self._orders = [order for order in self._orders if isinstance(order[1], DrainFinished)]
         self._records.clear()
         self._nudges += 1
 
     def waits(self, unit: int, writers: bool) -> None:
-        """Whether writers wait for space in a unit."""
+        """Note whether writers wait for space in a unit."""
         if writers and unit in self.units:
             self.short.add(unit)
         else:
             self.short.discard(unit)
 
     def drain(self, unit: int, draining: bool) -> None:
-        """A unit is to be drained, or no longer."""
+        """Start or stop the drain of a unit."""
         self._nudges += 1
         self._orders.append((unit, DrainFinished(draining)))
 
     def answered(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
         """Take a unit's report of an order; return the records.
 
-        Raises ProtocolError if the report cannot be right; the plan then goes on as if the unit had had no room.
+        Raises ProtocolError if the report is not valid; the plan then continues as if the unit had no space.
         """
-        if self._job != (reply.move, reply.unit):  # of a plan that is forgotten
+        if self._job != (reply.move, reply.unit):  # the order of a plan that was forgotten
             return close_new(self.state, reply.unit, [reply.extent]) if reply.extent else []
         self._job, self._reply, self._now = None, None, now
         if reply.extent:
@@ -147,14 +149,14 @@ class MigrationPlanner:
 
     @property
     def active(self) -> bool:
-        """Whether space may yet come free by a plan."""
+        """Whether a plan may still free space."""
         return self._plan is not None or bool(self._orders) or (self._hurry() and self._seen != self._stamp())
 
     def _hurry(self) -> bool:
         return bool(self.short) and self.state.blocks.leased > 0
 
     def due(self) -> float | None:
-        """When `step` has something to do, None where it has not."""
+        """Return the time at which `step` has work to do; None if it has none."""
         if self._orders or (self._plan is not None and self._job is None):
             return 0.0
         if self._plan is not None or self._seen == self._stamp() or not self.units:
@@ -165,11 +167,11 @@ class MigrationPlanner:
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:
-        # asked after every event, so that it must cost nothing where there is no disk
+        # This runs after every event, so it must cost nothing if there is no unit on disk.
         return tiering_policy.bytes_to_offload(self.state, self.marks, self.short) if self.state.disks else {}
 
     def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | DrainFinished]]]:
-        """A little of a plan; records to apply at once, and orders to units."""
+        """Run a few steps of a plan. Returns records to apply at once, and orders for units."""
         self._now = now
         due = self.due()
         if due is not None and due <= now and not (self._plan is not None and self._job is not None):
@@ -185,7 +187,7 @@ class MigrationPlanner:
         return records
 
     def _stamp(self) -> _Stamp:
-        """Changes with whatever may make a plan worth while."""
+        """Return a value that changes if a new plan may achieve something."""
         published = self.state.next_block - self._made if self.state.draining else 0
         leased, excess = self.state.blocks.leased_in, self._excess()
         over = tuple((unit, leased.get(unit, 0)) for unit in excess) if excess else ()
@@ -206,7 +208,7 @@ class MigrationPlanner:
     # ------------------------------------------------------------ a plan
 
     def _planned(self) -> Iterator[bool]:
-        """Yields after each slice of work: True where it can go on at once, False where it waits for a unit."""
+        """Make and run a plan. Yields True after a step if it can continue at once, False if it waits for a unit."""
         blocks = self.state.blocks
         before, offloads = blocks.leased, self._offloads
         live: Extents = {}
@@ -220,7 +222,7 @@ class MigrationPlanner:
         victims = _as_numbers(self._victims(live) - cold)
         leaving_memory = _as_numbers(cold)
         yield True
-        whole: dict[tuple[int, int], list[np.ndarray]] = {}  # (unit to leave or -1, unit of the other place or -1)
+        whole: dict[tuple[int, int], list[np.ndarray]] = {}  # (unit to leave or -1, unit of the other copy or -1)
         sparse: list[np.ndarray] = []
         to_disk: dict[int, list[np.ndarray]] = {}  # unit to leave
         left = PLAN_BLOCKS
@@ -231,7 +233,7 @@ class MigrationPlanner:
                 left -= self._collect(key, chunk, victims, whole, sparse)
             yield True
         if left <= 0:
-            self._nudges += 1  # the rest is for the next plan
+            self._nudges += 1  # the next plan handles the rest
         for leaving, found in to_disk.items():
             yield from self._offload(leaving, np.unique(np.concatenate(found)))
         if sparse:
@@ -239,17 +241,17 @@ class MigrationPlanner:
         for (leaving, other), found in whole.items():
             yield from self._move(leaving, other, np.unique(np.concatenate(found)))
         if blocks.leased >= before and self._offloads == offloads and left > 0:
-            self._seen = (blocks.changes, *self._seen[1:])  # nothing was gained, nor is it before something happens
+            self._seen = (blocks.changes, *self._seen[1:])  # a further plan achieves nothing before the next change
 
     def _shares(self, chunk: BlockChunk) -> tuple[np.ndarray, np.ndarray]:
-        """Where the needed blocks of a chunk are, and how much of each is alive, 0 to 1."""
+        """Return the positions of the needed blocks of a chunk, and the fraction of each that is alive, 0 to 1."""
         columns = chunk.columns
         at = np.flatnonzero(columns["live"])
         widths = np.array([len(schema) if schema else 1 for schema in self.state.blocks.schemas.values], "i8")
         return at, columns["live"][at] / np.maximum(columns["rows"][at] * widths[columns["schema"][at]], 1)
 
     def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[tuple[int, int], int]) -> None:
-        """Adds up how many bytes are alive in each extent, and notes the oldest block in it. Chunks come in order."""
+        """Add up the live bytes of each extent, and note its oldest block. The chunks come in ascending order."""
         at, share = self._shares(chunk)
         nbytes = np.maximum(chunk.columns["nbytes"][at], 64) * share
         for code in self._codes(chunk, at):
@@ -264,7 +266,7 @@ class MigrationPlanner:
 
     @staticmethod
     def _codes(chunk: BlockChunk, at: np.ndarray) -> list[np.ndarray]:
-        """The extents of the first and the second places, each as one number; -1 where there is none."""
+        """Return the extents of the first and of the second copies, each as one number; -1 if there is no copy."""
         columns, second = chunk.columns, chunk.second
         codes = [(columns["unit"][at].astype("i8") << _UNIT) + columns["extent"][at]]
         if second:
@@ -273,7 +275,7 @@ class MigrationPlanner:
         return codes
 
     def _victims(self, live: Extents) -> set[tuple[int, int]]:
-        """The extents that are to be emptied."""
+        """Return the extents to be emptied."""
         blocks, draining = self.state.blocks, self.state.draining
         chosen = {place for place in live if place[0] in draining and place in blocks.extents and self._healthy()}
         alive = sum(live.values())
@@ -298,13 +300,13 @@ class MigrationPlanner:
             sums[1] += size
             picked.setdefault(place[0], []).append(place)
         for unit, (total, rest) in won.items():
-            # only where it pays: what is left takes whole granules
+            # only if this frees enough space, since the live rest occupies whole granules
             if total - math.ceil(1.1 * rest / _GRANULE) * _GRANULE >= max(_GRANULE, total / 8):
                 chosen.update(picked[unit])
         return chosen
 
     def _healthy(self, tier: str = MEMORY) -> list[int]:
-        """Units to which blocks may be brought, first of this tier and then of others, the emptiest first."""
+        """Return the units that may receive blocks, those of this tier first, the emptiest first in each tier."""
         leased, first = self.state.blocks.leased_in, self.state.units_of(tier)
         return sorted(self.units - self.state.draining, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
 
@@ -319,7 +321,7 @@ class MigrationPlanner:
         whole: dict[tuple[int, int], list[np.ndarray]],
         sparse: list[np.ndarray],
     ) -> int:
-        """Adds the blocks of a chunk that are to be moved; how many."""
+        """Collect the blocks of a chunk to be moved or repacked. Returns their number."""
         at, share = self._shares(chunk)
         codes = self._codes(chunk, at)
         first = codes[0]
@@ -338,7 +340,7 @@ class MigrationPlanner:
             pairs = np.stack([leaving[chosen] >> _UNIT, other[chosen] >> _UNIT], axis=1)
             for pair in np.unique(pairs, axis=0).tolist():
                 mine = at[chosen][(pairs == pair).all(axis=1)]
-                # what stays in its unit goes together, wherever its other places are
+                # blocks that stay in their unit are moved together, wherever their other copies are
                 other_unit = -1 if pair[0] >= 0 and pair[0] not in self.state.draining else pair[1]
                 whole.setdefault((pair[0], other_unit), []).append(mine + (key << CHUNK_BITS))
                 count += len(mine)
@@ -346,7 +348,7 @@ class MigrationPlanner:
 
     @staticmethod
     def _collect_cold(key: int, chunk: BlockChunk, cold: np.ndarray, to_disk: dict[int, list[np.ndarray]]) -> int:
-        """Adds the blocks of a chunk that are to be moved to disk; how many."""
+        """Collect the blocks of a chunk to be moved to disk. Returns their number."""
         if not len(cold):
             return 0
         at, count = np.flatnonzero(chunk.columns["live"]), 0
@@ -361,9 +363,9 @@ class MigrationPlanner:
     # ------------------------------------------------------------ orders
 
     def _offload(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, None]:
-        """Brings blocks (ascending) whole from a unit in memory to one on disk where their other place is not.
+        """Move complete blocks (ascending) from a unit in memory to one on disk that has no copy of them.
 
-        One of the same node comes first.
+        A unit of the same node is preferred.
         """
         blocks = self.state.blocks
         numbers = blocks.needed(numbers)
@@ -372,7 +374,7 @@ class MigrationPlanner:
                 return
 
     def _offload_some(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, bool]:
-        """The same for what one order takes; fewer at a time where that has no room. False: there is none."""
+        """Move the blocks of one order to disk, in smaller orders if space is short. Returns False if there is none."""
         blocks, home = self.state.blocks, self.state.units.get(leaving)
         if home is None:
             return False
@@ -380,7 +382,7 @@ class MigrationPlanner:
         for other in np.unique(others).tolist():
             disks = [unit for unit in self._healthy(DISK) if self._tier(unit) == DISK and unit != other]
             disks.sort(key=lambda unit: self.state.units[unit].node != home.node)
-            some = blocks.needed(there[others == other])  # the orders before took their time
+            some = blocks.needed(there[others == other])  # some may have been cleared during the orders before
             if not disks or not len(some):
                 continue
             to = disks[0]
@@ -396,7 +398,7 @@ class MigrationPlanner:
         return True
 
     def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Generator[bool, None, None]:
-        """Brings blocks whole from unit `leaving` (-1: copies them) to where their other place is not."""
+        """Move complete blocks off unit `leaving` (-1: copy them) to a unit that has no copy of them."""
         blocks = self.state.blocks
         numbers = blocks.needed(numbers)
         for a, b in batches(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
@@ -408,7 +410,7 @@ class MigrationPlanner:
                 return
 
     def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Generator[bool, None, int | None]:
-        """One order, and its record; how many blocks were there still, None where the unit had no room or is gone."""
+        """Send one order and add its record. Returns the number of moved blocks; None if the unit could not do it."""
         reply = yield from self._ask(to, self.state.blocks.describe(numbers), [])
         if reply is None:
             return None
@@ -424,7 +426,7 @@ class MigrationPlanner:
         return int(kept.sum())
 
     def _repack(self, numbers: np.ndarray) -> Generator[bool, None, None]:
-        """Gives the rows that live in these blocks blocks of their own."""
+        """Copy the live rows of these blocks into new blocks."""
         rows = SparseRows(numbers)
         for partition in list(self.state.partitions.values()):
             for key in sorted(partition.rows.chunks):
@@ -439,21 +441,21 @@ class MigrationPlanner:
                 yield from self._repack_some(name, found[first : first + ORDER_REPACKS])
 
     def _repack_some(self, name: str, found: list[SparseBlock]) -> Generator[bool, None, None]:
-        """The same for a few blocks of one partition, by the units that they lie in."""
+        """Repack a few blocks of one partition, grouped by the units in which they are."""
         blocks = self.state.blocks
         by_units: dict[tuple[int, ...], list[SparseBlock]] = {}
         for block in self._still(found):
             units = tuple(place.unit for place in blocks.places(block.number))
             by_units.setdefault(units, []).append(block)
         for units, group in by_units.items():
-            some = self._still(group)  # orders for the units before took their time
+            some = self._still(group)  # some may have been cleared during the orders before
             numbers = np.array([block.number for block in some], "i8")
             alive = np.array([len(block.slots) for block in some]) / np.maximum(blocks.column("rows", numbers), 1)
             for a, b in batches(blocks.column("nbytes", numbers) * alive, self._size(), ORDER_REPACKS):
                 yield from self._repack_in(name, units, some[a:b])
 
     def _repack_in(self, name: str, units: tuple[int, ...], some: list[SparseBlock]) -> Generator[bool, None, None]:
-        """One order for each of the units, one after the other, then one record."""
+        """Repack blocks that are in the same units: one order for each unit, one after the other, then one record."""
         blocks = self.state.blocks
         some = self._still(some)
         to = self._target(units[0], set(units))
@@ -472,7 +474,7 @@ class MigrationPlanner:
             made = [None] * len(made) if second is None else _with_copies(made, second)
             closed += [] if second is None else [(second.unit, second.extent)]
         pairs = [(block, new) for block, new in zip(some, made, strict=True) if new is not None]
-        if not are_apart(self.state, [new for _, new in pairs]):  # something happened there since the first answer
+        if not are_apart(self.state, [new for _, new in pairs]):  # other blocks were put there since the first report
             return
         if not pairs:
             self._records.append(r.ExtentsClosed(closed))
@@ -491,15 +493,15 @@ class MigrationPlanner:
         yield True
 
     def _still(self, found: list[SparseBlock]) -> list[SparseBlock]:
-        """Those that some live row needs."""
+        """Return those of these blocks that a live row still needs."""
         there = set(self.state.blocks.needed(np.array([block.number for block in found], "i8")).tolist())
         return [block for block in found if block.number in there]
 
     def _target(self, unit: int, taken: set[int]) -> int | None:
-        """Where blocks of this unit (-1: copies) are brought: to itself, or to the emptiest that is not taken.
+        """Return the unit for blocks of this unit (-1: for copies): itself, or the emptiest one that is not in `taken`.
 
-        What is on disk, or whose other place is, stays there where it can; what is in memory goes to disk where no
-        memory is left.
+        Blocks on disk, or with a copy on disk, stay on disk if possible. Blocks in memory are moved to disk if no unit
+        in memory is available.
         """
         if unit in self.units and unit not in self.state.draining:
             return unit
@@ -516,10 +518,10 @@ class MigrationPlanner:
         return SHORT_ORDER_BYTES if self.short else ORDER_BYTES
 
     def _ask(self, unit: int, blocks: Blocks, repacks: list[Repack]) -> Generator[bool, None, BlocksMovedReport | None]:
-        """Has a unit copy blocks; its answer, None where it had no room or is gone."""
+        """Order a unit to copy blocks, and return its report; None if it has no space or is gone."""
         if unit not in self.units:
             return None
-        self._number = max(self._number, int(self._now * 1e6)) + 1  # no number of a controller before this one
+        self._number = max(self._number, int(self._now * 1e6)) + 1  # larger than the numbers before a restart
         self._job, self._reply = (self._number, unit), None
         lie_in = set(np.frombuffer(blocks.unit, "<i4").tolist())
         node = self.state.units[unit].node
@@ -539,7 +541,7 @@ def _as_numbers(extents: set[tuple[int, int]]) -> np.ndarray:
 
 
 def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
-    """Blocks with a second place, where a unit has copied them; None for those that it could not."""
+    """Add the second location to blocks that a unit has copied; None for those that it could not copy."""
     offsets = iter(np.frombuffer(reply.offsets, "<i8").tolist())
     out: list[NewBlock | None] = []
     for block in made:

@@ -1,8 +1,9 @@
-"""What of the units in memory is to be moved to those on disk.
+"""Chooses the extents that are moved from units in memory to units on disk.
 
-A unit of which more than a fraction `high` is in extents that hold needed values gives up its oldest extents until the
-fraction is `low`; where its writers wait for space it gives up some in any case. The age of an extent is that of the
-oldest block in it: blocks are numbered as they are published. Only closed extents count, as others take more blocks.
+If more than a fraction `high` of a unit is leased to extents with needed values, its oldest extents are moved until the
+fraction is `low`. If its writers wait for space, some are moved in any case. The age of an extent is that of its oldest
+block, since blocks are numbered in the order in which they are published. Only closed extents are moved, because open
+extents may receive more blocks.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ Place = tuple[int, int]  # unit, extent
 
 @dataclass(frozen=True)
 class Watermarks:
-    """Fractions of a unit's bytes."""
+    """The fill levels of a unit in memory, as fractions of its bytes."""
 
     high: float = 0.8
+    """The level above which extents are moved to disk."""
     low: float = 0.6
+    """The level at which this ends."""
 
 
 DEFAULTS = Watermarks()
 
 
 def bytes_to_offload(state: State, marks: Watermarks, short: Collection[int]) -> dict[int, float]:
-    """Unit in memory -> bytes that are to be moved off it. short: units whose writers wait."""
+    """Return unit in memory -> bytes to be moved off it. short: units whose writers wait for space."""
     if not state.units_of(DISK) - state.draining:
         return {}
     found = {}
@@ -44,7 +47,7 @@ def bytes_to_offload(state: State, marks: Watermarks, short: Collection[int]) ->
 
 
 def oldest_extents(blocks: BlockTable, wanted: dict[int, float], ages: dict[Place, int]) -> set[Place]:
-    """The extents to be moved to disk. wanted: see `bytes_to_offload`. ages: the oldest block of each extent."""
+    """Return the extents to be moved to disk. wanted: see `bytes_to_offload`. ages: the oldest block of each extent."""
     left = dict(wanted)
     chosen = set()
     for place in sorted(ages, key=lambda place: ages[place]):

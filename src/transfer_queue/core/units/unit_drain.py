@@ -1,4 +1,4 @@
-"""A storage unit that everything is to be moved off: when that may be asked for, and what is left to do."""
+"""Drains storage units: checks the requests, and answers those that wait until a unit is empty."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transfer_queue.messages.system import Drain
 
 
 def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None:
-    """The record, where something changes.
+    """Return the record that starts or undoes a drain; None if nothing changes.
 
-    Raises InvalidArgumentError for an unknown unit, or where too few others would be left to write to.
+    Raises InvalidArgumentError if the unit is not known, or if writers would have too few other units.
     """
     if request.unit not in state.units:
         there = ", ".join(map(str, sorted(state.units))) or "none"
@@ -25,8 +25,8 @@ def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None
     others = state.units_of(MEMORY) - state.draining - {request.unit}
     if not request.undo and len(others) < replicas:
         raise InvalidArgumentError(
-            f"storage unit {request.unit} cannot be drained: {len(others)} others would be left to write to, and "
-            f"{replicas} are needed (backend.SimpleStorage.replicas); start a system with more units"
+            f"storage unit {request.unit} cannot be drained: writers need {replicas} other units in memory "
+            f"(backend.SimpleStorage.replicas), but there would be {len(others)}; start a system with more units"
         )
     if (request.unit in state.draining) != request.undo:
         return None
@@ -34,23 +34,23 @@ def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None
 
 
 def left(state: State, unit: int) -> int:
-    """How many blocks still have a place in a unit."""
+    """Return the number of blocks that are still in a unit."""
     return sum(extent.blocks for (number, _), extent in state.blocks.extents.items() if number == unit)
 
 
 def outcome(unit: int, blocks: int) -> AnyReply:
-    """What is answered to who has waited until nothing is left."""
+    """Return the reply to a request that has waited until a unit is empty. blocks: the blocks still in it."""
     if not blocks:
         return Done(0)
     return Failure(
         "WaitTimeoutError",
-        f"storage unit {unit} still holds {blocks} blocks; it goes on being drained, ask again to wait for it",
+        f"storage unit {unit} still holds {blocks} blocks; the drain continues, call it again to wait for its end",
     )
 
 
 @handles(Drain)
 def handle_drain(core: ControllerContext, caller: Caller, request: Drain) -> list[Effect]:
-    """A request to drain a unit, or to use it again, arrived."""
+    """Handle a request to drain a unit, or to use it again."""
     record = decide(core.state, core.moves.replicas, request)
     if record is not None:
         core.apply(record)
@@ -62,7 +62,7 @@ def handle_drain(core: ControllerContext, caller: Caller, request: Drain) -> lis
 
 
 def drained(core: ControllerContext) -> list[Effect]:
-    """Answers those who wait until nothing lies in a unit, or until their time is over."""
+    """Answer the requests that wait for a drain whose unit is empty, or whose time has passed."""
     effects: list[Effect] = []
     for waiter, (peer, unit, deadline) in list(core.drains.items()):
         blocks = left(core.state, unit)

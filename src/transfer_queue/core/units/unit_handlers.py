@@ -1,4 +1,4 @@
-"""Handlers of what storage units report, and of what writers say of their extents."""
+"""Handlers of the reports of storage units, and of the requests of writers about their extents."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from transfer_queue.messages.unit_reports import (
 
 @handles(CloseExtents)
 def close_extents(core: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
-    """Of the asking writer."""
+    """Close extents of the writer that sends the request."""
     return Decision(location_checks.close_extents(core.state, caller.client, request.extents), Done)
 
 
 @handles(RegisterUnit)
 def register_unit(core: ControllerContext, caller: Caller, request: RegisterUnit) -> Decision:
-    """Its number."""
+    """Register a storage unit. The reply has its number."""
     records, number = unit_registration.register(core.state, request)
     for record in records:
         if isinstance(record, r.UnitLost):
@@ -40,7 +40,7 @@ def register_unit(core: ControllerContext, caller: Caller, request: RegisterUnit
             core.movers.short.pop(record.unit, None)
             core.moves.gone(record.unit)
     core.unit_peers[number] = caller.peer
-    if not request.store:  # what is in an external store is moved by nobody
+    if not request.store:  # blocks in an external store are not moved
         core.moves.arrived(number)
     core.movers.freed[number] = 0
 
@@ -53,7 +53,7 @@ def register_unit(core: ControllerContext, caller: Caller, request: RegisterUnit
 
 @handles(NodeGone)
 def node_gone(core: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
-    """How many storage units were lost with it."""
+    """Note that a node is gone. The reply has the number of storage units that were lost with it."""
     lost = [unit for unit in core.state.units.values() if unit.node and unit.node == request.node]
     for unit in lost:
         core.unit_peers.pop(unit.unit, None)
@@ -64,9 +64,9 @@ def node_gone(core: ControllerContext, caller: Caller, request: NodeGone) -> Dec
 
 @handles(ExtentsFreedReport)
 def freed(core: ControllerContext, caller: Caller, request: ExtentsFreedReport) -> Decision:
-    """By the unit itself."""
+    """Note which extents a unit has freed."""
     if core.unit_peers.get(request.unit) != caller.peer:
-        raise ProtocolError("only the unit itself may say what it has freed")
+        raise ProtocolError("only the unit itself may report what it has freed")
     pending = core.state.blocks.freed
     extents = indexes_in(request.extents)
     known = extents[[(request.unit, extent) in pending for extent in extents.tolist()]]
@@ -75,17 +75,17 @@ def freed(core: ControllerContext, caller: Caller, request: ExtentsFreedReport) 
 
 @handles(ExtentsGone)
 def extents_gone(core: ControllerContext, caller: Caller, request: ExtentsGone) -> Decision:
-    """Values are lost, by the word of the unit whose store they were in."""
+    """Note that a unit reports values lost with its store."""
     if core.unit_peers.get(request.unit) != caller.peer:
-        raise ProtocolError("only the unit itself may say what its store has lost")
+        raise ProtocolError("only the unit itself may report what its store has lost")
     return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), request.when)], Done)
 
 
 @handles(ExtentsRecalledReport)
 def recalled(core: ControllerContext, caller: Caller, request: ExtentsRecalledReport) -> Decision:
-    """Extents take no more blocks, by the word of their unit."""
+    """Close extents that a unit has recalled."""
     if core.unit_peers.get(request.unit) != caller.peer:
-        raise ProtocolError("only the unit itself may say what it has recalled")
+        raise ProtocolError("only the unit itself may report what it has recalled")
     numbers, lengths = indexes_in(request.extents).tolist(), indexes_in(request.lengths).tolist()
     if len(numbers) != len(lengths):
         raise ProtocolError(f"a report of recalled extents has {len(numbers)} extents but {len(lengths)} lengths")
@@ -94,17 +94,17 @@ def recalled(core: ControllerContext, caller: Caller, request: ExtentsRecalledRe
 
 @handles(BlocksMovedReport)
 def moved(core: ControllerContext, caller: Caller, request: BlocksMovedReport) -> Decision:
-    """Blocks lie elsewhere, as a unit has been told to bring about."""
+    """Note the new locations of blocks that a unit has moved on order."""
     if core.unit_peers.get(request.unit) != caller.peer:
-        raise ProtocolError("only the unit itself may say what it has moved")
+        raise ProtocolError("only the unit itself may report what it has moved")
     return Decision(core.moves.answered(request, core.now), Done)
 
 
 @handles(WriterGone)
 def writer_gone(core: ControllerContext, caller: Caller, request: WriterGone) -> Decision:
-    """As its unit has proved."""
+    """Note that a writer is dead, which its unit has proved."""
     if core.unit_peers.get(request.unit) != caller.peer:
-        raise ProtocolError("only the unit itself may say that a writer of its is gone")
+        raise ProtocolError("only the unit itself may report that its writer is gone")
     for number in request.extents:
         location_checks.check_extent_number(number)
     return Decision([r.WriterFenced(request.writer, request.unit, request.extents)], Done)
@@ -112,9 +112,9 @@ def writer_gone(core: ControllerContext, caller: Caller, request: WriterGone) ->
 
 @handles(SpaceShortReport)
 def space_short(core: ControllerContext, caller: Caller, request: SpaceShortReport) -> list[Effect]:
-    """Which writers wait for space of a unit."""
+    """Note which writers wait for space of a unit."""
     if core.unit_peers.get(request.unit) != caller.peer:
-        raise ProtocolError("only the unit itself may say who waits for its space")
+        raise ProtocolError("only the unit itself may report which writers wait for its space")
     core.movers.short[request.unit] = request
     core.moves.waits(request.unit, bool(request.writers))
     return [Send(caller.peer, caller.envelope.sequence, Done())]

@@ -1,7 +1,8 @@
-"""What a storage unit and the state say of each other when the unit registers: first, again, or in another's place.
+"""Compares a storage unit with the state when it registers: for the first time, again, or as a replacement.
 
-A unit is known by its arena's boot id. It tells which extents are leased there; the state knows which it needs, and
-which it has freed without the unit's word that it has done so. Reads the state, changes nothing, gives records.
+A unit is identified by its arena's boot id. It reports its leased extents. The state knows which extents it needs, and
+which ones it has freed before the unit confirmed it. This module reads the state without changing it, and returns
+records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from transfer_queue.messages.unit_reports import RegisterUnit
 
 
 def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], int]:
-    """Records, and the number of the unit: the one that its arena has, or a new one."""
+    """Return the records, and the number of the unit: that of its arena if it is known, otherwise a new one."""
     records: list[r.AnyRecord] = []
     arena = request.boot_id, request.arena
     number = next((known.unit for known in state.units.values() if (known.boot_id, known.arena) == arena), -1)
@@ -33,14 +34,14 @@ def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], in
 
 
 def _replaced(state: State, request: RegisterUnit) -> list[UnitInfo]:
-    """The units in whose place this one comes."""
+    """Return the units that this one replaces."""
     return [unit for unit in state.units.values() if unit.name and unit.name == request.name]
 
 
 def _compared(state: State, number: int, leased: np.ndarray, newer: int, when: str) -> list[r.AnyRecord]:
-    """What is gone with extents that the state needs, and what the unit has freed without our knowing.
+    """Return the records of needed extents that the unit has lost, and of freed ones that it has not confirmed.
 
-    Of extents from `newer` on the unit has said nothing: they were leased since.
+    The report does not cover extents from number `newer` on, which were leased after it.
     """
     there = set(leased.tolist())
     table = state.blocks
