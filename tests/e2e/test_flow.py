@@ -192,6 +192,6 @@ def test_a_deadlock_is_told_at_once(width: int):
     together.start(producer)
     together.start(trainer)
     found = together.results()
-    assert "task 'train' waits for 100 rows with ['x'] in partition 'full'" in found["producer"]
+    assert "task 'train' waits for 100 samples with ['x'] in partition 'full'" in found["producer"]
     assert 0 < found["trainer"] < 100
     tq.get_client().clear_partition("full")

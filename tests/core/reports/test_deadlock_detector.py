@@ -36,7 +36,7 @@ def test_it_is_told_at_once_by_the_last_who_comes_to_wait():
     with pytest.raises(DeadlockError) as told:
         h.result(put)
     assert "w waits for space for 1 samples in partition 'p'" in str(told.value)
-    assert "task 'train' waits for 4 rows with ['x'] in partition 'p', where 2 are ready" in str(told.value)
+    assert "task 'train' waits for 4 samples with ['x'] in partition 'p', where 2 are ready" in str(told.value)
 
 
 def test_a_put_that_comes_last_is_told_itself():
@@ -76,7 +76,7 @@ def test_rows_that_somebody_who_waits_still_needs_are_not():
     put = waits(h)
     assert h.parked(put, "w")
     h.claim(3, "train", name="t", wait=1000.0)
-    with pytest.raises(DeadlockError, match="task 'train' waits for 3 rows"):
+    with pytest.raises(DeadlockError, match="task 'train' waits for 3 samples"):
         h.result(put)
 
 
@@ -88,7 +88,7 @@ def test_who_comes_back_for_more_will_not():
     h.claim(4, wait=1000.0, hold=True)
     h.ask(Finish("p", "t", column([0]), "r"), "r")
     assert h.result(put) is not None
-    with pytest.raises(DeadlockError, match="task 't' waits for 4 rows"):
+    with pytest.raises(DeadlockError, match="task 't' waits for 4 samples"):
         h.result(waits(h))
 
 

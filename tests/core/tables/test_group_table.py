@@ -152,7 +152,7 @@ def test_over_long_is_refused_where_the_size_is_declared() -> None:
         h.publish(1, None, rows=[3], groups=["g"]),
         Reserve("p", 1, None, 0, ["g"]),
     ):
-        with pytest.raises(InvalidArgumentError, match="room for 2 samples"):
+        with pytest.raises(InvalidArgumentError, match="at most 2 samples"):
             h.ask(request)
     assert h.state.snapshot()["partitions"] == before
     h.put(2, ("y",), keys=["b", "a"], groups=["g", "g"])
