@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from transfer_queue.core.columns.joined_columns import rows_of
+from transfer_queue.core.columns.row_columns import per_chunk, per_row, per_task
 from transfer_queue.core.columns.schema import (
     BrokenInvariant,
     Count,
@@ -19,10 +21,6 @@ from transfer_queue.core.columns.schema import (
     map_of,
     part,
     parts_of,
-    per_chunk,
-    per_row,
-    per_task,
-    rows_of,
     scalar,
 )
 from transfer_queue.journal import state_file

@@ -12,7 +12,7 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.core import checkpoint_handler
-from transfer_queue.core.columns.schema import packed_texts
+from transfer_queue.core.columns.joined_columns import packed_texts
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.apply import apply_record

@@ -12,8 +12,9 @@ from harness import Harness, column, through_file
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.columns import schema
-from transfer_queue.core.columns.schema import PIECE, BrokenInvariant, packed_texts, unpacked_texts
+from transfer_queue.core.columns import joined_columns
+from transfer_queue.core.columns.joined_columns import PIECE, packed_texts, unpacked_texts
+from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state import serialization, validation
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -160,6 +161,6 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
 @given(st.lists(st.text(max_size=3)), st.integers(1, 4))
 def test_any_texts_are_those_that_were_packed(texts: list[str], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "PIECE", piece)
+        patch.setattr(joined_columns, "PIECE", piece)
         packed = packed_texts(texts)
     assert [text for part in unpacked_texts(packed) for text in part] == texts

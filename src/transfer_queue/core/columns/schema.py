@@ -6,8 +6,8 @@ A table subclasses `Persisted` and declares its columns::
         groups: dict[str, int] = map_of(str, Count)
 
 A declaration defines the initial value of an attribute, its part of the saved tree, the form that this part of a loaded
-tree must have, and what `comparable` and `check` examine. The functions at the end of this module make the
-declarations; a table that needs another kind of column subclasses `Column`.
+tree must have, and what `comparable` and `check` examine. The functions at the end of this module, in
+`row_columns` and in `joined_columns` make the declarations; a table that needs another kind subclasses `Column`.
 
 A saved tree consists of dicts, lists, text, numbers, bytes and numpy arrays. Its arrays are those of the table, not
 copies. A loaded tree comes from a file that anybody may have written: a checksum shows that it is complete, not that it
@@ -17,11 +17,10 @@ is valid. Therefore nothing of it is used before its form is checked.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import pairwise
 from types import GenericAlias, SimpleNamespace
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -71,20 +70,19 @@ def array_of(*dtypes: str, length: int | None = None) -> Any:
     return _ArrayType("Array", (), {"dtypes": dtypes, "length": length})
 
 
-def _list(form: Any) -> Any:
+def list_form(form: Any) -> Any:
+    """Return the form of a list whose entries have this form."""
     return GenericAlias(list, (form,))
 
 
-def _tuple(forms: Iterable[Any]) -> Any:
+def tuple_form(forms: Iterable[Any]) -> Any:
+    """Return the form of a tuple whose items have these forms."""
     return GenericAlias(tuple, tuple(forms))
 
 
-def _dict(key: Any, value: Any) -> Any:
+def dict_form(key: Any, value: Any) -> Any:
+    """Return the form of a dict whose keys and values have these forms."""
     return GenericAlias(dict, (key, value))
-
-
-def _dtype_of(dtype: str) -> str:
-    return np.dtype(dtype).str
 
 
 def _array(wanted: Any, value: Any) -> Any:
@@ -115,20 +113,6 @@ class AnyColumn(metaclass=_ArrayType):
 
     dtypes = ("|i1", "|u1", "<u2", "<i4", "<i8", "<f8")
     length = None
-
-
-class Joined(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of the result of `join_columns` for 64-bit integers."""
-
-    ends: I8
-    values: I8
-
-
-class JoinedBytes(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of the result of `join_columns` for bytes. If there are no columns, its values are `I8`."""
-
-    ends: I8
-    values: AnyColumn
 
 
 # ------------------------------------------------------------ a table
@@ -315,17 +299,17 @@ def counter(initial: int = 0, missing: Any = msgspec.NODEFAULT) -> Any:
 
 def map_of(key: Any, value: Any, missing: Any = msgspec.NODEFAULT) -> Any:
     """Declare a dict with the forms of its keys and values. A value may be another `map_of` or an `array_of`."""
-    return Column(_dict(key, _form_of(value)), dict, missing=missing)
+    return Column(dict_form(key, _form_of(value)), dict, missing=missing)
 
 
 def list_of(value: Any) -> Any:
     """Declare a list."""
-    return Column(_list(_form_of(value)), list)
+    return Column(list_form(_form_of(value)), list)
 
 
 def set_of(value: Any) -> Any:
     """Declare a set, which is saved as an ascending list."""
-    return Column(_list(_form_of(value)), set, save=sorted, load=set)
+    return Column(list_form(_form_of(value)), set, save=sorted, load=set)
 
 
 def numbers() -> Any:
@@ -335,13 +319,13 @@ def numbers() -> Any:
 
 def deque_of(*entry: Any) -> Any:
     """Declare a deque of tuples. `entry` contains the forms of their items."""
-    return Column(_list(_tuple(entry)), deque, save=list, load=deque)
+    return Column(list_form(tuple_form(entry)), deque, save=list, load=deque)
 
 
 def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
     """Declare a dict with tuples as keys, saved as a list of (*key, value). `key` contains the forms of their items."""
     return Column(
-        _list(_tuple((*key, value))),
+        list_form(tuple_form((*key, value))),
         dict,
         save=lambda values: [(*name, each) for name, each in values.items()],
         load=lambda entries: keyed([(entry[:-1], entry[-1]) for entry in entries]),
@@ -351,7 +335,7 @@ def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
 def map_of_values(key: Any, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
     """Declare a dict whose values have a special type. `save` encodes one value, and `load` decodes it."""
     return Column(
-        _dict(key, form),
+        dict_form(key, form),
         dict,
         save=lambda values: {name: save(each) for name, each in values.items()},
         load=lambda parts: {name: load(each) for name, each in parts.items()},
@@ -361,16 +345,6 @@ def map_of_values(key: Any, form: Any, save: Callable[[Any], Any], load: Callabl
 def value_of(form: Any, make: Callable[[], Any] | None, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
     """Declare a value of a special type."""
     return Column(form, make, save=save, load=load)
-
-
-def per_chunk(dtype: str, length: int) -> Any:
-    """Declare a dict from chunk number to an array of this length, for the chunks in which any row has a value."""
-    return map_of(Count, array_of(_dtype_of(dtype), length=length))
-
-
-def per_task(value: Any) -> Any:
-    """Declare a dict from the name of a task to such a value."""
-    return map_of(str, value)
 
 
 def keyed(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -421,7 +395,7 @@ class _Parts(Column):
         self._made = make
 
     def forms(self) -> list[tuple[str, Any, Any]]:
-        return [(self.key, _dict(self._key, self.form.form()), self.missing)]
+        return [(self.key, dict_form(self._key, self.form.form()), self.missing)]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         tree[self.key] = {key: each.saved() for key, each in getattr(table, self.name).items()}
@@ -444,183 +418,6 @@ class _Parts(Column):
 def parts_of(key: Any, table: type[T], make: Callable[[Any], T] | None = None) -> Any:
     """Declare a dict of other tables. `make` makes the table of a key."""
     return _Parts(key, table, make or (lambda key: table()))
-
-
-class _Columns(Column):
-    """Arrays with fixed names and dtypes, each as long as the `capacity` of the table."""
-
-    def __init__(self, dtypes: Iterable[tuple[str, str]], optional: bool) -> None:
-        self._dtypes = {name: array_of(_dtype_of(dtype)) for name, dtype in dtypes}
-        self._optional = optional
-        absent = (None,) if optional else ()
-        fields = [(name, form | None if optional else form, *absent) for name, form in self._dtypes.items()]
-        super().__init__(msgspec.defstruct("Columns", fields, forbid_unknown_fields=True), dict)
-
-    def decoded(self, part: Any) -> Any:
-        found = {name: getattr(part, name) for name in self._dtypes}
-        if not self._optional:
-            return found
-        there = {name: array for name, array in found.items() if array is not None}
-        if there and len(there) < len(found):
-            raise ValueError(f"`{self.key}` has the columns {list(there)}, but not all of {list(found)}")
-        return there
-
-    def check(self, table: Any, where: str) -> None:
-        for name, array in getattr(table, self.name).items():
-            _check_length(array, table.capacity, f"{self.key} {name!r} of {where}")
-
-
-def columns_of(dtypes: Iterable[tuple[str, str]], optional: bool) -> Any:
-    """Declare a dict of arrays with fixed names, each as long as the table's `capacity`; `optional`: or empty."""
-    return _Columns(dtypes, optional)
-
-
-def _check_length(array: np.ndarray, length: int, what: str) -> None:
-    require(len(array) == length, f"the column {what} is {len(array)} long, not {length}")
-
-
-class PerRow(Column):
-    """Arrays with an entry for each row of a chunk. See `per_row`."""
-
-    ONE, OPTIONAL, BY_NAME = range(3)  # an array; an array or None; a dict of arrays, or of pairs of arrays, by name
-
-    def __init__(
-        self, dtypes: tuple[str, ...], shape: int, fill: int, least: int | None, most: int | None, cleared: bool
-    ) -> None:
-        forms = [array_of(_dtype_of(dtype)) for dtype in dtypes]
-        form = forms[0] if len(forms) == 1 else _tuple(forms)
-        if shape == self.BY_NAME:
-            super().__init__(_dict(str, form), dict)
-        elif shape == self.OPTIONAL:
-            super().__init__(form | None, lambda: None)
-        else:
-            super().__init__(form, lambda: np.zeros(0, dtypes[0]))
-        self._shape, self._fill, self._least, self._most, self._cleared = shape, fill, least, most, cleared
-
-    def grow(self, table: Any) -> None:
-        """Make the arrays as long as the chunk's capacity."""
-        value = getattr(table, self.name)
-        if self._shape == self.BY_NAME:
-            setattr(table, self.name, {name: self.grown(each, table.capacity) for name, each in value.items()})
-        elif value is not None:
-            setattr(table, self.name, self.grown(value, table.capacity))
-
-    def grown(self, value: Any, capacity: int) -> Any:
-        """Return a copy of an array, or of a pair of arrays, with this number of entries."""
-        if isinstance(value, tuple):
-            return tuple(self.grown(each, capacity) for each in value)
-        out = np.full(capacity, self._fill, value.dtype) if self._fill else np.zeros(capacity, value.dtype)
-        out[: len(value)] = value
-        return out
-
-    def comparable(self, table: Any) -> Any:
-        """Leave out names without any value, because a column may be made before there is a value."""
-        value = getattr(table, self.name)
-        if self._shape != self.BY_NAME:
-            return None if value is None else value[: table.size].tolist()
-        shown: dict[str, Any] = {}
-        for name, each in sorted(value.items()):
-            first, *others = each if isinstance(each, tuple) else (each,)
-            there = np.flatnonzero(first[: table.size] != self._fill)
-            if len(there):
-                shown[name] = [there.tolist(), *(array[there].tolist() for array in (first, *others))]
-        return shown
-
-    def check(self, table: Any, where: str) -> None:
-        """Check the length of each array and the range of its numbers."""
-        value = getattr(table, self.name)
-        named = value.items() if self._shape == self.BY_NAME else [] if value is None else [("", value)]
-        dead: np.ndarray | tuple[()] = ()
-        if self._cleared:
-            _check_length(table.alive, table.capacity, f"alive of {where}")
-            dead = np.flatnonzero(table.alive == 0)
-        for name, each in named:
-            what = f"{self.key} of {name!r}" if name else self.key
-            first, *others = each if isinstance(each, tuple) else (each,)
-            for array in (first, *others):
-                _check_length(array, table.capacity, f"{what} of {where}")
-            self._check_range(first, f"{what} of {where}")
-            if len(dead):
-                require((first[dead] == self._fill).all(), f"1: a cleared row of {where} still has something: {what}")
-
-    def _check_range(self, array: np.ndarray, what: str) -> None:
-        if not len(array):
-            return
-        low, high = int(array.min()), int(array.max())
-        fine = (self._least is None or low >= self._least) and (self._most is None or high <= self._most)
-        limits = [
-            f"{word} {limit}"
-            for word, limit in (("at least", self._least), ("at most", self._most))
-            if limit is not None
-        ]
-        require(fine, f"{what} has numbers from {low} to {high}, but must have {' and '.join(limits)}")
-
-
-def per_row(
-    *dtypes: str,
-    fill: int = 0,
-    least: int | None = None,
-    most: int | None = None,
-    cleared: bool = False,
-    optional: bool = False,
-    by_name: bool = False,
-) -> Any:
-    """Declare an array with an entry for each row of a chunk, as long as the chunk's `capacity`.
-
-    Args:
-        dtypes: The dtype of the array; two dtypes declare pairs of arrays, which need `by_name`.
-        fill: The entry of rows without a value.
-        least: The smallest allowed entry of the first array; None if there is no limit.
-        most: The largest allowed entry of the first array; None if there is no limit.
-        cleared: Whether the entry of a cleared row must be `fill`.
-        optional: Whether the attribute is None if no row has a value.
-        by_name: Whether the attribute is a dict of such arrays, or of pairs of arrays.
-    """
-    shape = PerRow.BY_NAME if by_name else PerRow.OPTIONAL if optional else PerRow.ONE
-    return PerRow(dtypes, shape, fill, least, most, cleared)
-
-
-class _NumbersOfTexts(Column):
-    """A dict from texts to numbers, which is saved as packed texts and an array."""
-
-    def __init__(self, texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> None:
-        super().__init__(JoinedBytes | list[str], dict)  # older releases saved a list
-        self._texts_key, self._numbers_key, self._loaded = texts_key, numbers_key, loaded
-
-    def forms(self) -> list[tuple[str, Any, Any]]:
-        return [(self._texts_key, self.form, self.missing), (self._numbers_key, I8, self.missing)]
-
-    def save(self, table: Any, tree: dict[str, Any]) -> None:
-        value = getattr(table, self.name)
-        tree[self._texts_key] = packed_texts(list(value))
-        tree[self._numbers_key] = np.fromiter(value.values(), "i8", len(value))
-
-    def load(self, table: Any, loaded: Any) -> None:
-        numbers = getattr(loaded, self._numbers_key)
-        value: dict[str, int] = {}
-        names = np.empty(len(numbers), object)
-        done = 0
-        for texts in unpacked_texts(getattr(loaded, self._texts_key)):  # other threads run between two pieces
-            first, done = done, done + len(texts)
-            value.update(zip(texts, numbers[first:done].tolist(), strict=True))
-            names[first:done] = texts
-        if done != len(numbers):
-            raise ValueError(f"{done} {self.name}, for {len(numbers)} rows")
-        if len(value) != done:
-            raise ValueError(f"{done} {self.name}, of which {len(value)} are distinct")
-        setattr(table, self.name, value)
-        self._loaded(table, names, numbers)
-
-    def comparable(self, table: Any) -> Any:
-        return dict(getattr(table, self.name))
-
-
-def numbers_of_texts(texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> Any:
-    """Declare a dict from texts to integers, saved as packed texts and an array under these keys.
-
-    It is made for a million entries. After loading, `loaded` is called with the table, the texts and the numbers.
-    """
-    return _NumbersOfTexts(texts_key, numbers_key, loaded)
 
 
 class _Several(Column):
@@ -654,77 +451,3 @@ def several(
 ) -> Any:
     """Declare a value that is saved under several keys. `save` returns the parts in the order of `forms`."""
     return _Several(forms, make, save, load)
-
-
-def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
-    """Declare a dict of structs, which is saved as a list of tuples and one joined array.
-
-    Args:
-        row: The type of the structs.
-        key: The key of the list.
-        array: The field of the struct that contains an array, and the key of the joined array.
-        by: The field whose value is the key in the dict.
-    """
-    types = get_type_hints(row, include_extras=True)
-    names = [name for name in row.__struct_fields__ if name != array]
-
-    def save(rows: dict[Any, Any]) -> tuple[Any, ...]:
-        listed = [tuple(getattr(each, name) for name in names) for each in rows.values()]
-        return listed, join_columns([getattr(each, array) for each in rows.values()])
-
-    def load(entries: list[tuple[Any, ...]], arrays: Joined) -> dict[Any, Any]:
-        made = [
-            row(**dict(zip(names, entry, strict=True)), **{array: values})
-            for entry, values in zip(entries, split_columns(arrays), strict=True)
-        ]
-        return keyed([(getattr(each, by), each) for each in made])
-
-    entry = _tuple(types[name] for name in names)
-    return several({key: _list(entry), array: Joined}, dict, save, load)
-
-
-# ------------------------------------------------------------ many short columns as one long column
-
-
-PIECE = 4096
-"""The number of texts in one piece of packed texts."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_texts = msgspec.msgpack.Decoder(list[str]).decode
-
-
-def join_columns(columns: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return columns of one dtype as one concatenated array with the ends of the parts. Without columns it is i8."""
-    parts = list(columns)
-    ends = np.cumsum([len(part) for part in parts], dtype="i8")
-    return {"ends": ends, "values": np.concatenate(parts) if parts else np.zeros(0, "i8")}
-
-
-def split_columns(saved: Any) -> list[np.ndarray]:
-    """Return the columns that `join_columns` joined, as views. `saved` is its result or a `Joined`.
-
-    Raises ValueError if it cannot be the result of `join_columns`.
-    """
-    ends, values = (saved["ends"], saved["values"]) if isinstance(saved, dict) else (saved.ends, saved.values)
-    edges = [0, *ends.tolist()]
-    if edges != sorted(edges) or edges[-1] != len(values):
-        raise ValueError(f"{len(values)} numbers cannot be split at {edges[1:][:5]}")
-    return [values[a:b] for a, b in pairwise(edges)]
-
-
-def packed_texts(texts: list[str]) -> dict[str, np.ndarray]:
-    """Return texts as bytes, in pieces. One piece takes a millisecond to decode, during which other threads wait."""
-    return join_columns([np.frombuffer(_encode(texts[at : at + PIECE]), "u1") for at in range(0, len(texts), PIECE)])
-
-
-def unpacked_texts(saved: Any) -> Iterator[list[str]]:
-    """Iterate over packed texts, piece by piece. Raise ValueError or msgspec.DecodeError if they are not packed texts.
-
-    Older releases saved the texts as one list, which is split into pieces here.
-    """
-    if isinstance(saved, list):
-        for at in range(0, len(saved), PIECE):
-            yield saved[at : at + PIECE]
-    else:
-        for piece in split_columns(saved):
-            yield _decode_texts(piece.data)

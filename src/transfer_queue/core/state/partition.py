@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core.columns.joined_columns import numbers_of_texts
 from transfer_queue.core.columns.schema import (
     Column,
     Count,
@@ -19,7 +20,6 @@ from transfer_queue.core.columns.schema import (
     counter,
     map_of,
     numbers,
-    numbers_of_texts,
     of_kind,
     part,
     parts_of,

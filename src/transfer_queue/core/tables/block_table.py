@@ -16,17 +16,9 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.intern_table import InternTable, interned
-from transfer_queue.core.columns.schema import (
-    Count,
-    JoinedBytes,
-    Persisted,
-    columns_of,
-    counter,
-    join_columns,
-    parts_of,
-    scalar,
-    split_columns,
-)
+from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
+from transfer_queue.core.columns.row_columns import columns_of
+from transfer_queue.core.columns.schema import Count, Persisted, counter, parts_of, scalar
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import with_schema
 from transfer_queue.core.tables.prepared_puts import Prepared

@@ -8,16 +8,8 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.intervals import IntervalSet
-from transfer_queue.core.columns.schema import (
-    Count,
-    Persisted,
-    counter,
-    map_of,
-    part,
-    parts_of,
-    rows_of,
-    set_of,
-)
+from transfer_queue.core.columns.joined_columns import rows_of
+from transfer_queue.core.columns.schema import Count, Persisted, counter, map_of, part, parts_of, set_of
 
 
 class DealtBatch(msgspec.Struct, eq=False):

@@ -12,18 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import (
-    I8,
-    Count,
-    Joined,
-    Persisted,
-    counter,
-    join_columns,
-    keyed,
-    map_of,
-    several,
-    split_columns,
-)
+from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
+from transfer_queue.core.columns.schema import I8, Count, Persisted, counter, keyed, map_of, several
 from transfer_queue.core.tables.row_table import CHUNK_BITS, RowTable
 
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.schema import Count, Persisted, part, per_chunk, per_task, rows_of
+from transfer_queue.core.columns.joined_columns import rows_of
+from transfer_queue.core.columns.row_columns import per_chunk, per_task
+from transfer_queue.core.columns.schema import Count, Persisted, part
 from transfer_queue.core.tables.row_table import CHUNK, RowTable
 
 BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index

@@ -6,17 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import (
-    Count,
-    Joined,
-    Persisted,
-    counter,
-    deque_of,
-    join_columns,
-    map_of,
-    several,
-    split_columns,
-)
+from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
+from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of, several
 
 MARKS = 64  # the age of a row is known to 1/MARKS of `keep_seconds`
 

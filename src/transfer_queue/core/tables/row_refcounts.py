@@ -11,7 +11,8 @@ from collections.abc import Container
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import Joined, Persisted, join_columns, several, split_columns
+from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
+from transfer_queue.core.columns.schema import Persisted, several
 from transfer_queue.core.tables.row_table import RowTable
 
 Holder = tuple[str, str, int]  # task, client, dp_rank

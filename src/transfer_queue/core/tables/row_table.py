@@ -15,17 +15,16 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core.columns.row_columns import PerRow, per_row
 from transfer_queue.core.columns.schema import (
     BrokenInvariant,
     Column,
     Count,
-    PerRow,
     Persisted,
     array_of,
     counter,
     of_kind,
     parts_of,
-    per_row,
     require,
     scalar,
 )

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import Count, Persisted, list_of, map_of_tuples, per_chunk, per_task
+from transfer_queue.core.columns.row_columns import per_chunk, per_task
+from transfer_queue.core.columns.schema import Count, Persisted, list_of, map_of_tuples
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, RowTable
 
 
