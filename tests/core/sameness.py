@@ -22,8 +22,7 @@ from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
 from transfer_queue.core.tables.extent_records import ExtentRecord
 from transfer_queue.core.tables.field_types import FieldStats
-from transfer_queue.core.tables.group_quotas import GroupQuotas
-from transfer_queue.core.tables.group_table import Group, GroupTable
+from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease
 from transfer_queue.core.tables.lost_values import LostValues
 from transfer_queue.core.tables.retention_log import DropLog, RowAges

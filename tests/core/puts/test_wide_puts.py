@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from harness import OBJECT, Harness, column, encode, rows_of, tensor
 
+from transfer_queue.core.columns import wide_columns
 from transfer_queue.core.puts import wide_puts
-from transfer_queue.core.tables import prepared_puts, wide_columns
 from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError
@@ -141,7 +141,7 @@ def test_columns_are_made_in_the_steps_and_nothing_of_the_state_changes(
             made.append(len(found))
             return found
 
-    monkeypatch.setattr(prepared_puts, "WideColumns", Columns)
+    monkeypatch.setattr(wide_columns, "WideColumns", Columns)
     h.put(3, ["other"])
     h.controller.take_records()
     sequence = h.send(h.publish(2, NAMES))

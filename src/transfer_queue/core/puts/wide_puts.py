@@ -15,13 +15,22 @@ from typing import Union
 import msgspec
 import numpy as np
 
+from transfer_queue.core.columns.wide_columns import PreparedColumns
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import check_dims, check_kind, check_place, dims_end, fields_of, shape_of
-from transfer_queue.core.tables.prepared_puts import Prepared, PreparedColumns, PreparedTypes
+from transfer_queue.core.tables.block_table import Prepared
+from transfer_queue.core.tables.field_types import (
+    PreparedTypes,
+    check_dims,
+    check_kind,
+    check_place,
+    dims_end,
+    fields_of,
+    shape_of,
+)
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import numpy as np
 
+from transfer_queue.core.columns.wide_columns import MANY_FIELDS
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.tables.group_table import GroupTable
 from transfer_queue.core.tables.row_table import Chunk, RowTable
-from transfer_queue.core.tables.wide_columns import MANY_FIELDS
 
 MOST_ENTRIES = 256
 MOST_ROWS = 4096

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.columns.wide_columns import MANY_FIELDS, WideColumns
 from transfer_queue.core.events.records import RowsPut, RowsRepacked
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
-from transfer_queue.core.tables.wide_columns import MANY_FIELDS, WideColumns
 from transfer_queue.messages.descriptors import NewBlock
 
 

@@ -26,6 +26,7 @@ from transfer_queue.core.columns.schema import (
     scalar,
     value_of,
 )
+from transfer_queue.core.columns.wide_columns import MANY_FIELDS
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
 from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
@@ -34,15 +35,13 @@ from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_types import BlockShape, FieldStats
-from transfer_queue.core.tables.group_quotas import GroupQuotas
-from transfer_queue.core.tables.group_table import GroupTable
+from transfer_queue.core.tables.group_table import GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable
 from transfer_queue.core.tables.lost_values import LostValues
 from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, in_order
 from transfer_queue.core.tables.skipped_rows import SkippedRows
-from transfer_queue.core.tables.wide_columns import MANY_FIELDS
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
 

@@ -19,9 +19,9 @@ from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
 from transfer_queue.core.columns.row_columns import columns_of
 from transfer_queue.core.columns.schema import Count, Persisted, counter, parts_of, scalar
+from transfer_queue.core.columns.wide_columns import PreparedColumns
 from transfer_queue.core.tables.extent_records import PublishedExtents
-from transfer_queue.core.tables.field_types import with_schema
-from transfer_queue.core.tables.prepared_puts import Prepared
+from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
 from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock
 
 CHUNK_BITS = 12
@@ -131,6 +131,39 @@ def places_of(block: NewBlock) -> list[BlockLocation]:
     """Return all locations of a block as its writer publishes it."""
     first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length)
     return [first, *block.copies]
+
+
+class Prepared:
+    """A block of very many fields that is about to be put, and what was prepared for it."""
+
+    def __init__(self, sent: NewBlock) -> None:
+        self.sent = sent
+        """The block as the client sent it."""
+        self.block = sent
+        """The same block with its whole schema."""
+        self.types: PreparedTypes | None = None
+        """None if the types of its fields are not prepared."""
+        self.columns: PreparedColumns | None = None
+        """None if the columns of its fields are not prepared."""
+
+    def matches(self, fields: dict[str, FieldStats], typed: int) -> bool:
+        """Return whether the types are prepared and its values match these fields of the partition."""
+        return self.types is not None and self.types.is_current(fields, typed)
+
+    def free_some(self, count: int) -> bool:
+        """Free up to `count` entries of each collection that is not needed after the put. Return whether all are freed.
+
+        To free 100,000 entries at once takes 20 ms.
+        """
+        unused: list[dict[str, Any] | list[Any]] = []
+        if self.types is not None:
+            unused += [self.types.replaced, self.types.unused]
+        if self.columns is not None:
+            unused.append(self.columns.unused)
+        for some in unused:
+            for _ in range(min(count, len(some))):
+                some.popitem() if isinstance(some, dict) else some.pop()
+        return not any(unused)
 
 
 class BlockTable(PublishedExtents):

@@ -152,6 +152,58 @@ def _words(kind: str, dtype: str) -> str:
     return "Python objects" if kind == "object" else f"tensors of {dtype}"
 
 
+class PreparedTypes:
+    """The fields of a partition as they are after a put, with the types of the put's block added."""
+
+    def __init__(self, fields: dict[str, FieldStats], typed: int) -> None:
+        self.fields = dict(fields)
+        """All fields of the partition by name."""
+        self.of_block: list[FieldStats] = []
+        """The fields of the block, in its order."""
+        self.replaced: list[tuple[FieldStats, FieldStats]] = []
+        """Fields whose types the block changes, each with the field that replaces it."""
+        self.several: dict[str, list[str]] = {}
+        """The dtypes of those fields of the block that have several."""
+        self.installed = False
+        """Whether the partition has these fields."""
+        self.unused = self.fields
+        """The dict of fields that is not needed after the put: this one, or the one that it replaces."""
+        self._base = (fields, len(fields), typed)
+
+    def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
+        """Add the next field of the block.
+
+        Raises:
+            FieldTypeError: The field does not match live values.
+        """
+        field = self.fields.get(spec.name)
+        if field is None:
+            field = self.fields[spec.name] = FieldStats(spec.name)
+            field.add(spec, dims)
+        else:
+            field.check(spec)
+            changed = field.copy()
+            if changed.add(spec, dims):
+                self.replaced.append((field, changed))
+                field = self.fields[spec.name] = changed
+        self.of_block.append(field)
+        if field.others:
+            self.several[field.name] = [field.dtype, *field.others]
+
+    def is_current(self, fields: dict[str, FieldStats], typed: int) -> bool:
+        """Return whether the partition has the fields and types that it had when this was prepared."""
+        base, count, before = self._base  # fields are added to the dict and never removed
+        return (fields is base or not count) and (len(fields), typed) == (count, before)
+
+    def install(self) -> dict[str, FieldStats]:
+        """Return the fields for the partition, with the numbers of values that the replaced fields have now."""
+        for field, changed in self.replaced:
+            changed.live, changed.ever = field.live, field.ever
+        self.installed = True
+        self.unused = self._base[0]
+        return self.fields
+
+
 def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
     """Return the part of a block's dims that belongs to each field, in order.
 

@@ -1,4 +1,4 @@
-"""Which rows are the samples of one prompt: by declared group id, or by order of reservation.
+"""Which rows are the samples of one prompt, by declared group id or by order of reservation; and the group demand.
 
 If any row of a partition was declared a member of a group, the partition has declared groups only, and its other rows
 belong to no group. Otherwise the group of a row is its position divided by the sampler's group size, which clears do
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
-from transfer_queue.core.columns.schema import I8, Count, Persisted, counter, keyed, map_of, several
+from transfer_queue.core.columns.schema import I8, Count, Persisted, counter, keyed, map_of, map_of_tuples, several
 from transfer_queue.core.tables.row_table import CHUNK_BITS, RowTable
 
 
@@ -179,3 +179,41 @@ class GroupTable(Persisted):
         if not self.explicit:
             return np.sort((np.array(groups, "i8")[:, None] * size + np.arange(size)).ravel())
         return np.sort(np.fromiter(chain.from_iterable(self.declared[group].members for group in groups), "i8"))
+
+
+class GroupQuotas(Persisted):
+    """The group demand of tasks, and the promises of producers to make some of these groups.
+
+    Filtering makes batches too small: dynamic sampling, as in DAPO, drops groups whose rewards are all equal. Producers
+    ask how many groups are missing and make that many. What one producer has promised is not offered to another one.
+    """
+
+    groups: dict[str, int] = map_of(str, Count)
+    """Task -> the number of groups that it wants to exist or to be in production."""
+    promised: dict[tuple[str, str], int] = map_of_tuples((str, str), Count)
+    """(task, client) -> rows of new groups that the client has promised and not yet begun."""
+
+    def want(self, task: str, groups: int) -> None:
+        """Set the number of groups that a task wants; 0 removes its demand."""
+        if groups:
+            self.groups[task] = groups
+        else:
+            self.groups.pop(task, None)
+
+    def promise(self, task: str, client: str, rows: int) -> None:
+        """Add this number of rows to what a producer has promised a task; 0 withdraws its promise."""
+        if rows:
+            self.promised[task, client] = self.promised.get((task, client), 0) + rows
+        else:
+            self.promised.pop((task, client), None)
+
+    def arrived(self, client: str, rows: int) -> None:
+        """Record that a producer has begun new rows, which fulfil its promises."""
+        for key in [key for key in self.promised if key[1] == client]:
+            self.promised[key] -= rows
+            if self.promised[key] <= 0:
+                del self.promised[key]
+
+    def promised_rows(self, task: str) -> int:
+        """Return the rows that producers have promised a task."""
+        return sum(rows for (name, _), rows in self.promised.items() if name == task)

@@ -28,7 +28,7 @@ from transfer_queue.core.columns.schema import (
     require,
     scalar,
 )
-from transfer_queue.core.tables.wide_columns import Columns, WideColumns
+from transfer_queue.core.columns.wide_columns import Columns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.sampler.numeric_tags import number, numbers_of
