@@ -203,7 +203,7 @@ def test_a_payload_of_another_length_is_an_error_of_the_server(tmp_path: Path) -
         good, bad = run_blocking(servers.session, at_once(calls))
         assert good == Done("x")
         assert isinstance(bad, ProtocolError)
-        assert "200 bytes where 100 were asked for" in str(bad)
+        assert "expected a reply with 100 bytes of payload or none, got one that announces 200 bytes" in str(bad)
 
 
 def test_answers_are_the_replies_or_the_first_error(two: Servers) -> None:

@@ -181,7 +181,7 @@ def test_an_older_version_is_refused(running: Running, ask: Ask) -> None:
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     session = running.session(tls=context)
-    with pytest.raises(TransferQueueError, match=r"no TLS with the server"):
+    with pytest.raises(TransferQueueError, match=r"TLS with the server failed"):
         ask(session, CreatePartition("p"))
     session.close()
 
@@ -207,7 +207,7 @@ def test_a_client_without_a_certificate_of_the_authority_is_refused(
         context.load_verify_locations(files()["authority"])
     context.maximum_version = version
     session = running.session(tls=context)
-    with pytest.raises(AuthenticationError, match=r"no TLS with the server: .*both need a certificate signed by"):
+    with pytest.raises(AuthenticationError, match=r"TLS with the server failed: .*both sides need a certificate"):
         ask(session, CreatePartition("p"))
     session.close()
     assert running.server.counters["rejected"] == 1
@@ -220,7 +220,7 @@ def test_a_client_without_a_certificate_of_the_authority_is_refused(
 def test_a_server_with_a_foreign_certificate_is_refused(tmp_path: Path, ask: Ask) -> None:
     with Running(tmp_path, address=ANY_PORT, tls=made("stranger").server) as running:
         session = running.session(tls=MEMBER.client)
-        with pytest.raises(AuthenticationError, match=r"no TLS with the server: self.signed certificate"):
+        with pytest.raises(AuthenticationError, match=r"TLS with the server failed: self.signed certificate"):
             ask(session, CreatePartition("p"))
         session.close()
         until(lambda: running.server.counters["rejected"] == 1)
@@ -235,7 +235,7 @@ def test_the_key_is_needed_as_ever(running: Running, ask: Ask) -> None:
 
 def test_a_client_without_tls_is_told_so(running: Running, ask: Ask) -> None:
     session = running.session()
-    with pytest.raises(AttachError, match=r"it takes connections over TLS alone; set security.tls"):
+    with pytest.raises(AttachError, match=r"it takes only connections over TLS; set security.tls"):
         ask(session, CreatePartition("p"))
     session.close()
     assert running.server.counters["refused"] == 1
@@ -271,7 +271,7 @@ def test_another_program_at_the_address_is_told(ask: Ask) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         session = Session("c", KEY, lambda _: listener.getsockname(), tls=MEMBER.client)
-        with pytest.raises(ProtocolError, match=r"no TLS with the server: .*both need to use TLS, or neither"):
+        with pytest.raises(ProtocolError, match=r"TLS with the server failed: .*both sides must use TLS, or neither"):
             ask(session, CreatePartition("p"))
         session.close()
         thread.join(10)
@@ -351,7 +351,7 @@ def test_a_key_with_a_password_is_refused() -> None:
 
 
 def test_a_key_of_another_certificate_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"cannot be used.*that of the certificate"):
+    with pytest.raises(InvalidArgumentError, match=r"cannot be used.*belong to the certificate"):
         contexts({**files(), "private_key": str(FOLDER / "stranger.key")})
 
 

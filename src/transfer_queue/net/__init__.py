@@ -1,1 +1,1 @@
-"""Sockets: the servers' loop, the handshake, and the clients' two drivers."""
+"""The network: frames, handshake, TLS, the loop of the servers, and the drivers of the clients."""

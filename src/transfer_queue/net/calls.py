@@ -1,7 +1,7 @@
-"""What an operation of the client asks its driver to do.
+"""The calls that an operation of the client asks its driver to make.
 
-Operations are generators: they yield a `Call` and are sent the reply. A `Failure` is thrown into them
-as the exception that it names.
+Operations are generators: they yield a `Call`, and the driver sends the reply into them. A `Failure` is thrown into
+them as the exception that it names.
 """
 
 from __future__ import annotations
@@ -21,41 +21,49 @@ Outcome = Union[AnyReply, TransferQueueError]
 
 @dataclass(slots=True)
 class Call:
-    """One request to be made.
-
-    target: ("controller", 0) or ("unit", its number). timeout: seconds that the request may stay parked at the server
-    by its own `wait`, on top of what the driver allows for a round trip; None for a request that is answered at once.
-    within: seconds for the whole call instead, where the caller has set a limit. payload: bytes that go with the
-    request. into: where the reply's payload goes, one part after the other, just as many bytes as it has. work: what
-    is done instead of asking anybody, and answered with Done: it takes a while, and an event loop goes on meanwhile;
-    where that is cancelled it is still done to its end. together: calls that are made instead, all at once; answered
-    with Done when each of them has its outcome, the reply or the exception that it would have raised. turn: the tasks
-    of an event loop make calls of equal turns one at a time. If a second task yields such a call meanwhile, the driver
-    does not make it: when the first call has its reply, the second task gets `session.NOT_MADE`, and its operation
-    checks again what it needs. If the first call fails, the second one is made. sequence: under which the driver
-    has sent the request, so that its operation can take back one that was interrupted; 0 until then.
-    """
+    """One request to make, or work or other calls to do instead."""
 
     target: tuple[str, int]
+    """("controller", 0), or ("unit", number)."""
     request: AnyRequest
     timeout: float | None = None
+    """Seconds for which the request may stay parked at the server by its own `wait`, in addition to a round trip.
+
+    None for a request that is not parked.
+    """
     within: float | None = None
+    """Seconds for the whole call instead, if the caller has set a limit."""
     payload: memoryview | None = None
+    """The payload of the request."""
     into: Sequence[memoryview] = ()
+    """The memory for the payload of the reply, one part after the other, together exactly as many bytes."""
     work: Callable[[], None] | None = None
+    """A function to run instead of a request; the reply is `Done`.
+
+    It may take long. An event loop continues meanwhile, and a cancelled task waits until the function has returned.
+    """
     together: Sequence[Call] = ()
+    """Calls to make instead, all at once; the reply is `Done` when each of them has its `outcome`."""
     turn: Hashable = field(default=None, compare=False)
+    """The tasks of an event loop make calls of equal turns one at a time.
+
+    If a second task yields such a call meanwhile, the driver does not make it: when the first call has its reply, the
+    second task gets `session.NOT_MADE`, and its operation checks again what it needs. If the first call fails, the
+    second one is made.
+    """
     outcome: Outcome | None = field(default=None, compare=False)
+    """Of a call in `together`: the reply, or the exception that the call alone would have raised."""
     sequence: int = field(default=0, compare=False)
+    """The sequence of the request, with which its operation can cancel it; 0 until the driver has sent it."""
 
 
 def parallel(calls: Sequence[Call]) -> Call:
-    """Has all of these made at once."""
+    """Return the call that makes all of these calls at once."""
     return Call(CONTROLLER, Topology(), together=calls)
 
 
 def replies_of(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[AnyReply]]:
-    """The replies to these, made at once. Raises as the first of them that failed."""
+    """Make these calls at once and return their replies. Raises the error of the first call that failed."""
     if len(calls) == 1:
         return [(yield calls[0])]
     yield parallel(calls)

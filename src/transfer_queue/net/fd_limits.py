@@ -1,6 +1,6 @@
-"""What is said where the open-file limit is reached, and how seldom a server repeats itself in its log.
+"""Handles the open-file limit, and limits the rate of warnings in a server's log.
 
-Every connection costs a descriptor at both of its ends. Who has none left says so, with what to do about it.
+Every connection needs a descriptor at both of its ends. A process that has none left reports what to do about it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ import resource
 import socket
 from collections.abc import Callable
 
-SPOKEN_SECONDS = 10.0  # a period of a log: most lines in it are SPOKEN_LINES
+SPOKEN_SECONDS = 10.0
 SPOKEN_LINES = 20
+"""The number of lines that a `RateLimitedLog` writes in SPOKEN_SECONDS."""
 
 
 def out_of_files(error: OSError) -> str | None:
-    """What to do, in words, about an error that says that no more files can be opened; None for any other error."""
+    """Return what to do about an error if it says that no more files can be opened; None for any other error."""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
-            f"the open-file limit of {limit} is reached in process {os.getpid()}: raise `ulimit -n` where it is "
-            "started, or let it hold fewer connections and files"
+            f"process {os.getpid()} has reached its open-file limit of {limit}: raise `ulimit -n` where it is started, "
+            "or let it open fewer connections and files"
         )
     if error.errno == errno.ENFILE:
-        return "the open-file limit of this machine is reached: raise fs.file-max, or end what holds so many files"
+        return (
+            "this machine has reached its open-file limit: raise fs.file-max, or stop processes that have many files "
+            "open"
+        )
     return None
 
 
 class ReservedDescriptor:
-    """A descriptor kept for the moment in which there is no other: to take a connection and say why it cannot stay."""
+    """A descriptor in reserve, with which a server without other descriptors accepts a connection to refuse it."""
 
     def __init__(self) -> None:
         self._file = _open()
 
     def tell(self, listener: socket.socket, words: bytes) -> bool:
-        """Takes one connection, sends it these bytes and closes it; False where even that cannot be done."""
+        """Accept one connection, send it these bytes and close it. Returns whether this was possible."""
         if self._file is None:
             self._file = _open()
             return False
@@ -45,7 +49,7 @@ class ReservedDescriptor:
         self._file = None
         try:
             accepted, _ = listener.accept()
-        except BlockingIOError:  # it has gone meanwhile
+        except BlockingIOError:  # the connection is gone meanwhile
             return True
         except OSError:
             return False
@@ -54,13 +58,13 @@ class ReservedDescriptor:
                 accepted.setblocking(False)
                 accepted.send(words)
                 accepted.shutdown(socket.SHUT_WR)
-                accepted.recv(4096)  # over TCP, closing with its hello unread would destroy what was sent
+                accepted.recv(4096)  # over TCP, closing with unread input could discard the sent bytes
             return True
         finally:
             self._file = _open()
 
     def close(self) -> None:
-        """Gives the descriptor back."""
+        """Close the descriptor."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -74,9 +78,9 @@ def _open() -> int | None:
 
 
 class RateLimitedLog:
-    """Warnings of which others decide how many there are: beyond a number in a period they are only counted.
+    """Writes warnings that peers can cause, at most SPOKEN_LINES in SPOKEN_SECONDS, and counts the others.
 
-    clock: seconds. Without this, whoever can connect could fill the disk with a log.
+    Without the limit, a peer that can connect could fill the disk with log lines.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
@@ -87,11 +91,11 @@ class RateLimitedLog:
         self._silent = 0
 
     def __call__(self, text: str, *args: object) -> None:
-        """Logs a warning, or counts it."""
+        """Log a warning, or count it."""
         now = self._clock()
         if now >= self._until:
             if self._silent:
-                self._logger.warning("%d more warnings like these were not written", self._silent)
+                self._logger.warning("%d more warnings of this kind were not logged", self._silent)
             self._until, self._lines, self._silent = now + SPOKEN_SECONDS, 0, 0
         self._lines += 1
         if self._lines > SPOKEN_LINES:

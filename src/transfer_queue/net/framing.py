@@ -1,10 +1,10 @@
-"""Frames on a byte stream: a body (msgpack) and, out of band, an optional payload of raw bytes.
+"""Frames on a byte stream: a body (msgpack) and an optional payload of raw bytes.
 
     frame = u4 body length, u8 payload length (little-endian), body, payload
 
-`FrameReader` takes what a socket gave, in pieces of any size, and hands out whole frames. Lengths
-are judged as soon as they are known, before any byte of the frame is kept. This module knows
-nothing of sockets or of what a body means.
+`FrameReader` takes the bytes of a socket in pieces of any size and returns complete frames. It checks the lengths as
+soon as it has the header, before it stores any byte of the frame. This module does not depend on sockets, and does not
+interpret bodies.
 """
 
 from __future__ import annotations
@@ -22,47 +22,45 @@ Frame = tuple[bytes, Union[memoryview, None]]
 
 
 def pack_frame(body: bytes, payload_length: int = 0) -> bytes:
-    """Header and body of a frame; the payload's bytes, if any, must follow on the stream."""
+    """Return header and body of a frame. The bytes of the payload, if there is one, must follow on the stream."""
     return HEADER.pack(len(body), payload_length) + body
 
 
 class FrameReader:
-    """Cuts a stream into frames.
-
-    max_body, max_payload: bytes; a frame that announces more is a ProtocolError, after which the
-    stream cannot be read any further.
-    """
+    """Divides a stream into frames."""
 
     __slots__ = ("_kept", "_needed", "max_body", "max_payload")
 
     def __init__(self, max_body: int = MAX_BODY, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_body = max_body
+        """The largest body in bytes. After a frame that announces more, the stream cannot be read any further."""
         self.max_payload = max_payload
-        # the beginning of the frame that is not whole yet; shorter than _needed, which is the length of
-        # that frame once its header is here, and of a header before
+        """The largest payload in bytes."""
         self._kept = bytearray()
+        """The beginning of the frame that is not complete yet, always shorter than `_needed`."""
         self._needed = HEADER.size
+        """The length of that frame if its header has arrived, otherwise of a header."""
 
     @property
     def missing(self) -> int:
-        """How many bytes the frame under way lacks at least; a hint for the size of the next read."""
+        """The least number of bytes that the unfinished frame lacks: a hint for the size of the next read."""
         return self._needed - len(self._kept)
 
     @property
     def held(self) -> int:
-        """How many bytes of the frame under way are kept."""
+        """The number of bytes of the unfinished frame that have arrived."""
         return len(self._kept)
 
     @property
     def clean(self) -> bool:
-        """True between frames: nothing of a next frame has come yet."""
+        """Whether no byte of an unfinished frame has arrived."""
         return not self._kept
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames that `data` completes, in order; a frame without payload has None.
+        """Return the frames that `data` completes, in order. The payload of a frame without one is None.
 
-        Payloads are views of memory that is theirs alone. Raises ProtocolError for an announced length
-        over the limit.
+        Payloads are views of memory that nothing else uses. Raises `ProtocolError` if a frame announces a length over
+        the limit.
         """
         if self._kept:
             self._kept += data
@@ -99,7 +97,7 @@ class FrameReader:
 
     def _refusal(self, body_length: int, payload_length: int) -> str:
         return (
-            f"a frame announces a body of {body_length} and a payload of {payload_length} bytes; at most "
-            f"{self.max_body} and {self.max_payload} are taken here. The peer is no transfer_queue process, or the "
-            "stream is broken"
+            f"a frame must have a body of at most {self.max_body} bytes and a payload of at most {self.max_payload} "
+            f"bytes, got {body_length} and {payload_length}. The peer is not a transfer_queue process, or the stream "
+            "is broken"
         )

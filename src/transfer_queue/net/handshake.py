@@ -1,19 +1,19 @@
-"""How two processes convince each other that they hold the system's key, before any message is read.
+"""The handshake by which two processes prove that they have the system's key, before any message is read.
 
     client -> server   hello    magic, version, role, length of id, id, 32 random bytes
     server -> client   welcome  magic, version, verdict 0, 0, 32 random bytes, proof of the server
                        refusal  magic, version, verdict > 0, length of reason, reason
     client -> server   proof of the client; messages may follow at once
 
-A proof is HMAC-SHA256 over a label that tells the two sides apart and everything both have said before,
-so it is worth nothing on another connection, in another direction or with another version. The key never
-travels. The server proves first: a client with a wrong key learns so without showing anything, and the
-welcome completes a client's handshake, one round trip.
+A proof is HMAC-SHA256 over a label that distinguishes the two sides and all bytes that both have sent before. So it is
+not valid on another connection, in the other direction or with another version. The key is never sent. The server
+proves first: a client with a wrong key gets an error before it sends a proof, and a client's handshake is complete with
+the welcome, after one round trip.
 
-Magic and version lie at the same place in every version of the protocol, so peers of different versions
-can tell each other so. Nobody is believed a length of more than a byte before the proof.
+Magic and version are at the same place in every version of the protocol, so that peers of different versions can report
+it. Before the proof, no length is longer than one byte, so that no peer can announce a large one.
 
-Sans-IO: `receive` takes bytes and returns bytes to send. `leftover` is what came after the handshake.
+Sans-IO: `receive` takes bytes and returns bytes to send. `leftover` has the bytes that arrived after the handshake.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from transfer_queue.errors import AttachError, AuthenticationError, ProtocolErro
 from transfer_queue.messages.base import PROTOCOL_VERSION
 
 MAGIC = b"\x93TQ\n"
-HANDSHAKE_SECONDS = 10.0  # a peer that needs longer is dropped
+HANDSHAKE_SECONDS = 10.0
+"""A peer that needs more seconds for the handshake is disconnected."""
 ROLES = ("client", "unit")
 MAX_ID = 200  # bytes of a client id
 
@@ -36,12 +37,12 @@ _HEAD = struct.Struct("<4sHBB")  # magic, version, role or verdict, length of wh
 _NONCE = 32
 _PROOF = 32
 _WELCOME, _WRONG_VERSION, _REFUSED = 0, 1, 2
-NEEDS_TLS = "it takes connections over TLS alone; set security.tls in this process's conf to that of the servers"
-_TLS = b"\x16\x03"  # how a hello of TLS begins
+NEEDS_TLS = "it takes only connections over TLS; set security.tls in this process's conf to that of the servers"
+_TLS = b"\x16\x03"  # the first bytes of a TLS hello
 
 
 class Hello(NamedTuple):
-    """Who is at the other end: its role ("client" or "unit") and the id it goes by."""
+    """The role ("client" or "unit") and the client id of the process at the other end."""
 
     role: str
     client_id: str
@@ -54,20 +55,20 @@ def _prove(key: bytes, label: bytes, transcript: bytes) -> bytes:
 def _check_magic(received: bytes) -> None:
     if not MAGIC.startswith(received[: len(MAGIC)]):
         raise ProtocolError(
-            f"expected a transfer_queue process, got bytes that begin with {received[:16]!r}; the address belongs to "
-            "another program"
+            f"the peer must be a transfer_queue process, got bytes that begin with {received[:16]!r}; the address "
+            "belongs to another program"
         )
 
 
 def _wrong_version(ours: int, theirs: int) -> ProtocolError:
     return ProtocolError(
-        f"this process speaks protocol version {ours}, its peer version {theirs}; install the same release of "
-        "transfer_queue in both, or start the system anew from this one"
+        f"this process uses protocol version {ours}, its peer version {theirs}; install the same release of "
+        "transfer_queue in both, or start the system again from this release"
     )
 
 
 def refusal(reason: str, version: int = PROTOCOL_VERSION) -> bytes:
-    """What a server sends instead of a welcome; the first 255 bytes of the reason are told."""
+    """Return what a server sends instead of a welcome, with at most 255 bytes of the reason."""
     said = reason.encode()[:255]
     return _HEAD.pack(MAGIC, version, _REFUSED, len(said)) + said
 
@@ -75,15 +76,17 @@ def refusal(reason: str, version: int = PROTOCOL_VERSION) -> bytes:
 class ClientHandshake:
     """The side that connected.
 
-    Send `start()`, then what `receive` returns, until `done`. `receive` raises ProtocolError (no such
-    peer, other version), AuthenticationError (the server holds another key) or AttachError (the server
-    says why it takes no connection).
+    Send `start()`, then the bytes that `receive` returns, until `done`. `receive` raises `ProtocolError` (the peer is
+    another program or has another version), `AuthenticationError` (the server has another key) or `AttachError` (the
+    server refuses the connection with a reason).
     """
 
     def __init__(self, role: str, client_id: str, key: bytes, version: int = PROTOCOL_VERSION) -> None:
         encoded = client_id.encode()
         if role not in ROLES or not 0 < len(encoded) <= MAX_ID:
-            raise ProtocolError(f"role {role!r}, id {client_id!r}: wanted one of {ROLES} and 1 to {MAX_ID} bytes of id")
+            raise ProtocolError(
+                f"role must be one of {ROLES} and client_id have 1 to {MAX_ID} bytes, got {role!r} and {client_id!r}"
+            )
         self.done = False
         self.leftover = b""
         self._key = key
@@ -93,11 +96,11 @@ class ClientHandshake:
         self._received = b""
 
     def start(self) -> bytes:
-        """The hello, to be sent first."""
+        """Return the hello, which is sent first."""
         return self._hello
 
     def receive(self, data: bytes) -> bytes:
-        """Takes what came; returns what to send, empty while more is needed."""
+        """Take received bytes and return the bytes to send, none while more are needed."""
         self._received += data
         _check_magic(self._received)
         if len(self._received) < _HEAD.size:
@@ -124,8 +127,8 @@ class ClientHandshake:
         proof = self._received[said:end]
         if not hmac.compare_digest(proof, _prove(self._key, b"server", self._hello + self._received[:said])):
             raise AuthenticationError(
-                "the server does not hold the key that this process has for it; it belongs to another system, or the "
-                "system was started anew: attach again"
+                "the server does not hold the key that this process has; it belongs to another system, or the system "
+                "was started again: attach again"
             )
         self.done = True
         self.leftover = self._received[end:]
@@ -135,8 +138,12 @@ class ClientHandshake:
 class ServerHandshake:
     """The side that accepted.
 
-    Send what `receive` returns, also when `failed` is set by it, then close. `hello` is known once `done`.
-    refuse: a reason to take no connection, told to any peer that asks.
+    Send the bytes that `receive` returns. If `failed` is set then, close the connection after sending them.
+
+    Args:
+        key: The system's key.
+        refuse: The reason to refuse the connection, which is sent to the peer. Default: None, do not refuse.
+        version: The version of the protocol.
     """
 
     def __init__(self, key: bytes, refuse: str | None = None, version: int = PROTOCOL_VERSION) -> None:
@@ -144,19 +151,20 @@ class ServerHandshake:
         self.failed: TransferQueueError | None = None
         self.leftover = b""
         self.hello = Hello("", "")
+        """The peer, once `done` is true."""
         self._key = key
         self._refuse = refuse
         self._version = version
         self._received = b""
-        self._transcript = b""  # all that was said once the welcome is out, else empty
+        self._transcript = b""  # all bytes of both sides up to the welcome; empty before it
 
     @property
     def refuses(self) -> bool:
-        """Whether this connection is only taken to tell the peer why it is not."""
+        """Whether the server accepts this connection only to send the reason of a refusal."""
         return self._refuse is not None
 
     def receive(self, data: bytes) -> bytes:
-        """Takes what came; returns what to send, empty while more is needed. Never raises."""
+        """Take received bytes and return the bytes to send, none while more are needed. Never raises an exception."""
         self._received += data
         try:
             return self._finish() if self._transcript else self._greet()
@@ -166,7 +174,7 @@ class ServerHandshake:
 
     def _greet(self) -> bytes:
         if self._received.startswith(_TLS):
-            reason = "it takes no connections over TLS; leave security.tls unset, or set it for the servers too"
+            reason = "it takes no connections over TLS; leave security.tls unset, or set it for the servers, too"
             self.failed = AttachError(reason)
             return refusal(reason, self._version)
         _check_magic(self._received)
@@ -177,7 +185,7 @@ class ServerHandshake:
             self.failed = _wrong_version(self._version, version)
             return _HEAD.pack(MAGIC, self._version, _WRONG_VERSION, 0)
         if role >= len(ROLES) or not 0 < length <= MAX_ID:
-            raise ProtocolError(f"a hello with role number {role} and an id of {length} bytes")
+            raise ProtocolError(f"a hello is not valid: it has role number {role} and an id of {length} bytes")
         end = _HEAD.size + length + _NONCE
         if len(self._received) < end:
             return b""
@@ -190,7 +198,7 @@ class ServerHandshake:
         try:
             client_id = self._received[_HEAD.size : _HEAD.size + length].decode()
         except UnicodeDecodeError as error:
-            raise ProtocolError("a hello whose id is no UTF-8") from error
+            raise ProtocolError("a hello is not valid: its id is not UTF-8") from error
         self.hello = Hello(ROLES[role], client_id)
         head = _HEAD.pack(MAGIC, self._version, _WELCOME, 0) + secrets.token_bytes(_NONCE)
         transcript = self._received[:end] + head

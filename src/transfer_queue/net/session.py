@@ -1,16 +1,16 @@
-"""One client of a system: its sequences, its envelopes, and when to try again. Sans-IO.
+"""The state of one client: its sequences, its envelopes, and its rules for retries. Sans-IO.
 
-Both drivers run operation generators through a session: they get frames to send from it and give it
-the bodies that came back. Calls of all threads and event loops share one counter of sequences.
+Both drivers run operations through a session: they get frames to send from it and pass it the bodies of replies. The
+calls of all threads and event loops share one counter of sequences.
 
-    sequence      numbers the requests of this client id, over all its targets, from 1
-    acknowledged  the highest s such that nobody waits any more for a reply to any request <= s;
-                  servers drop the replies that they keep for retries up to there
-    finished      sequences beyond it that are finished too, while an older request still waits for its reply. Each
-                  is sent once, with one of the next requests, in one run with finished neighbours
+    sequence      the number of a request among those of this client id, to all targets, from 1
+    acknowledged  the highest s such that no request <= s waits for its reply any more;
+                  servers drop the replies up to s, which they keep for retries
+    finished      sequences beyond it that are finished, too, while an older request still waits for its reply. Each
+                  is sent once, with one of the next requests, in one run with its finished neighbours
 
-A request that is sent again, because its connection broke, keeps its sequence: the server answers it
-with the reply it gave before. This module knows no sockets.
+A request that is sent again after its connection broke keeps its sequence, so that the server repeats the reply to the
+first one.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ if TYPE_CHECKING:
 
 Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
 
-GRACE_SECONDS = 30.0  # what a server may need beyond the time for which a request lets itself be parked
-RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)  # before each new try after a break, in seconds
-LONGEST_DELAY = 1.0  # before each try after these, while the system is known to live
-LEAST_WAIT = (
-    0.001  # seconds that a request which is sent again after its wait asks to wait: it ends like one that waited
-)
-CLOCK_SLACK = 0.002  # timers may fire this much before their time
-UNSENDABLE = (
-    TypeError,
-    ValueError,
-    OverflowError,
-    RecursionError,
-)  # of a value in a request; msgspec's are ValueErrors
-FINISHED_RUNS = 16  # an envelope names at most this many runs of finished sequences; one would be enough to keep up
+GRACE_SECONDS = 30.0
+"""Seconds that a server may need beyond the time for which a request may be parked."""
+RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Seconds before each new try after the connection broke."""
+LONGEST_DELAY = 1.0
+"""Seconds before each later try, while the system is known to run."""
+LEAST_WAIT = 0.001
+"""Seconds that a request asks to wait if it is sent again after its wait, so that it ends like one that waited."""
+CLOCK_SLACK = 0.002
+"""Seconds by which a timer may fire early."""
+UNSENDABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""The errors of encoding a request with a value that cannot be sent. Those of msgspec are ValueErrors."""
+FINISHED_RUNS = 16
+"""An envelope names at most this many runs of finished sequences. One would be enough to keep up."""
 
-NOT_MADE = Done()  # the result of a call that was not made, see `Call.turn`; compared by identity: servers send Done
+NOT_MADE = Done()
+"""The result of a call that was not made, see `Call.turn`. Compare it by identity, because servers send `Done`, too."""
 
 
 def _plain(value: object) -> str | int | float:
-    """Names and numbers of numpy's, and of subclasses, as the plain ones that travel."""
+    """Convert names and numbers of numpy, and of subclasses of str, int and float, to plain ones for encoding."""
     if isinstance(value, str):
-        return str.__str__(value)  # str() of an enum's member is its name
+        return str.__str__(value)  # str() of a member of an enum is its name
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -74,26 +75,31 @@ def _plain(value: object) -> str | int | float:
 
 
 class Transport(Protocol):
-    """What a driver keeps of connections, per session."""
+    """The connections of one driver in one session."""
 
     def close(self) -> None:
-        """Closes everything; calls under way fail."""
+        """Close all connections. Calls under way fail."""
 
     def forked(self) -> None:
-        """In a forked child: closes copies of the parent's descriptors and nothing else."""
+        """In a forked child: close only the copies of the parent's descriptors."""
 
 
 T = TypeVar("T", bound=Transport)
 
 
 class Session:
-    """The state that all calls of one client id share.
+    """The state that all calls of one client id share. It is thread-safe.
 
-    resolve: where a target listens, as a path of a UNIX socket or (host, port); asked at each connect.
-    log_of: where a target writes its log, for error messages; "" where it has left none. grace: see GRACE_SECONDS.
-    alive: whether a server that is gone will come back, as its system runs; None, also where there is no such function:
-    nobody knows, and it counts as gone when all RETRY_DELAYS are through. tls: what connections to a (host, port) use.
-    Safe to use from several threads.
+    Args:
+        client_id: The client id.
+        key: The system's key.
+        resolve: Returns where a target listens: the path of a UNIX socket, or (host, port). Called at each connect.
+        log_of: Returns the path of a target's log for error messages; "" if there is none.
+        alive: Returns whether a server that is gone will return, because its system runs; None if this is not known.
+            It then counts as gone after all RETRY_DELAYS. Default: None, never known.
+        role: "client" or "unit".
+        grace: See GRACE_SECONDS.
+        tls: The TLS context of connections to a (host, port).
     """
 
     def __init__(
@@ -116,26 +122,32 @@ class Session:
         self.role = role
         self.grace = grace
         self.tls = tls
-        self.clock: Callable[[], float] = time.monotonic  # of deadlines; the simulation has its own
+        self.clock: Callable[[], float] = time.monotonic
+        """The clock of deadlines. The simulation replaces it."""
         self.closed = False
         self._lock = threading.Lock()
         self._next = 1
         self._acknowledged = 0
         self._unfinished: set[int] = set()
         self._run_ends: dict[int, int] = {}  # first -> last of each run of finished sequences beyond `_acknowledged`
-        self._run_starts: dict[int, int] = {}  # the same, last -> first
+        self._run_starts: dict[int, int] = {}  # last -> first of the same runs
         self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
         self._transports: dict[type[Any], Transport] = {}
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = msgspec.msgpack.Decoder(ReplyEnvelope).decode
 
     def begin(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:
-        """A sequence for the request, and the frame to send; `finish` must follow. payload: bytes that will follow."""
+        """Return a new sequence for the request and the frame to send. The caller must call `finish` later.
+
+        Args:
+            request: The request.
+            payload: The number of bytes of payload that the caller sends after the frame.
+        """
         sequence, body = self.wrap(request)
         return sequence, pack_frame(body, payload)
 
     def wrap(self, request: AnyRequest) -> tuple[int, bytes]:
-        """Like `begin`, with the body of the frame alone."""
+        """Like `begin`, but return only the body of the frame."""
         with self._lock:
             sequence = self._next
             self._next += 1
@@ -151,12 +163,12 @@ class Session:
             if not isinstance(error, UNSENDABLE):
                 raise
             raise InvalidArgumentError(
-                f"an argument of {type(request).__name__} cannot be sent ({error}): an int must fit into 64 "
-                f"bits, a str must be valid Unicode, and all else be of a type that the documentation states"
+                f"an argument of {type(request).__name__} cannot be sent ({error}): an int must fit into 64 bits, a "
+                "str must be valid Unicode, and other values must have a type that the documentation names"
             ) from error
 
     def again(self, sequence: int, request: AnyRequest) -> bytes:
-        """The body of a request that was begun before, to be sent once more."""
+        """Return the body of a request to send it once more."""
         return self._encode(RequestEnvelope(sequence, min(self._acknowledged, sequence - 1), request))
 
     def finish(self, sequence: int) -> None:
@@ -186,14 +198,14 @@ class Session:
         return [(first, self._run_ends[first]) for first in firsts]
 
     def answer(self, body: bytes) -> ReplyEnvelope:
-        """The answer in a body; ProtocolError if it is none."""
+        """Return the reply in a body. Raises `ProtocolError` if the body is not a reply."""
         try:
             return self._decode(body)
         except UNREADABLE as error:
             raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
 
     def transport(self, kind: type[T]) -> T:
-        """The one transport of this kind, made at its first use."""
+        """Return the transport of this kind, made at its first use."""
         found = self._transports.get(kind)
         if found is None:
             with self._lock:
@@ -201,15 +213,15 @@ class Session:
         return cast(T, found)
 
     def close(self) -> None:
-        """Closes all connections. Calls under way, and later ones, raise NotInitializedError. Idempotent."""
+        """Close all connections. Calls under way and later calls raise `NotInitializedError`. Idempotent."""
         self.closed = True
         for transport in list(self._transports.values()):
             transport.close()
 
     def forked(self) -> None:
-        """To be called in a forked child, once: closes the inherited descriptors and forgets everything.
+        """In a forked child, once: close the inherited descriptors and forget everything.
 
-        The parent's connections stay as they are. The child needs a new session with a new client id.
+        The parent's connections do not change. The child needs a new session with a new client id.
         """
         self.closed = True
         for transport in list(self._transports.values()):
@@ -217,13 +229,13 @@ class Session:
         self._transports.clear()
 
     def __del__(self) -> None:
-        # a session that nobody holds any more has no call under way; its sockets must not outlive it
+        # a session without references has no call under way; its sockets must be closed with it
         if not getattr(self, "closed", True):
             self.close()
 
 
 def outcome(reply: AnyReply) -> AnyReply:
-    """The reply itself, or the exception that a Failure stands for."""
+    """Return the reply. Raises the exception that a `Failure` names."""
     if type(reply) is Failure:
         error = by_name(reply.kind)(reply.message)
         if isinstance(error, FieldTypeError):
@@ -233,11 +245,7 @@ def outcome(reply: AnyReply) -> AnyReply:
 
 
 class RetryPolicy:
-    """When one call may be tried again, and how it ends when it may not.
-
-    deadline: a reading of the session's clock after which no reply is waited for: the time that the request may
-    stay parked, plus the session's grace, or what the call itself says.
-    """
+    """Decides when a call is tried again, and which error it raises otherwise."""
 
     __slots__ = ("_begun", "_call", "_lost_at", "_seconds", "_session", "_tries", "deadline")
 
@@ -245,13 +253,17 @@ class RetryPolicy:
         self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
         self._begun = session.clock()
         self.deadline = self._begun + self._seconds
+        """The reading of the session's clock until which the call waits for the reply.
+
+        The limit is `Call.within`, or the time for which the request may be parked plus the session's grace.
+        """
         self._session = session
         self._call = call
         self._tries = 0
         self._lost_at: float | None = None  # wall clock of the first break
 
     def failed(self, error: OSError) -> float:
-        """Seconds to wait before the next try after this error; raises when there is to be none."""
+        """Return the seconds to wait before the next try after this error. Raises an error if there is none."""
         if self._session.closed:
             raise NotInitializedError("this client was closed during the call") from error
         if self._session.clock() >= self.deadline - CLOCK_SLACK:
@@ -266,7 +278,7 @@ class RetryPolicy:
         return LONGEST_DELAY if delay is None else delay
 
     def again(self, sequence: int, frame: bytes) -> bytes:
-        """The frame to send anew: a request that waits asks only for what is left of its wait."""
+        """Return the frame to send again. A request that waits asks only for the rest of its wait."""
         request: Any = self._call.request
         wait: float | None = getattr(request, "wait", None)
         if wait is None or wait <= 0:

@@ -1,10 +1,11 @@
-"""TLS for connections between machines, by choice: who has no certificate of the system's authority is turned away.
+"""Optional TLS for connections between machines. Peers without a certificate of the system's authority are refused.
 
-It lies beneath the handshake of `net.handshake`, which proves the key as ever: a certificate alone opens nothing. Both
-sides show one, signed by the same authority; what name is in it does not matter, since machines of a cluster are
-addressed by numbers. UNIX sockets never use it.
+TLS is the layer below the handshake of `net.handshake`, which proves the key as without TLS: a certificate alone is not
+enough. Both sides present a certificate that the same authority has signed. Its name is not checked, because machines
+of a cluster are addressed by numbers. UNIX sockets never use TLS.
 
-Sans-IO: bytes of the socket go in, bytes for the socket come out, so that the loop and both drivers use one class.
+Sans-IO: the class takes bytes from the socket and returns bytes for the socket, so that the loop and both drivers use
+it.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from typing import NamedTuple
 from transfer_queue.errors import AuthenticationError, InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import MAGIC, ClientHandshake
 
-PIECE = 1 << 16  # bytes that are decrypted at once
+PIECE = 1 << 16  # bytes that one read decrypts
 
 
 class Contexts(NamedTuple):
-    """What the two sides of a connection are made with: for `Server.listen`, and for `Session`."""
+    """The contexts of the two sides of a connection: for `ServerLoop.listen` and for `Session`."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def contexts(files: Mapping[str, str] | None) -> Contexts | None:
-    """The contexts of `Settings.tls`: PEM files by the names certificate, private_key and authority; None for none.
+    """Return the contexts for PEM files by the names certificate, private_key and authority; None without files.
 
     Raises:
-        InvalidArgumentError: a file is missing, unreadable or no such file, the key is encrypted or another's.
+        InvalidArgumentError: A file is missing, cannot be read or is not valid, or the key is encrypted or does not
+            belong to the certificate.
     """
     if files is None:
         return None
@@ -40,7 +42,7 @@ def contexts(files: Mapping[str, str] | None) -> Contexts | None:
 def _context(protocol: ssl._SSLMethod, files: Mapping[str, str]) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # none of ours resumes a session or negotiates again: what is not there cannot be misused
+    # no process of this package resumes or renegotiates a session, so both are disabled
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
@@ -49,7 +51,7 @@ def _context(protocol: ssl._SSLMethod, files: Mapping[str, str]) -> ssl.SSLConte
     certificate, private_key, authority = (files[name] for name in ("certificate", "private_key", "authority"))
     reading = "security.tls"
     try:
-        for name in ("certificate", "private_key", "authority"):  # OpenSSL does not say which one it cannot open
+        for name in ("certificate", "private_key", "authority"):  # OpenSSL does not report which file it cannot open
             reading = f"security.tls.{name} {files[name]}"
             with open(files[name], "rb"):
                 pass
@@ -59,51 +61,54 @@ def _context(protocol: ssl._SSLMethod, files: Mapping[str, str]) -> ssl.SSLConte
         context.load_verify_locations(authority)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         raise InvalidArgumentError(
-            f"{reading} cannot be used: {error}; wanted PEM files that this process can read, the private key without "
-            "a password and that of the certificate, which the authority has signed"
+            f"{reading} cannot be used: {error}. The files must be PEM files that this process can read; the private "
+            "key must have no password and belong to the certificate, and the authority must have signed the "
+            "certificate"
         ) from error
     return context
 
 
 def _encrypted() -> str:
-    raise ValueError("the private key is encrypted")  # without this OpenSSL asks at the terminal
+    raise ValueError("the private key is encrypted")  # without this, OpenSSL asks for a password at the terminal
 
 
 class Tls:
-    """One side of one connection.
-
-    done: the handshake is over as this side sees it, and messages may go. With TLS 1.3 a client gets there before the
-    server has looked at its certificate: it is refused where it reads next. ended: the other side says no more.
-    """
+    """One side of one connection."""
 
     def __init__(self, context: ssl.SSLContext, *, server: bool) -> None:
         self.done = False
+        """Whether this side has completed the handshake and may send messages.
+
+        With TLS 1.3, a client completes it before the server has checked its certificate. A refused client gets the
+        error at its next read.
+        """
         self.ended = False
+        """Whether the other side sends nothing more."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._server = server
-        self._begun = False  # bytes of the other side have come
+        self._begun = False  # whether bytes of the other side have arrived
 
     def start(self) -> bytes:
-        """What a client sends first."""
+        """Return the first bytes that a client sends."""
         self._shake()
         return self._outgoing.read()
 
     def plain(self, data: bytes) -> bool:
-        """Whether these bytes, not received yet, are the first, and those of a peer of ours without TLS."""
-        return not self._begun and data[:1] == MAGIC[:1]  # which begins no record of TLS
+        """Whether these bytes, which `receive` has not got yet, begin the handshake of a peer without TLS."""
+        return not self._begun and data[:1] == MAGIC[:1]  # no record of TLS begins with this byte
 
     def receive(self, data: bytes) -> bytes:
-        """Takes bytes of the socket, gives what the other side said. `outgoing` may have something to send then.
+        """Take bytes from the socket and return the decrypted data. `outgoing` may have bytes to send afterwards.
 
         Raises:
-            AuthenticationError: it has no certificate of our authority, or ours is none of its.
-            ProtocolError: it does not speak TLS, or what came is broken.
-            AttachError: it is a server without TLS, which says why it takes no connection.
+            AuthenticationError: One side has no certificate of the other side's authority.
+            ProtocolError: The other side does not use TLS, or the bytes are not valid.
+            AttachError: The other side is a server without TLS that refuses the connection with a reason.
         """
         if not self._server and self.plain(data):
-            ClientHandshake("client", "-", b"").receive(data)  # raises what it says
+            ClientHandshake("client", "-", b"").receive(data)  # raises the error that the server reports
         self._begun = True
         self._incoming.write(data)
         if not self.done:
@@ -122,11 +127,11 @@ class Tls:
         return bytes(said)
 
     def say(self, data: bytes | bytearray | memoryview) -> None:
-        """Puts this, which is not empty, into what is to be sent."""
+        """Encrypt data, which must not be empty, for `outgoing`."""
         self._object.write(data)
 
     def outgoing(self) -> bytes:
-        """What is to be sent over the socket and was not taken yet; after an error, why there was one."""
+        """Return the new bytes to send over the socket. After an error, they tell the other side the reason."""
         return self._outgoing.read()
 
     def _shake(self) -> None:
@@ -141,10 +146,12 @@ class Tls:
     def _refusal(self, error: ssl.SSLError) -> TransferQueueError:
         other = "client" if self._server else "server"
         said = getattr(error, "verify_message", None) or error.reason or str(error)
-        # alerts come as SSLV3_ALERT_..., TLSV1_ALERT_..., TLSV13_ALERT_...
+        # the names of alerts are SSLV3_ALERT_..., TLSV1_ALERT_..., TLSV13_ALERT_...
         if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE" in said or "ALERT" in said:
             return AuthenticationError(
-                f"no TLS with the {other}: {said}; both need a certificate signed by the authority of the other, see "
-                "security.tls"
+                f"TLS with the {other} failed: {said}; both sides need a certificate that the other side's authority "
+                "has signed, see security.tls"
             )
-        return ProtocolError(f"no TLS with the {other}: {said}; both need to use TLS, or neither, see security.tls")
+        return ProtocolError(
+            f"TLS with the {other} failed: {said}; both sides must use TLS, or neither, see security.tls"
+        )

@@ -1,4 +1,4 @@
-"""TLS where a system asks for it. Most need none, and `ssl` is slow to import: it is imported where it is used."""
+"""TLS contexts that import `ssl` only if a system uses TLS, because `ssl` is slow to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def client_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """For who connects, see `tls.contexts`; None without files."""
+    """Return the context for processes that connect, see `tls.contexts`; None without files."""
     if files is None:
         return None
     from transfer_queue.net.tls import contexts
@@ -20,7 +20,7 @@ def client_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
 
 
 def server_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """For who listens, see `tls.contexts`; None without files."""
+    """Return the context for processes that listen, see `tls.contexts`; None without files."""
     if files is None:
         return None
     from transfer_queue.net.tls import contexts

@@ -146,7 +146,7 @@ def test_connections_over_the_cap_are_told_why(tmp_path: Path) -> None:
     with Running(tmp_path, max_connections=2) as running:
         held = [raw(running.address) for _ in range(2)]
         session = running.session()
-        with pytest.raises(AttachError, match="refuses this connection: it has 2 connections, the most it takes"):
+        with pytest.raises(AttachError, match="refuses this connection: it has 2 connections, its maximum"):
             run_blocking(session, one(CreatePartition("p")))
         assert running.server.counters["refused"] == 1
         for sock in held:

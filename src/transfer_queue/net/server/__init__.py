@@ -1,1 +1,1 @@
-"""The server's side of the network: one selector loop and its connections."""
+"""The server's side of the network: a selector loop and its connections."""

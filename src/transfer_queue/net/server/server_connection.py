@@ -1,4 +1,4 @@
-"""One connection as the servers' loop sees it: what it has sent and is not served, what it is to be sent."""
+"""A connection in the loop of a server: its unserved messages and its output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from typing import NamedTuple, Protocol
 
 from transfer_queue.net.handshake import Hello
 
-MAX_PIECES = 64  # of one sendmsg
-SEALED_AT_ONCE = 1 << 16  # bytes of output that are encrypted before they are sent
-LARGE_PAYLOAD = 1 << 16  # bytes; smaller payloads are copied behind their body, larger ones sent from where they lie
-OUTPUT_MARK = 1 << 20  # bytes of unread answers above which a connection is not read from
+MAX_PIECES = 64  # buffers of one sendmsg
+SEALED_AT_ONCE = 1 << 16
+"""Bytes of output that are encrypted before they are sent."""
+LARGE_PAYLOAD = 1 << 16
+"""Smaller payloads, in bytes, are copied behind their body. Larger ones are sent without a copy."""
+OUTPUT_MARK = 1 << 20
+"""Bytes of unread replies above which the loop does not read from a connection."""
 
 Payload = Union[bytes, bytearray, memoryview]
 
 
 def framed(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
-    """A message as the pieces to send one after the other."""
+    """Return a message as the pieces to send one after the other."""
     if not payload:
         return (pack_frame(body),)
     length = sum(map(len, payload))
@@ -38,13 +41,7 @@ def framed(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
 
 
 class ServerConnection:
-    """A connection: first in its handshake, then known to the service.
-
-    handshake: None once it is done. events: what the selector waits for. ending: close as soon as the output has left.
-    inbox: messages that were read and are not served yet, of one read at most; queued: for their sake the connection
-    waits for its next turn. held: bytes of the message that is not whole yet. out, out_bytes: what is to be sent.
-    tls: where it is used. sealed: what is to be sent before that, encrypted.
-    """
+    """A connection: first in its handshake, then open for the service."""
 
     __slots__ = (
         "ending", "events", "handshake", "held", "inbox", "number", "out", "out_bytes", "queued", "reader",
@@ -58,19 +55,29 @@ class ServerConnection:
         self.sock = sock
         self.reader = reader
         self.handshake = handshake
+        """None once the handshake is done."""
         self.events = selectors.EVENT_READ
+        """The events for which the selector waits."""
         self.ending = False
+        """Whether to close the connection as soon as the output is sent."""
         self.inbox: deque[Frame] = deque()
+        """Messages that were read and not served yet, at most those of one read."""
         self.queued = False
+        """Whether the connection waits for its next turn, in which these messages are served."""
         self.held = 0
+        """The bytes of the unfinished message."""
         self.out: deque[Payload] = deque()
+        """The output that is not sent yet."""
         self.out_bytes = 0
+        """The length of `out` in bytes."""
         self.tls: Tls | None = None
+        """The TLS of the connection; None without TLS."""
         self.sealed = bytearray()
+        """Encrypted output, to send before `out`."""
 
     @property
     def clogged(self) -> bool:
-        """Whether so many answers are unread that no further messages are served."""
+        """Whether so many replies are unread that no further messages are served."""
         return self.out_bytes + len(self.sealed) > OUTPUT_MARK
 
     @property
@@ -79,7 +86,7 @@ class ServerConnection:
         return bool(self.out or self.sealed)
 
     def send(self) -> None:
-        """Sends as much of the output as the socket takes. Raises OSError where the other side is gone."""
+        """Send as much of the output as the socket takes. Raises `OSError` if the other side is gone."""
         out = self.out
         try:
             while self.unsent:
@@ -94,14 +101,14 @@ class ServerConnection:
             pass
 
     def unseal(self, tls: Tls, data: bytes) -> bytes:
-        """What these bytes of the socket say; raises as `Tls.receive`. What goes over it in return is in the output."""
+        """Decrypt bytes from the socket. Raises like `Tls.receive`. Bytes to send in return are added to the output."""
         try:
             return tls.receive(data)
         finally:
             self.sealed += tls.outgoing()
 
     def _seal(self, tls: Tls) -> None:
-        """Encrypts the next of the output, where nothing is encrypted already."""
+        """Encrypt the next part of the output, unless encrypted output is left."""
         taken = 0
         while self.out and taken < SEALED_AT_ONCE and not self.sealed:
             piece = memoryview(self.out[0])[: SEALED_AT_ONCE - taken]
@@ -111,7 +118,7 @@ class ServerConnection:
         self.sealed += tls.outgoing()
 
     def forget(self) -> None:
-        """Drops what is not served and not sent."""
+        """Drop unserved messages and unsent output."""
         self.out.clear()
         self.sealed.clear()
         self.inbox.clear()
@@ -127,34 +134,32 @@ class ServerConnection:
 
 
 class Outgoing(NamedTuple):
-    """A frame for a peer; one that is gone by then gets nothing.
-
-    payload: its parts, to be sent one after the other from where they lie.
-    """
+    """A frame to send to a peer. It is dropped if the peer is gone."""
 
     peer: int
     body: bytes
     payload: Sequence[Payload] = ()
+    """The parts of the payload, which are sent one after the other without a copy."""
 
 
 class Service(Protocol):
-    """What a server serves. Called by the loop's thread alone; must not block. `now` is the server's clock.
+    """The service of a server. Only the loop's thread calls it, and it must not block. `now` is the server's clock.
 
-    An exception in `received` ends that connection (`closed` follows); ProtocolError says that its message
-    made no sense. Peers are numbered from 1 and never again.
+    An exception in `received` ends that connection (`closed` follows). `ProtocolError` means that the message was not
+    valid. Peers are numbered from 1, and a number is never used again.
     """
 
     def opened(self, peer: int, hello: Hello) -> None:
-        """A peer has connected and proved that it holds the key."""
+        """Handle a peer that has connected and proved that it has the key."""
 
     def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """A frame has come; what to send, to this peer and others."""
+        """Handle a frame and return what to send, to this peer and others."""
 
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """A peer is gone; nothing can be sent to it."""
+        """Handle the end of a peer, to which nothing can be sent any more."""
 
     def next_deadline(self) -> float | None:
-        """When `ticked` wants to be called; None for never."""
+        """Return the time at which to call `ticked`; None for never."""
 
     def ticked(self, now: float) -> Iterable[Outgoing]:
-        """A deadline has passed."""
+        """Handle deadlines that have passed."""

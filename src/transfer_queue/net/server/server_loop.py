@@ -1,20 +1,23 @@
-"""The servers' loop: one thread, one selector, many authenticated connections, one service.
+"""The loop of a server: one thread, one selector, many authenticated connections, one service.
 
     socket -> handshake -> frames -> Service.received -> Outgoing -> commit -> socket
 
-The loop knows nothing of what bodies mean, and the service nothing of sockets. What can go wrong on one
-connection ends that connection and counts:
+The loop does not interpret bodies, and the service does not use sockets. An error of one connection ends that
+connection and is counted:
 
-    accepted         connections authenticated           refused       over the cap, or without TLS: told so
-    rejected         failed or slow handshakes, of TLS too  accept_errors failures to accept (descriptors ran out)
-    broken           messages that make no sense          slow          readers whose output buffer was full
-    crowded          the largest unfinished frame, where those of all connections took too much memory
-    errors           exceptions of the service
+    accepted       authenticated connections
+    refused        connections beyond the limit, or without TLS, to which the reason was sent
+    rejected       failed or slow handshakes, also of TLS
+    accept_errors  failures to accept, for example because no descriptor was left
+    broken         messages that are not valid
+    slow           connections that did not read their replies, so that their output buffer was full
+    crowded        connections with the largest unfinished frame, when all unfinished frames took too much memory
+    errors         exceptions of the service
 
-Nothing blocks: writes go out as far as the socket takes them, the rest when it is writable. What one turn of the loop
-has to say leaves at its end, after `commit`: a journal writes down first what led to it. Nobody is served for long at
-others' cost: of each connection a turn serves FRAMES_A_TURN messages, and one that leaves OUTPUT_MARK bytes of its
-answers unread is not read from until it takes them, so that what it sends waits in its own socket.
+The loop never blocks: it writes as much as a socket takes, and the rest when the socket is writable. The output of a
+turn is sent at its end, after `commit`, in which a journal records the changes first. A connection cannot delay the
+others for long: a turn serves FRAMES_A_TURN messages of each connection, and the loop does not read from a connection
+that leaves more than OUTPUT_MARK bytes of its replies unread, so that its further messages wait in its own socket.
 """
 
 from __future__ import annotations
@@ -45,27 +48,41 @@ __all__ = ["Outgoing", "ServerLoop"]
 
 READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
-FRAMES_A_TURN = 16  # of one connection, before others come
+FRAMES_A_TURN = 16
+"""Messages of one connection that a turn serves."""
 ACCEPTS_AT_ONCE = 64
-ACCEPT_PAUSE = 0.5  # seconds without accepting after the system was out of descriptors
-LONGEST_SLEEP = 3600.0  # seconds; selectors refuse what does not fit into 31 bits of milliseconds
-FAREWELL_SECONDS = 1.0  # how long `run` waits at its end for output to leave
-COMMIT_PAUSE = 0.1  # seconds between two tries of a commit that failed
+ACCEPT_PAUSE = 0.5
+"""Seconds without accepting after the system had no descriptor left."""
+LONGEST_SLEEP = 3600.0
+"""Seconds; selectors accept at most 31 bits of milliseconds."""
+FAREWELL_SECONDS = 1.0
+"""Seconds that `run` waits at its end until the output is sent."""
+COMMIT_PAUSE = 0.1
+"""Seconds between two tries of a commit that failed."""
 
 logger = logging.getLogger(__name__)
 
 
 class ServerLoop:
-    """Serves `service` on any number of listening sockets.
+    """Runs a service on any number of listening sockets.
 
-    key: the system's. max_connections: authenticated or not; more are told so and closed.
-    max_output: bytes that wait for a slow reader before it is dropped (one frame may exceed it). max_input: bytes of
-    unfinished frames, of all connections together.
-    idle: work for when nothing is to be done, a few milliseconds at a time; says whether there is more. Asked
-    again after the next event.
-    commit: called before anything of a turn leaves; False: nothing may leave yet. Until it succeeds nobody is read
-    from or written to, it is tried again every COMMIT_PAUSE, and functions of `call_soon` still run.
-    longest: told how long what is no message took: a "tick" of the service, "work" (`call_soon`, ends of connections).
+    Args:
+        service: The service.
+        key: The system's key.
+        clock: The clock of all times.
+        max_connections: The number of connections, authenticated or not, beyond which new ones are refused.
+        max_output: The bytes of unread output beyond which a connection is dropped. One frame may exceed it.
+        max_input: The bytes of the unfinished frames of all connections.
+        max_body: The largest body in bytes.
+        max_payload: The largest payload in bytes.
+        handshake_seconds: The time limit of a handshake.
+        idle: Work for times without events, a few milliseconds per call. It returns whether there is more to do. If
+            not, it is called again after the next event.
+        commit: Called before the output of a turn is sent. It returns whether the output may be sent. If not, the loop
+            calls it again every COMMIT_PAUSE; until it succeeds, the loop does not read or write connections, but runs
+            functions of `call_soon`.
+        longest: Records how long events other than messages took: a "tick" of the service, and "work" (functions of
+            `call_soon`, ends of connections).
     """
 
     def __init__(
@@ -98,20 +115,20 @@ class ServerLoop:
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[socket.socket, Listener] = {}
         self._peers: dict[int, ServerConnection] = {}  # all connections, also those in their handshake
-        self._dirty: list[ServerConnection] = []  # output was queued since the last flush
-        self._unserved: deque[ServerConnection] = deque()  # whose inbox waits for the next turn, in this order
+        self._dirty: list[ServerConnection] = []  # connections with output queued since the last flush
+        self._unserved: deque[ServerConnection] = deque()  # connections whose inbox waits for the next turn, in order
         self._unfinished = 0  # bytes of unfinished frames
         self._spared = ReservedDescriptor()
         self._warn = RateLimitedLog(logger, clock)
         self._shaking: deque[tuple[float, ServerConnection]] = deque()  # handshakes by deadline; done ones are skipped
         self._next_peer = 1
-        self._accept_again: float | None = None  # while accepting is paused
-        self._tick_again = 0.0  # after a failed tick: not before
+        self._accept_again: float | None = None  # the end of a pause without accepting
+        self._tick_again = 0.0  # after a failed tick: the time of the next one
         self._idle = idle
-        self._may_idle = idle is not None  # there may be idle work that was not asked for since the last event
+        self._may_idle = idle is not None  # whether there may be idle work
         self._commit = commit
         self._longest = Longest() if longest is None else longest
-        self._held = False  # the last commit failed: nothing leaves
+        self._held = False  # whether the last commit failed, so that no output is sent
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
         self._waker = Waker()
@@ -122,9 +139,11 @@ class ServerLoop:
     def listen(
         self, address: Union[str, tuple[str, int]], tls: ssl.SSLContext | None = None
     ) -> Union[str, tuple[str, int]]:
-        """Listens on a path (mode 0600) or (host, port), port 0 for any; returns the address as bound.
+        """Listen on an address and return the address as bound.
 
-        tls: what connections over (host, port) must use; on a path they never do.
+        Args:
+            address: A path (created with mode 0600), or (host, port); port 0 for any free port.
+            tls: The TLS context of connections to (host, port). Connections to a path never use TLS.
         """
         sock = bound_socket(address)
         self.inherit(sock, tls)
@@ -135,15 +154,15 @@ class ServerLoop:
         return str(bound[0]), int(bound[1])
 
     def inherit(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Listens on a socket of `bound_socket`, whose path, if it has one, is left to who has made it."""
+        """Listen on a socket of `bound_socket`. The process that made the socket removes its path."""
         sock.setblocking(False)
         self._listeners[sock] = Listener(None, None if sock.family == socket.AF_UNIX else tls)
         self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
     def adopt(self, sock: socket.socket) -> int:
-        """Serves a connection that this process made and authenticated; returns its peer number.
+        """Serve a connection that this process has made and authenticated, and return its peer number.
 
-        The service is not told by `opened`. Before `run` or in the loop's thread.
+        The loop does not call `opened` of the service. Call this before `run`, or in the loop's thread.
         """
         sock.setblocking(False)
         peer = self._add(sock, None)
@@ -152,10 +171,10 @@ class ServerLoop:
     def watch(
         self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False
     ) -> None:
-        """Calls `called` with the events when this socket is readable (or writable), and sends what it returns.
+        """Call `called` with the events when this socket is readable (or writable), and send what it returns.
 
-        writes: whether to wait until the socket is writable, too. Call it before `run`, or in the loop's thread. A
-        further call for the same socket replaces `writes`.
+        Call this before `run`, or in the loop's thread. A further call for the same socket replaces `writes`: whether
+        to wait until the socket is writable, too.
         """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
         known = self._selector.get_map().get(sock)
@@ -165,31 +184,31 @@ class ServerLoop:
             self._selector.modify(sock, events, known.data)
 
     def unwatch(self, sock: socket.socket) -> None:
-        """Stops watching this socket."""
+        """Stop watching this socket."""
         if sock in self._selector.get_map():
             self._selector.unregister(sock)
 
     # ------------------------------------------------------------ from any thread, and signal handlers
 
     def call_soon(self, function: Callable[[], Iterable[Outgoing] | None]) -> None:
-        """Runs a function in the loop's thread, soon, and sends what it returns."""
+        """Run a function in the loop's thread soon, and send what it returns."""
         self._soon.append(function)
         self._waker.wake()
 
     def stop(self) -> None:
-        """Makes `run` return, soon. May be called at any time, again too."""
+        """Make `run` return soon. Idempotent, and allowed at any time."""
         self._stopping = True
         self._waker.wake()
 
     @property
     def connections(self) -> int:
-        """How many are open, those in their handshake included."""
+        """The number of open connections, including those in their handshake."""
         return len(self._peers)
 
     # ------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Serves until `stop`, then sends what is queued (for FAREWELL_SECONDS at most) and closes all."""
+        """Serve until `stop`, then send the queued output (for at most FAREWELL_SECONDS) and close everything."""
         try:
             while not self._stopping:
                 if self._held:
@@ -205,7 +224,7 @@ class ServerLoop:
             self.close()
 
     def _turn(self) -> None:
-        due = self._service.next_deadline()  # asked once a turn: what this turn makes due is due in the next
+        due = self._service.next_deadline()  # once per turn: a deadline that this turn sets is checked in the next one
         waits = self._unserved or self._may_idle
         ready = self._selector.select(0 if waits else self._patience(due))
         if self._idle is not None:
@@ -231,13 +250,13 @@ class ServerLoop:
             self._guarded(self._soon.popleft())
 
     def _end_turn(self) -> None:
-        """Commits, and lets go what was queued."""
+        """Commit, and if this succeeds send the queued output."""
         self._held = self._commit is not None and not self._succeeds(self._commit, "the commit")
         if not self._held:
             self._flush()
 
     def _succeeds(self, function: Callable[[], bool], what: str) -> bool:
-        """Whether the function says so; not if it fails."""
+        """Return the result of the function; False if it raises an exception."""
         try:
             return function()
         except Exception:
@@ -246,7 +265,7 @@ class ServerLoop:
             return False
 
     def _wait_for_commit(self) -> None:
-        """A turn while nothing may leave: what peers send stays in their sockets."""
+        """Run a turn after a failed commit. The loop does not read from connections meanwhile."""
         poll = select.poll()
         poll.register(self._waker.descriptor, select.POLLIN)
         if poll.poll(COMMIT_PAUSE * 1000):
@@ -255,8 +274,8 @@ class ServerLoop:
         self._end_turn()
 
     def _patience(self, due: float | None) -> float | None:
-        """Seconds until something is due without any event; None for never. due: when the service's next is."""
-        if self._dirty:  # what was queued while the last turn's output left
+        """Return the seconds until the next deadline; None for no deadline. `due` is that of the service."""
+        if self._dirty:  # output was queued while that of the last turn was sent
             return 0.0
         if due is not None and due < self._tick_again:
             due = self._tick_again
@@ -276,7 +295,7 @@ class ServerLoop:
             errors = self.counters["errors"]
             self._guarded(lambda: self._service.ticked(now), "tick")
             if self.counters["errors"] > errors:
-                self._tick_again = now + 0.1  # its deadline may still be past: must not spin
+                self._tick_again = now + 0.1  # the deadline may still be in the past, so the loop must pause
         while self._shaking and (self._shaking[0][0] <= now or self._shaking[0][1].handshake is None):
             peer = self._shaking.popleft()[1]
             if peer.handshake is not None and peer.number in self._peers:
@@ -305,7 +324,7 @@ class ServerLoop:
                     accepted, _ = sock.accept()
                 except BlockingIOError:
                     break
-                except ConnectionError:  # gone again before we came
+                except ConnectionError:  # the peer is gone before the connection was accepted
                     continue
                 except OSError as error:
                     if not self._refuse_one(sock, error):
@@ -315,16 +334,19 @@ class ServerLoop:
                 self._welcome(accepted, listener.tls)
 
     def _refuse_one(self, listener: socket.socket, error: OSError) -> bool:
-        """Takes one connection with the spared descriptor, to tell it why no more are taken; False if it cannot."""
+        """Accept one connection with the reserved descriptor to send it the reason of the refusal.
+
+        Returns whether this was possible.
+        """
         words = out_of_files(error)
         if words is None or not self._spared.tell(listener, refusal(words)):
             return False
         self.counters["accept_errors"] += 1
-        self._warn("a connection was turned away: %s; %d are open", words, len(self._peers))
+        self._warn("a connection was refused: %s; %d are open", words, len(self._peers))
         return True
 
     def _pause_accepting(self, error: OSError) -> None:
-        # The connection stays in the queue, so the listener stays readable: leave it alone for a while.
+        # The connection stays in the queue, so that the listener would stay readable.
         self.counters["accept_errors"] += 1
         self._warn("cannot accept connections: %s; %d are open", error, len(self._peers))
         self._accept_again = self._clock() + ACCEPT_PAUSE
@@ -339,18 +361,18 @@ class ServerLoop:
         if len(self._peers) >= self._max_connections and not self._make_room():
             if len(self._peers) >= self._max_connections + BACKLOG:
                 self.counters["refused"] += 1
-                sock.close()  # not even a reason: it would cost a descriptor until it was read
+                sock.close()  # without a reason, which would need a descriptor until the peer has read it
                 return
-            refuse = f"it has {self._max_connections} connections, the most it takes; close some clients"
+            refuse = f"it has {self._max_connections} connections, its maximum; close some clients"
         peer = self._add(sock, ServerHandshake(self._key, refuse))
         if tls is not None:
-            from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems need none
+            from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems do not use it
 
             peer.tls = Tls(tls, server=True)
         self._shaking.append((self._clock() + self._handshake_seconds, peer))
 
     def _make_room(self) -> bool:
-        """Drops the oldest that has not shown that it holds the key: who has none keeps out nobody who has it."""
+        """Drop the oldest connection that is not authenticated, so that peers without the key cannot block others."""
         for _, peer in self._shaking:
             if peer.number in self._peers and peer.handshake is not None and not peer.handshake.refuses:
                 self._reject(peer)
@@ -369,7 +391,7 @@ class ServerLoop:
         return peer
 
     def _drop(self, peer: ServerConnection) -> None:
-        """Ends a connection and tells the service, if it knew of it."""
+        """End a connection, and call `closed` of the service if the connection was authenticated."""
         if self._peers.pop(peer.number, None) is None:
             return
         self._selector.unregister(peer.sock)
@@ -383,7 +405,7 @@ class ServerLoop:
 
     def _serve(self, peer: ServerConnection, events: int) -> None:
         if peer.number not in self._peers:
-            return  # dropped by what another event of this turn did
+            return  # another event of this turn has dropped it
         if events & selectors.EVENT_WRITE:
             self._dirty.append(peer)
         if events & selectors.EVENT_READ and not peer.ending:
@@ -413,7 +435,7 @@ class ServerLoop:
             self._shake(peer, peer.handshake, data)
 
     def _unseal(self, peer: ServerConnection, tls: Tls, data: bytes) -> None:
-        if tls.plain(data):  # one of ours, that can be told
+        if tls.plain(data):  # a process of this package without TLS, which understands the reason of a refusal
             peer.tls, peer.handshake = None, ServerHandshake(self._key, NEEDS_TLS)
             self._heard(peer, data)
             return
@@ -447,7 +469,7 @@ class ServerLoop:
 
     def _turn_away(self, peer: ServerConnection, error: TransferQueueError) -> None:
         self.counters["refused" if isinstance(error, AttachError) else "rejected"] += 1
-        self._warn("a connection was turned away: %s", error)
+        self._warn("a connection was refused: %s", error)
         peer.ending = True
         if peer.unsent:
             self._dirty.append(peer)
@@ -473,13 +495,14 @@ class ServerLoop:
         largest = max(self._peers.values(), key=lambda peer: peer.held)
         self.counters["crowded"] += 1
         self._warn(
-            "connection %d is dropped: unfinished messages have %d bytes, most are allowed %d, and its own is the "
-            "largest, %d bytes", largest.number, self._unfinished, self._max_input, largest.held
+            "connection %d is dropped: all unfinished messages have %d bytes together, more than the limit of %d, and "
+            "that of this connection is the largest with %d bytes",
+            largest.number, self._unfinished, self._max_input, largest.held,
         )  # fmt: skip
         self._drop(largest)
 
     def _work_off(self, peer: ServerConnection) -> None:
-        """Serves the messages of a connection that are there, as many as it is entitled to in this turn."""
+        """Serve the messages of a connection that have arrived, at most FRAMES_A_TURN."""
         inbox = peer.inbox
         if not inbox:
             return
@@ -487,7 +510,7 @@ class ServerLoop:
         try:
             for _ in range(min(FRAMES_A_TURN, len(inbox))):
                 if peer.clogged or not inbox:
-                    break  # it does not read its answers, or has been dropped
+                    break  # the peer does not read its replies, or was dropped
                 body, payload = inbox.popleft()
                 self._queue(self._service.received(peer.number, body, payload, now))
         except ProtocolError as error:
@@ -527,7 +550,7 @@ class ServerLoop:
         peer.out_bytes += sum(map(len, pieces))
 
     def _overflow(self, peer: ServerConnection) -> None:
-        """The peer does not read what it asked for: it gets no more, and ends as soon as the loop comes to it."""
+        """Drop a peer that does not read its replies: send it nothing more, and end it with the next flush."""
         if not peer.ending:
             self.counters["slow"] += 1
             self._warn("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
@@ -536,7 +559,7 @@ class ServerLoop:
             self._dirty.append(peer)
 
     def _flush(self) -> None:
-        """Sends what is queued by now. Where that ends a connection, what follows from it belongs to the next turn."""
+        """Send the output that is queued now. Output that follows from ended connections belongs to the next turn."""
         dirty, self._dirty = self._dirty, []
         for peer in dirty:
             if peer.number in self._peers:
@@ -555,8 +578,8 @@ class ServerLoop:
         self._await_turn(peer)
 
     def _watch(self, peer: ServerConnection) -> None:
-        """Asks the selector for what the connection waits for."""
-        # one that is to end is not read from: what it sends would wake the loop for nothing
+        """Set the events for which the selector waits."""
+        # a connection that is ending is not read, because its input would wake the loop without need
         reads = not peer.ending and not peer.clogged
         events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.unsent else 0)
         if events != peer.events:
@@ -584,7 +607,7 @@ class ServerLoop:
                     self._send(key.data)
 
     def close(self) -> None:
-        """Closes every socket and removes the paths that `listen` made. `run` does this at its end."""
+        """Close every socket and remove the paths that `listen` made. `run` calls this at its end."""
         for sock, listener in self._listeners.items():
             if listener.made is not None:
                 listener.made.unlink()

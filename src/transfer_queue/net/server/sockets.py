@@ -1,4 +1,4 @@
-"""Sockets that listen, made by the server itself or by the supervisor for one server after the other."""
+"""Listening sockets, which the server makes, or the supervisor for each server in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 BACKLOG = 1024
-SILENCE = 20  # seconds after which a peer that confirms nothing counts as gone
+SILENCE = 20
+"""Seconds without any confirmation of a peer after which the peer counts as gone."""
 _KEEPALIVE = (
     ("TCP_KEEPIDLE", SILENCE // 2), ("TCP_KEEPINTVL", SILENCE // 8), ("TCP_KEEPCNT", 4),
     ("TCP_USER_TIMEOUT", SILENCE * 1000),
@@ -20,9 +21,10 @@ _KEEPALIVE = (
 
 
 class BoundPath:
-    """A path that this process bound. Another may have taken it since, so that only the same file is unlinked.
+    """A path that this process bound.
 
-    The bound socket keeps its inode, so no other file can have its number while it is open.
+    Another process may have bound the path since, so `unlink` compares the file. While the bound socket is open, no
+    other file can have its inode number.
     """
 
     def __init__(self, path: str) -> None:
@@ -30,30 +32,32 @@ class BoundPath:
         self._made = os.lstat(path)
 
     def unlink(self) -> None:
-        """Removes the path, if it still leads to this socket."""
+        """Remove the path if it still is the path of this socket."""
         with contextlib.suppress(OSError):
             if os.path.samestat(self._made, os.lstat(self._path)):
                 os.unlink(self._path)
 
 
 class Listener(NamedTuple):
-    """What a server knows of a socket on which it listens. made: its path, where the server made it. tls: if used."""
+    """A socket on which a server listens."""
 
     made: BoundPath | None
+    """The path of the socket; None if this server did not make it."""
     tls: ssl.SSLContext | None
+    """The TLS context; None without TLS."""
 
 
 def set_tcp_options(sock: socket.socket) -> None:
-    """For a connection over TCP: nothing waits for more to send, and a machine that is gone is noticed in seconds."""
+    """Set the options of a TCP connection: send without delay, and detect within seconds that a machine is gone."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
-        if hasattr(socket, name):  # not everywhere
+        if hasattr(socket, name):  # some platforms do not have all options
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
-    """A socket that listens on a path (mode 0600) or (host, port), port 0 for any."""
+    """Return a socket that listens on a path (mode 0600) or (host, port); port 0 for any free port."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
@@ -71,7 +75,7 @@ def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
 
 
 class Waker:
-    """A pair of sockets: a byte that is written at one end makes the other, which the loop watches, readable."""
+    """A pair of sockets that wakes the loop: a byte written to one makes the other readable, which the loop watches."""
 
     def __init__(self) -> None:
         self._in, self._out = socket.socketpair()
@@ -80,21 +84,21 @@ class Waker:
 
     @property
     def descriptor(self) -> socket.socket:
-        """What is readable once `wake` was called."""
+        """The socket that becomes readable after `wake`."""
         return self._in
 
     def wake(self) -> None:
-        """Wakes the loop, now or as soon as it waits."""
-        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: the loop is over
+        """Wake the loop now, or as soon as it waits."""
+        with contextlib.suppress(OSError):  # full: the loop wakes anyway; closed: the loop has ended
             self._out.send(b"\0")
 
     def woken(self, _: int) -> None:
-        """The loop's answer to it."""
+        """Read the bytes of `wake`. The loop calls this when the socket is readable."""
         with contextlib.suppress(BlockingIOError):
             while len(self._in.recv(4096)) == 4096:
                 pass
 
     def close(self) -> None:
-        """Closes both ends; `wake` may still be called."""
+        """Close both sockets. `wake` may still be called."""
         self._in.close()
         self._out.close()
