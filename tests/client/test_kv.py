@@ -116,7 +116,7 @@ class TestPut:
             ({"fields": None}, "fields or tags"),
             ({"keys": ["k", "k"]}, "Got duplicated keys"),
             ({"keys": ["k", 1]}, "str"),
-            ({"fields": numbers(3)}, "wanted 2 rows, found 3"),
+            ({"fields": numbers(3)}, "must have 2 rows, got 3"),
             ({"tags": [{}, 5]}, "tag must be a dict"),
             ({"tags": [{}, {1: 2}]}, "must be str"),
         ],

@@ -56,7 +56,7 @@ class TestNewSamples:
             (TensorDict({"x": torch.zeros(())}, batch_size=[]), "no batch dimension"),
             (TensorDict({}, batch_size=[2]), "no"),
             ([1, 2], "TensorDict"),
-            ({"x": torch.zeros(2), "y": torch.zeros(3)}, "'y': wanted 2 rows, found 3"),
+            ({"x": torch.zeros(2), "y": torch.zeros(3)}, "'y' must have 2 rows, got 3"),
         ],
     )
     def test_what_is_no_batch(self, a: Client, data: Any, words: str) -> None:
@@ -171,12 +171,12 @@ class TestExistingSamples:
     def test_metadata_of_no_samples(self, a: Client) -> None:
         nothing = BatchMeta()
         assert a.put(numbers(0), nothing) is nothing
-        with pytest.raises(InvalidArgumentError, match="'x': wanted 0 rows, found 2"):
+        with pytest.raises(InvalidArgumentError, match="'x' must have 0 rows, got 2"):
             a.put(numbers(2), nothing)
 
     def test_another_number_of_rows(self, a: Client) -> None:
         meta = a.put(numbers(2), partition_id="p")
-        with pytest.raises(InvalidArgumentError, match="'y': wanted 2 rows, found 3"):
+        with pytest.raises(InvalidArgumentError, match="'y' must have 2 rows, got 3"):
             a.put(numbers(3, name="y"), meta)
         assert meta.field_names == ["x"]
 

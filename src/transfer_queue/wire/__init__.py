@@ -1,1 +1,1 @@
-"""Bytes: frames, the layout of blocks, objects and tensors. Pure: no sockets, clocks or files."""
+"""The encoding of values: blocks, buffers and objects. It does not use sockets, clocks or files."""

@@ -106,5 +106,5 @@ def test_a_whole_block_comes_as_one_piece_and_is_not_copied_again() -> None:
 
 def test_columns_of_different_lengths_are_refused() -> None:
     blocks = Blocks(bytes(8), bytes(8), bytes(16), bytes(16), bytes(8), bytes(8), bytes(8), [[]], [b""])
-    with pytest.raises(ProtocolError, match="not of one length"):
+    with pytest.raises(ProtocolError, match="differ in length"):
         elsewhere(LookupReply(0, [], blocks, []), {0})

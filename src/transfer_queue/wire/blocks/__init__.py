@@ -1,1 +1,1 @@
-"""Blocks: encoding columns, and gathering rows."""
+"""Blocks: encode columns into them, and gather rows out of them."""

@@ -1,7 +1,7 @@
-"""Rows that follow one another in one block: what most gets ask for, located with plain numbers.
+"""Locates rows that are one after the other in one block, as in most gets, with plain numbers.
 
 An operation on an array of one element takes several times as long as one on a number, so the general way of
-`locate`, which is right for thousands of blocks, is the slow one for a single block.
+`row_addressing`, which is made for thousands of blocks, is slow for a single block.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ _I4, _I8 = struct.Struct("<i"), struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """Rows of one field that follow one another in an arena.
-
-    start, nbytes: where they lie in the arena of their unit. shape: of each row; None where they differ, then
-    starts [count] are those of the rows, shapes [count, ndim] and lengths [count] say how long each is.
-    """
+    """Rows of one field that are one after the other in an arena."""
 
     type: FieldType
     unit: int
     start: int
+    """The start of the first row in the arena of the unit."""
     nbytes: int
+    """The length of all rows in bytes."""
     count: int
     shape: tuple[int, ...] | None
+    """The shape of each row; None if rows differ."""
     starts: I8 | None = None
+    """If rows differ: the start of each row, [count]."""
     shapes: I8 | None = None
+    """If rows differ: the shape of each row, [count, ndim]."""
     lengths: I8 | None = None
+    """If rows differ: the length of each row in bytes, [count]."""
 
     def rows(self) -> FieldRows:
-        """The same, row by row."""
+        """Return the rows one by one."""
         units = np.full(self.count, self.unit, np.int32)
         if self.starts is not None and self.shapes is not None and self.lengths is not None:
             return FieldRows(self.type, units, self.starts, self.lengths, self.shapes)
@@ -57,11 +59,11 @@ class RowRun:
 
 
 def runs(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
-    """Each field's rows, where all of them are runs; None otherwise, and where the reply contradicts itself."""
+    """Return the rows of each field if all of them are runs; None otherwise, and if the reply is not consistent."""
     try:
         return _found(reply, memory) if reply.count else None
     except (InvalidArgumentError, ValueError, KeyError, IndexError, struct.error):
-        return None  # the general way says what is wrong with it
+        return None  # the general way reports what is wrong
 
 
 def _found(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
@@ -84,7 +86,7 @@ def _found(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
 
 
 def _first_of(placement: Placement, count: int) -> tuple[int, int] | None:
-    """The block and the first slot of rows that follow one another in one block."""
+    """Return the block and the first slot of rows that are one after the other in one block; None if they are not."""
     block, slots = placement.block, placement.slot
     if len(block) != 4 * count or len(slots) != 4 * count or block != block[:4] * count:
         return None
@@ -100,10 +102,11 @@ def _following(first: int, count: int) -> bytes:
 
 
 class _RunBlock:
-    """One block of a reply, and `count` rows in it from `first` on. good: they lie within it, and it in its arena."""
+    """One block of a reply, and `count` rows in it from `first` on."""
 
     def __init__(self, blocks: Blocks, number: int, first: int, count: int, memory: Memory) -> None:
         self.good = False
+        """Whether the rows are inside the block, and the block inside its arena."""
         if number < 0 or 4 * number >= len(blocks.unit) or first < 0:
             return
         self.unit: int = _I4.unpack_from(blocks.unit, 4 * number)[0]
@@ -119,7 +122,7 @@ class _RunBlock:
         )
 
     def run(self, field: FieldType) -> RowRun | None:
-        """The rows of one field; None where the block has it otherwise than its type says."""
+        """Return the rows of one field; None if the column of the block does not fit the type of the field."""
         column = self._columns.get(field.name)
         if column is None or not fits(column.spec, field):
             return None
@@ -140,20 +143,26 @@ class _RunBlock:
 
 @dataclass(frozen=True, slots=True)
 class _RunColumn:
-    """A field of a block: where it begins, bytes and shape of each row; where rows differ, those of all of them."""
+    """The layout of a field in a block."""
 
     spec: FieldSpec
     offset: int
+    """The start of the column in the block."""
     row: int
+    """The length of a row in bytes; 0 if rows differ."""
     shape: tuple[int, ...]
+    """The shape of a row; () if rows differ."""
     starts: I8 | None
+    """If rows differ: the start of each row in the column."""
     shapes: I8 | None
+    """If rows differ: the shape of each row."""
     lengths: I8 | None
+    """If rows differ: the length of each row in bytes."""
 
 
 @functools.lru_cache(maxsize=64)
 def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, _RunColumn], int]:
-    """The columns of such a block by name, and where the last one ends. Readers ask for few kinds, again and again."""
+    """Return the columns of a block by name and the end of the last one, cached because readers read few kinds."""
     found, end = {}, 0
     for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
         offset, end = int(column.offsets[0]), int(column.offsets[0] + column.nbytes[0])

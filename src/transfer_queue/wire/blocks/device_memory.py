@@ -1,7 +1,7 @@
-"""Bytes in the memory of a device: blocks are put together there and taken apart there, without going through the host.
+"""Bytes in the memory of a device, on which blocks are written and read without a copy to the CPU.
 
-A device is one of torch's, its memory a flat uint8 tensor. Copies run in order on the current stream of the calling
-thread; a library that knows no streams is given the memory after `tensors.settle`.
+A device is one of torch, and its memory a flat uint8 tensor. Copies run in order on the current stream of the calling
+thread. Call `tensors.settle` before a library that does not use streams accesses the memory.
 """
 
 from __future__ import annotations
@@ -17,44 +17,48 @@ from transfer_queue.wire.buffers.tensors import BITS, settle
 I8 = NDArray[np.int64]
 
 KINDS = frozenset({"cuda", "npu"})
-"""The devices whose tensors are not brought to the host before it is known where they go."""
+"""The kinds of devices whose tensors are copied only when their destination is known."""
 
 
 def allocated(device: torch.device, nbytes: int) -> torch.Tensor | None:
-    """Memory of a device, its content undefined, that nothing on the device uses; None where it has none left."""
+    """Return memory of a device with undefined content that no kernel uses; None if the device has no memory left."""
     try:
         memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    except RuntimeError:  # torch.OutOfMemoryError is one, and other devices have none of their own
+    except RuntimeError:  # also torch.OutOfMemoryError, which not all devices raise
         return None
-    settle(device)  # torch hands out anew what kernels of before may still be at work with
+    settle(device)  # torch may return memory that earlier kernels still use
     return memory
 
 
 def flat_on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a carriable tensor in C order, where it lies: its own memory where it is contiguous."""
-    # torch has copies of integers on every device, of its rarer dtypes not even on the host
+    """Return the bytes of a tensor in C order on its device: its own memory if it is contiguous."""
+    # torch copies integers on every device, but its rare dtypes not even on the CPU
     return tensor.view(BITS[tensor.element_size()]).contiguous().reshape(-1).view(torch.uint8)
 
 
 class DeviceBlock:
-    """Where pieces of a buffer lie in memory that has no holes between them. nbytes: of that memory."""
+    """The places of pieces of a buffer in memory that has no gaps between them."""
 
     def __init__(self, pieces: RangePieces) -> None:
         room = -(-pieces.lengths // ALIGNMENT) * ALIGNMENT
         ends = np.cumsum(room)
         self.nbytes = int(ends[-1])
+        """The length of that memory in bytes."""
         self._at, self._shifts = pieces.at, ends - room - pieces.at
 
     def places(self, at: I8) -> I8:
-        """Where these places in pieces of the buffer lie."""
+        """Return the places in that memory of these places in the buffer, which are inside pieces."""
         places: I8 = at + self._shifts[np.searchsorted(self._at, at, "right") - 1]
         return places
 
 
 class DeviceArena:
-    """A buffer that a lookup names, of which pieces were received on a device: its length, as `locate.Memory`.
+    """The buffer of a lookup of which pieces were received on a device. As a `Memory` it has only the buffer's length.
 
-    memory: what was received. nbytes: of the buffer.
+    Args:
+        memory: The received pieces, without gaps.
+        nbytes: The length of the buffer in bytes.
+        packed: The places of the pieces.
     """
 
     def __init__(self, memory: torch.Tensor, nbytes: int, packed: DeviceBlock) -> None:
@@ -64,21 +68,21 @@ class DeviceArena:
 
     @classmethod
     def whole(cls, memory: torch.Tensor) -> DeviceArena:
-        """All of this memory, without holes."""
+        """Return the arena of all of this memory."""
         none, size = np.zeros(1, np.int64), np.array([len(memory)])
         return cls(memory, len(memory), DeviceBlock(RangePieces(HERE, none, size, none)))
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the memory."""
         return self._memory.device
 
     def __call__(self, unit: int) -> U8:
-        """An array as long as the buffer, without its content."""
+        """Return an array of the buffer's length without its content."""
         return self._length
 
     def taken(self, starts: I8, lengths: I8) -> torch.Tensor:
-        """These bytes of the buffer one after the other, in fresh memory of the device."""
+        """Return these bytes of the buffer one after the other, in new memory of the device."""
         some = lengths > 0
         if not some.any():
             return torch.empty(0, dtype=torch.uint8, device=self.device)

@@ -1,7 +1,7 @@
-"""Columns of a TensorDict to the bytes of a block: one copy, from the source straight into the arena.
+"""Encodes the columns of a TensorDict as a block, with one copy from the source directly into the arena.
 
-`encode_columns` takes a batch, `encode_row` the fields of one sample. Both only describe (schema, dims, length);
-`EncodedBlock.write_into` copies. Until then the block refers to the caller's memory.
+`encode_columns` takes a batch, `encode_row` the fields of one sample. Both only describe the block (schema, dims,
+length); `EncodedBlock.write_into` copies. Until then the block refers to the caller's memory.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
 
 Columns = Union[TensorDictBase, Mapping[str, Any]]
 
-_MANY = 4096  # bytes from which a copy is worth letting other threads run meanwhile
+_MANY = 4096
+"""Bytes from which a copy releases the GIL."""
 _NUMERIC = "biufc"
 
 
 class ColumnSource(Protocol):
-    """What a column is copied from."""
+    """The source of a column's bytes."""
 
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        """Copies the column to memory[start:]; address is where memory begins. Large copies it may note in `later`."""
+        """Copy the column to memory[start:], or add large copies to `later`. `address` is the address of the memory."""
 
 
 Column = tuple[FieldSpec, bytes, int, ColumnSource]
 
 
 class EncodedBlock:
-    """A block ready to be written.
+    """A block that is ready to be written.
 
-    schema, dims (i8), rows, nbytes: as in `messages.NewBlock`. converted: fields whose values were given as objects and
-    are encoded as tensors, with the dtypes of the field that were known.
+    `messages.descriptors.NewBlock` describes `schema`, `dims`, `rows` and `nbytes`.
     """
 
     __slots__ = ("_given", "_sources", "converted", "dims", "nbytes", "rows", "schema")
@@ -63,13 +63,18 @@ class EncodedBlock:
     def __init__(self, rows: int, columns: list[Column]):
         self.rows = rows
         self.converted: dict[str, list[str]] = {}
+        """Fields with objects that are encoded as tensors -> the known dtypes of the field."""
         self._given = columns
         self._lay_out(columns)
 
     def hold_as_tensors(self, fields: Mapping[str, Sequence[str]]) -> bool:
-        """Encode the values of these fields as tensors if possible, and the values of all others as they were given.
+        """Encode the values of these fields as tensors if possible, and the values of all others as they were put.
 
-        fields: names with the dtypes of the live rows, see `as_tensors`. Returns whether anything changed.
+        Args:
+            fields: Field -> dtypes of its live rows, see `tensors_of`.
+
+        Returns:
+            Whether the block has changed.
         """
         columns, converted = [], {}
         for column in self._given:
@@ -97,14 +102,14 @@ class EncodedBlock:
         self.nbytes = end
 
     def write_into(self, memory: memoryview | U8) -> None:
-        """Copies the columns to the start of writable memory of at least nbytes.
+        """Copy the columns to the start of writable memory of at least `nbytes` bytes.
 
         Raises:
-            ValueError: the memory is shorter than the block, or read-only.
+            ValueError: The memory is shorter than the block, or read-only.
         """
         array: U8 = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, np.uint8)
         if array.nbytes < self.nbytes or not array.flags.writeable or not array.flags.c_contiguous:
-            raise ValueError(f"a block of {self.nbytes} bytes does not fit {array.nbytes} writable bytes in one piece")
+            raise ValueError(f"a block needs {self.nbytes} contiguous writable bytes, got an array of {array.nbytes}")
         address = int(array.ctypes.data)
         later: Copies = []
         for start, source in self._sources:
@@ -112,13 +117,13 @@ class EncodedBlock:
         copy_all(later)
 
     def device(self, kind: str) -> torch.device | None:
-        """The device of this kind on which values lie, one of them; None where there are none."""
+        """Return a device of this kind that has values of the block; None if there is none."""
         return next((part.tensor.device for _, part in self._parts() if _lies_on(part, kind)), None)
 
     def write_on(self, memory: torch.Tensor) -> None:
-        """Copies the columns to the start of memory of a device, of at least nbytes; see `devices`.
+        """Copy the columns to the start of memory of a device, of at least `nbytes` bytes (see `device_memory`).
 
-        Values that lie on such a device never pass the host; what lies there comes in as few copies as it can.
+        Values on such a device are not copied to the CPU. Values on the CPU are copied in as few copies as possible.
         """
         kind = memory.device.type
         for here, group in groupby(self._parts(), lambda part: _lies_on(part[1], kind)):
@@ -136,7 +141,7 @@ class EncodedBlock:
             memory[begin:end].copy_(torch.from_numpy(staged))
 
     def _parts(self) -> Iterator[tuple[int, Any]]:
-        """Each source that is none of several, and where it begins."""
+        """Yield each source that does not consist of several, and its start."""
         for start, source in self._sources:
             if isinstance(source, _PieceColumn):
                 yield from source.parts(start)
@@ -145,17 +150,17 @@ class EncodedBlock:
 
 
 def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
-    """A batch as a block: a column a field, `rows` values each.
+    """Encode a batch as a block: a column of `rows` values for each field.
 
-    A TensorDict's columns are taken as TensorDict holds them; in a mapping a list is a value a row. A column whose
-    values are all tensors of one dtype is a tensor column however it is given.
+    The columns of a TensorDict are used as it stores them. In a mapping, a list has one value for each row. If all
+    values of a column are tensors of one dtype, it is a column of tensors in every container.
 
     Raises:
-        InvalidArgumentError: a column of another length (naming field, wanted and found rows) or of no known kind.
-        UncarriableValueError: a value that cannot be stored, naming field, row and type.
+        InvalidArgumentError: A column has another number of rows, or is not a column.
+        UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
     if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
-        # row by row: the rows may be of different shapes, and nothing is stacked only to be copied again
+        # row by row, because the rows may differ in shape, and a stack would be copied again
         keys = list(fields.keys())
         first = fields.tensordicts[0] if fields.tensordicts else {}
         items: Iterable[tuple[Any, Any]] = [
@@ -167,7 +172,7 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
     elif isinstance(fields, Mapping):
         items = fields.items()
     else:
-        raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, not a {type(fields).__name__}")
+        raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, got a {type(fields).__name__}")
     if isinstance(fields, TensorDictBase) and fields.batch_dims and fields.batch_size[0] != rows:
         raise _wrong_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
     columns: list[Column] = []
@@ -180,18 +185,18 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
 
 
 def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> EncodedBlock:
-    """One sample as a block of one row: a tensor is that sample's row, anything else an object.
+    """Encode one sample as a block of one row: a tensor is the sample's row, and other values are objects.
 
     Raises:
-        InvalidArgumentError: a nested tensor.
-        UncarriableValueError: a value that cannot be stored, naming field, row and type.
+        InvalidArgumentError: A value is a nested tensor.
+        UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
     columns = []
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
             if value.is_nested:
                 raise InvalidArgumentError(
-                    f"field {name!r}: a nested tensor is no row of one sample; put its rows as a batch"
+                    f"field {name!r} must have the value of one sample, got a nested tensor; put its rows as a batch"
                 )
             tensor = _checked(_name(name), 0, value)
             shape = tuple(tensor.shape)
@@ -206,7 +211,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
 
 
 class _Tensor:
-    """Of the elements of a tensor."""
+    """A source with the elements of a tensor."""
 
     __slots__ = ("tensor",)
 
@@ -223,7 +228,7 @@ def _lies_on(source: object, kind: str) -> bool:
 
 
 class _TensorMemory(_Tensor):
-    """A contiguous host tensor."""
+    """A contiguous CPU tensor."""
 
     __slots__ = ()
 
@@ -236,7 +241,7 @@ class _TensorMemory(_Tensor):
 
 
 class _StridedColumn(_Tensor):
-    """A host tensor whose elements are not in C order."""
+    """A CPU tensor whose elements are not in C order."""
 
     __slots__ = ()
 
@@ -288,20 +293,21 @@ class _PieceColumn:
             start += nbytes
 
     def parts(self, start: int) -> Iterator[tuple[int, ColumnSource]]:
-        """Each, and where it begins."""
+        """Yield each source, and its start."""
         for nbytes, source in self._pieces:
             yield start, source
             start += nbytes
 
 
 class _Bytes:
-    """Encoded objects: buffers one after the other. values: the objects, one a row."""
+    """Encoded objects: buffers one after the other."""
 
     __slots__ = ("_parts", "values")
 
     def __init__(self, parts: list[Buffer], values: Sequence[Any]):
         self._parts = parts
         self.values = values
+        """The objects, one for each row."""
 
     @property
     def nbytes(self) -> int:
@@ -322,7 +328,7 @@ class _Bytes:
 
 
 def is_nested_table(value: Any) -> bool:
-    """Whether this is a TensorDict with a row for each row of the one that holds it, and not a Python object."""
+    """Whether this is a TensorDict with a row for each row of the one that contains it, and not a Python object."""
     return _is_table(value) and value.batch_dims > 0
 
 
@@ -358,14 +364,14 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
         values = list(value.unbind(0))
     else:
         raise InvalidArgumentError(
-            f"field {name!r}: a {type(value).__name__} is no column; wanted a tensor, list or array of {rows} rows"
+            f"field {name!r} must be a tensor, list or array of {rows} rows, got a {type(value).__name__}"
         )
     _check_length(name, rows, len(values))
     return _values(name, values, allow_pickle)
 
 
 def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
-    """What a NonTensorData holds: a list or array of batch length is a value a row, all else repeats."""
+    """Encode the value of a NonTensorData: one value for each row if it has as many values, otherwise one for all."""
     if isinstance(value, list) and len(value) == rows:
         return _values(name, list(map(_unwrapped, value)), allow_pickle)
     if isinstance(value, np.ndarray) and value.ndim and len(value) == rows:
@@ -384,7 +390,7 @@ def _tensor(name: str, value: torch.Tensor, rows: int) -> Column:
         return _jagged(name, value) if value.layout == torch.jagged else _nested(name, value)
     tensor = _checked(name, 0, value)
     if not tensor.dim():
-        raise InvalidArgumentError(f"field {name!r}: a tensor without dimensions; wanted one of {rows} rows")
+        raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got a tensor without dimensions")
     _check_length(name, rows, tensor.size(0))
     shape = tensor.shape[1:]
     spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
@@ -392,7 +398,7 @@ def _tensor(name: str, value: torch.Tensor, rows: int) -> Column:
 
 
 def _jagged(name: str, value: Any) -> Column:
-    """A jagged tensor: one copy where its rows lie one after the other, else a copy a row."""
+    """Encode a jagged tensor: with one copy if its rows are one after the other, otherwise with a copy for each row."""
     values = value.values()
     if value.lengths() is not None or value._ragged_idx != 1 or not is_carriable(values):
         return _rows(name, list(value.unbind(0)))
@@ -410,7 +416,7 @@ def _jagged(name: str, value: Any) -> Column:
 
 
 def _nested(name: str, value: torch.Tensor) -> Column:
-    """A strided nested tensor: one copy where its rows lie one after the other, else a copy a row."""
+    """Encode a strided nested tensor: with one copy if its rows are one after the other, or one per row."""
     if not value.is_contiguous() or not value.size(0) or value.dtype not in NAMES:
         return _rows(name, list(value.unbind(0)))
     shapes = value._nested_tensor_size().numpy()
@@ -424,7 +430,7 @@ def _nested(name: str, value: torch.Tensor) -> Column:
 
 def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool) -> Column:
     if not value.ndim:
-        raise InvalidArgumentError(f"field {name!r}: an array without dimensions; wanted one of {rows} rows")
+        raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got an array without dimensions")
     _check_length(name, rows, len(value))
     if value.dtype.kind not in _NUMERIC or value.dtype.name not in ITEM_SIZES or isinstance(value, np.ma.MaskedArray):
         return _values(name, array_rows(value), allow_pickle)
@@ -433,7 +439,7 @@ def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool) -> Col
 
 
 def array_rows(value: NDArray[Any]) -> list[Any]:
-    """The rows of an array as objects: str, bytes and objects themselves, else numpy's scalars and arrays."""
+    """Return the rows of an array as objects: str, bytes and objects themselves, otherwise numpy scalars and arrays."""
     if value.ndim == 1 and value.dtype.kind in "USO":
         rows: list[Any] = value.tolist()
         return rows
@@ -441,7 +447,7 @@ def array_rows(value: NDArray[Any]) -> list[Any]:
 
 
 def _values(name: str, values: list[Any], allow_pickle: bool) -> Column:
-    """A value a row: a tensor column if all are tensors of one dtype, else objects."""
+    """Encode one value for each row: as a column of tensors if all are tensors of one dtype, otherwise as objects."""
     if values and all(isinstance(value, torch.Tensor) and not value.is_nested for value in values):
         dtype = values[0].dtype
         if all(value.dtype == dtype for value in values):
@@ -450,7 +456,7 @@ def _values(name: str, values: list[Any], allow_pickle: bool) -> Column:
 
 
 def _rows(name: str, values: list[torch.Tensor]) -> Column:
-    """Tensors of one dtype, one a row."""
+    """Encode tensors of one dtype, one for each row."""
     tensors = [_checked(name, row, value) for row, value in enumerate(values)]
     shapes = [tuple(tensor.shape) for tensor in tensors]
     first = shapes[0]
@@ -495,7 +501,7 @@ def _dense(tensor: torch.Tensor) -> ColumnSource:
 
 
 def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, on the host or a device; UncarriableValueError where its elements are not bytes in memory."""
+    """Return the tensor, on the CPU or a device. Raises `UncarriableValueError` if its elements are not in memory."""
     if not is_carriable(tensor):
         what = "a meta tensor" if tensor.is_meta else f"layout {tensor.layout}, dtype {dtype_name(tensor.dtype)}"
         raise UncarriableValueError(
@@ -511,7 +517,7 @@ def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unwrapped(value: Any) -> Any:
-    """A row's value as tensordict shows it: what a NonTensorData holds, a NonTensorStack as a list."""
+    """Return a row's value as tensordict shows it: the value of a NonTensorData, a NonTensorStack as a list."""
     if isinstance(value, NonTensorData):
         return value.data
     if isinstance(value, NonTensorStack):
@@ -530,7 +536,7 @@ def _i8(numbers: Iterable[int]) -> bytes:
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise InvalidArgumentError(f"a field's name must be a str, not {name!r}")
+        raise InvalidArgumentError(f"a field's name must be a str, got {name!r}")
     return str.__str__(name)
 
 
@@ -540,4 +546,4 @@ def _check_length(name: str, wanted: int, found: int) -> None:
 
 
 def _wrong_length(name: Any, wanted: int, found: int) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {name!r}: wanted {wanted} rows, found {found}")
+    return InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {found}")

@@ -1,8 +1,8 @@
-"""Rows out of arenas into a TensorDict: copies only, writable and independent of the store.
+"""Gathers rows out of arenas into a TensorDict. The values are copies: writable, and independent of the store.
 
-Which container a field comes back in follows from what is known of the field over all its live rows
-(`FieldType`), not from what happens to be in this batch. Generations are the caller's to check, after `gather`
-returned: until then the bytes may be overwritten, which shows as wrong values or as a ProtocolError.
+The container of a field follows from the type of the field over all its live rows (`FieldType`), not from the rows of
+this batch. The caller checks generations after `gather` has returned: until then the bytes may be overwritten, which
+causes wrong values or a `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -32,31 +32,36 @@ from transfer_queue.wire.objects.object_decoder import decode_object
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
-LEAST_SHARE = (
-    16  # a tensor keeps all memory alive that was received with it, unless it is less than one in so many of it
-)
-Cuts = dict[bytes, JaggedOffsets]  # row lengths -> how fields of these lengths are cut
+LEAST_SHARE = 16
+"""A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
+Cuts = dict[bytes, JaggedOffsets]
+"""Row lengths -> the offsets that all fields with these lengths share."""
 
 
 def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
-    """The rows a lookup found, in its order; memory(unit) is a uint8 view of that unit's whole arena.
+    """Return the rows that a lookup found, in its order.
 
-    A field whose rows differ in dtype comes in the dtype of `torch.promote_types`. If memory is a `DeviceArena`,
-    tensors are made on that device; objects cannot be.
+    A field whose rows differ in dtype has the dtype of `torch.promote_types`.
 
-    layout, for fields of tensors: "jagged", the default described in the contract; "dense", rows of equal
-    shapes stacked; "padded", stacked with zeros up to the largest; "list", a tensor a row.
+    Args:
+        reply: The reply of the lookup.
+        memory: Returns a uint8 view of the whole arena of a unit. If it is a `DeviceArena`, tensors are made on that
+            device, and there must be no objects.
+        layout: The container of fields of tensors: "jagged", the default; "dense", rows of equal shapes stacked;
+            "padded", rows stacked with zeros up to the largest; "list", a tensor for each row.
+        allow_pickle: Whether pickled values may be decoded. Default: True.
 
     Raises:
-        InvalidArgumentError: an unknown layout, or "dense" (or "padded") of rows that differ in shape (in rank).
-        FieldTypeError: rows of dtypes that torch does not promote.
-        ProtocolError: the reply makes no sense, or stored bytes are no object: torn by a writer that reused
-            the space, if the generations have changed.
-        UncarriableValueError: a value was pickled and pickle is not allowed.
+        InvalidArgumentError: The layout is unknown, or it is "dense" and rows differ in shape, or it is "padded" and
+            rows differ in rank.
+        FieldTypeError: Rows have dtypes that torch does not promote.
+        ProtocolError: The reply is not valid, or stored bytes are not a valid object. If the generations have changed,
+            a writer has reused the space.
+        UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
     if layout not in get_args(Layout):
-        raise InvalidArgumentError(f"layout {layout!r}: wanted one of {', '.join(get_args(Layout))}")
-    with decode_guard("a lookup's reply"):
+        raise InvalidArgumentError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
+    with decode_guard("the reply of a lookup"):
         later: Copies = []
         columns = _columns(reply, memory, layout, allow_pickle, later)
         copy_all(later)
@@ -64,7 +69,7 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
 
 
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
-    """The fields; what is noted in `later` is still to be copied into them."""
+    """Return the columns of the fields. The caller must make the copies in `later`."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
     if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := runs(reply, memory)) is not None:
@@ -98,7 +103,7 @@ def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Co
 
 
 def _unknown_dtype(field: FieldType) -> ProtocolError:
-    return ProtocolError(f"field {field.name!r}: this torch has no dtype {field.dtype}")
+    return ProtocolError(f"field {field.name!r} has dtype {field.dtype}, which this version of torch does not have")
 
 
 def nested(values: TensorDict, names: Iterable[str]) -> TensorDict:
@@ -124,14 +129,14 @@ def nested(values: TensorDict, names: Iterable[str]) -> TensorDict:
 
 
 def table_of(columns: dict[str, Any], count: int) -> TensorDict:
-    """A TensorDict of columns known to fit; its constructor's checks cost more than small gathers."""
+    """Return a TensorDict of these columns. The checks of its constructor would cost more than a small gather."""
     unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
     table: TensorDict = unchecked(columns, batch_size=torch.Size([count]))
     return table
 
 
 def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
-    """The default container of a field whose rows follow one another in one block."""
+    """Return the default container of a field whose rows are one after the other in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
         return stack_of(_objects(run.rows(), memory, allow_pickle), run.count)
@@ -154,7 +159,7 @@ def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: 
 
 
 def _tensor(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
-    """A tensor of a run's elements: a copy, or the very memory into which they were received."""
+    """Return a tensor of a run's elements: a copy, or a view of the memory into which they were received."""
     its = memory(run.unit)
     if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
         return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
@@ -195,24 +200,24 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
 
 
 def _bytes(rows: FieldRows, memory: Memory, later: Copies | None = None) -> U8 | torch.Tensor:
-    """All rows, one after the other, in fresh memory; on a device where they lie there."""
+    """Return all rows, one after the other, in new memory on the device of the arena."""
     if isinstance(memory, DeviceArena):
         return memory.taken(rows.starts, rows.lengths)
     return rows.bytes(memory, later)
 
 
 def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
-    """The default container of a field's rows."""
+    """Return the default container of a field's rows."""
     field = rows.type
     if field.mixed_rank:
         return stack_of(_rows(rows, memory), len(rows.starts))
     if rows.shapes.shape[1] != field.ndim or (rows.shapes < 0).any():
-        raise ProtocolError(f"field {field.name!r}: rows of {field.ndim} dimensions by their type, not in their blocks")
+        raise ProtocolError(f"field {field.name!r} has rows of {field.ndim} dimensions, but not in its blocks")
     if field.ndim == 0:
         return tensor_over(_bytes(rows, memory, later), field.dtype, (len(rows.starts),))
     if field.differs & (field.differs - 1):
         flat = _flat(rows, memory)
-        # an empty strided nested tensor has no rank of its own
+        # an empty strided nested tensor has no rank
         if len(rows.starts):
             return nested_over(flat, rows.shapes)
         return torch.nested.nested_tensor([], dtype=flat.dtype, device=flat.device)
@@ -220,7 +225,7 @@ def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
 
 
 def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Copies) -> torch.Tensor:
-    """A jagged tensor whose row dimension `ragged` is cut."""
+    """Return a jagged tensor whose row dimension `ragged` is ragged."""
     shape = _common_shape(rows, ragged)
     lengths = np.ascontiguousarray(rows.shapes[:, ragged])
     key = lengths.tobytes()
@@ -232,7 +237,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Cop
     if leading == 1 or not rows.lengths.any():
         flat = _bytes(rows, memory, later)
     else:
-        # such values have the leading dimensions outside: a row is as many pieces as these have elements
+        # the values have the leading dimensions first, so a row has as many pieces as these have elements
         pieces = rows.lengths // max(leading, 1)
         starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
         outside = replace(rows, units=np.tile(rows.units, leading), starts=starts, lengths=np.tile(pieces, leading))
@@ -242,19 +247,21 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Cop
 
 
 def _common_shape(rows: FieldRows, ragged: int) -> list[int]:
-    """The row shape that all rows share, dimension `ragged` excepted."""
+    """Return the row shape that all rows share, except for dimension `ragged`."""
     if not len(rows.shapes):
         return list(rows.type.shape or [0] * rows.type.ndim)
     if rows.shapes.shape[1] > 1:
         others = np.delete(rows.shapes, ragged, axis=1)
         if (others != others[0]).any():
-            raise ProtocolError(f"field {rows.type.name!r}: its rows differ where its type says that none ever did")
+            raise ProtocolError(
+                f"field {rows.type.name!r} has rows that differ in a dimension in which its type does not"
+            )
     shape: list[int] = rows.shapes[0].tolist()
     return shape
 
 
 def _flat(rows: FieldRows, memory: Memory) -> torch.Tensor:
-    """All elements of all rows."""
+    """Return all elements of all rows."""
     flat = _bytes(rows, memory)
     return tensor_over(flat, rows.type.dtype, (len(flat) // ITEM_SIZES[rows.type.dtype],))
 
@@ -267,8 +274,8 @@ def _dense(rows: FieldRows, memory: Memory) -> torch.Tensor:
     if not _agree(rows):
         shapes = {tuple(size for size in shape if size >= 0) for shape in rows.shapes.tolist()}
         raise InvalidArgumentError(
-            f'field {rows.type.name!r}: layout "dense" wants rows of one shape, found {sorted(shapes)[:4]}; '
-            'ask for "padded", "jagged" or "list"'
+            f'field {rows.type.name!r} must have rows of one shape for layout "dense", got {sorted(shapes)[:4]}; '
+            'use "padded", "jagged" or "list"'
         )
     if len(rows.shapes):
         shape = [size for size in rows.shapes[0].tolist() if size >= 0]
@@ -282,15 +289,17 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
         return _dense(rows, memory)
     ranks = (rows.shapes >= 0).sum(axis=1)
     if (ranks != ranks[0]).any():
-        raise InvalidArgumentError(f'field {rows.type.name!r}: layout "padded" wants rows of one rank; ask for "list"')
+        raise InvalidArgumentError(
+            f'field {rows.type.name!r} must have rows of one rank for layout "padded"; use "list"'
+        )
     shapes = rows.shapes[:, : int(ranks[0])]
     sizes: list[int] = shapes.max(axis=0).tolist()
     count, item_size = len(rows.starts), ITEM_SIZES[rows.type.dtype]
     nbytes = count * math.prod(sizes) * item_size
     if nbytes > LARGEST:
         raise InvalidArgumentError(
-            f'field {rows.type.name!r}: layout "padded" would take {nbytes} bytes for {count} rows, more than this '
-            'machine has; ask for "jagged" or "list"'
+            f'field {rows.type.name!r}: layout "padded" would need {nbytes} bytes for {count} rows, more memory than '
+            'this machine has; use "jagged" or "list"'
         )
     if isinstance(memory, DeviceArena):
         return _padded_on(memory.device, _rows(rows, memory), (count, *sizes), DTYPES[rows.type.dtype])
@@ -299,7 +308,7 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
     flat = rows.bytes(memory)
     inner = math.prod(sizes[1:]) * item_size
     if (shapes[:, 1:] == sizes[1:]).all():
-        # ragged in the first dimension alone: steps of equal size, all moved at once
+        # ragged only in the first dimension: steps of equal size, which one operation moves
         lengths = shapes[:, 0]
         ends = np.cumsum(lengths)
         steps = np.repeat(np.arange(count) * sizes[0] - (ends - lengths), lengths) + np.arange(int(ends[-1]))
@@ -327,7 +336,7 @@ def _padded_on(
 
 
 def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
-    """A tensor a row, whatever their shapes."""
+    """Return one tensor for each row, of any shapes."""
     if len(rows.starts) and _agree(rows):
         return list(_dense(rows, memory).unbind(0))
     flat = _flat(rows, memory)
@@ -356,15 +365,15 @@ def _objects(rows: FieldRows, memory: Memory, allow_pickle: bool) -> list[Any]:
 
 
 def stack_of(values: list[Any], count: int) -> NonTensorStack:
-    """A NonTensorStack of one value a row."""
+    """Return a NonTensorStack of one value for each row."""
     if not count:
         return _empty_stack()
     if _SIMPLE.issuperset(map(type, values)):
         return NonTensorStack(*values)
     if not _fills:
-        # a TensorDict as a value must be wrapped, or it would be taken for a part of the stack
+        # a value that is a TensorDict must be wrapped, otherwise it would become a part of the stack
         return NonTensorStack(*[NonTensorData(value) if is_tensor_collection(value) else value for value in values])
-    # a stack of simple values is made four times as fast as one of others, which are put into it afterwards
+    # making a stack of simple values is four times as fast, so other values are put into it afterwards
     stack = NonTensorStack(*[None] * count)
     for member, value in zip(stack.tensordicts, values, strict=True):
         member._non_tensordict["data"] = value
@@ -383,7 +392,7 @@ def _empty_stack() -> NonTensorStack:
 
 
 def _can_fill() -> bool:
-    """Whether this tensordict keeps the value of a NonTensorData where `_stack` would put it."""
+    """Whether this version of tensordict stores the value of a NonTensorData where `stack_of` would put it."""
     try:
         stack = NonTensorStack(None, None)
         stack.tensordicts[1]._non_tensordict["data"] = _SIMPLE

@@ -1,8 +1,9 @@
-"""Which bytes of which blocks a lookup wants, where blocks do not lie in this node's memory, and where they go.
+"""Computes which bytes of blocks outside this node's memory a lookup needs, and their places in a buffer.
 
-Such blocks get places in a buffer of the reader's, as if it were the arena of a unit HERE, and the reply is rewritten
-to name these; then rows are located as ever. They keep the order in which they lie in their arenas, so that blocks that
-are neighbours there are neighbours in the buffer, and come as one piece. Pure numpy on whole columns.
+Such blocks get places in a buffer of the reader, which counts as the arena of a unit HERE. The reply is rewritten to
+name these places, and rows are then located as usual. The blocks keep the order of their arenas, so that blocks that
+are neighbours there are neighbours in the buffer and are fetched as one piece. The functions use numpy on entire
+columns.
 """
 
 from __future__ import annotations
@@ -22,64 +23,68 @@ from transfer_queue.wire.buffers.copies import U8
 I8 = NDArray[np.int64]
 
 HERE = -1
-"""The unit whose arena is the reader's own buffer."""
+"""The number of the unit whose arena is the reader's own buffer."""
 ALIGNMENT = 64
 NEAR = 4096
-"""Pieces with fewer bytes than these between them come as one."""
+"""Pieces with at most this number of bytes between them are fetched as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangePieces:
-    """Bytes of one unit's arena.
-
-    starts, lengths: there, ascending, not overlapping. at: where they go in the buffer.
-    """
+    """Pieces of the arena of one unit."""
 
     unit: int
     starts: I8
+    """The start of each piece in the arena, ascending. Pieces do not overlap."""
     lengths: I8
+    """The length of each piece in bytes."""
     at: I8
+    """The start of each piece in the buffer."""
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """The length of all pieces in bytes."""
         return int(self.lengths.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteRanges:
-    """The blocks of a lookup that lie in units elsewhere, in the order of their units and places there.
-
-    reply: the lookup's, naming their places in a buffer of `nbytes` bytes. units, offsets, generations, lengths: where
-    each block lies and how long it is; at: where in the buffer; numbers: of each in the reply. All columns are i8.
-    """
+    """The blocks of a lookup outside this node's memory, in the order of their units and offsets there."""
 
     reply: LookupReply
+    """The reply of the lookup, rewritten to name their places in the buffer."""
     nbytes: int
+    """The length of the buffer in bytes."""
     units: I8
     offsets: I8
     generations: I8
     lengths: I8
+    """The length of each block in bytes."""
     at: I8
+    """The start of each block in the buffer."""
     numbers: I8
+    """The position of each block in the reply."""
 
     def wanted(self, pieces: Sequence[RangePieces]) -> I8:
-        """How many bytes the pieces take of each block."""
+        """Return the number of bytes of each block that are in the pieces."""
         out = np.zeros(len(self.at), np.int64)
         for each in pieces:
             np.add.at(out, np.searchsorted(self.at, each.at, "right") - 1, each.lengths)
         return out
 
     def of(self, unit: int) -> NDArray[np.bool_]:
-        """Which of the blocks lie in this unit."""
+        """Return which of the blocks are in this unit."""
         mine: NDArray[np.bool_] = self.units == unit
         return mine
 
     def pieces(self, memory: Memory) -> list[RangePieces]:
-        """What the wanted rows take of the blocks, for each unit. memory: of the other units, for their lengths.
+        """Return the pieces of the blocks that the requested rows need, for each unit.
+
+        Args:
+            memory: The arenas of the other units, of which only the lengths are used.
 
         Raises:
-            ProtocolError: as `locate.located`.
+            ProtocolError: See `row_addressing.located`.
         """
         whole: U8 = np.broadcast_to(np.uint8(0), (self.nbytes,))
         starts, ends = [], []
@@ -110,10 +115,10 @@ class RemoteRanges:
 
 
 def elsewhere(reply: LookupReply, units: Container[int]) -> RemoteRanges | None:
-    """The blocks of a reply that lie in these units; None if there are none.
+    """Return the blocks of a reply that are in these units; None if there are none.
 
     Raises:
-        ProtocolError: the reply contradicts itself.
+        ProtocolError: The reply is not consistent.
     """
     blocks = reply.blocks
     of = np.frombuffer(blocks.unit, "<i4")
@@ -124,11 +129,11 @@ def elsewhere(reply: LookupReply, units: Container[int]) -> RemoteRanges | None:
         np.frombuffer(column, "<i8") for column in (blocks.offset, blocks.generation, blocks.nbytes)
     )
     if not len(of) == len(offsets) == len(generations) == len(lengths):
-        raise ProtocolError("a lookup's reply makes no sense: its columns of blocks are not of one length")
+        raise ProtocolError("the reply of a lookup is not valid: its columns of blocks differ in length")
     chosen = np.flatnonzero(np.isin(of, wanted))
     chosen = chosen[np.lexsort((offsets[chosen], of[chosen]))]
     if (lengths[chosen] < 0).any():
-        raise ProtocolError("a lookup's reply makes no sense: a block of less than no bytes")
+        raise ProtocolError("the reply of a lookup is not valid: a block has a negative length")
     room = np.maximum(1, -(-lengths[chosen] // ALIGNMENT)) * ALIGNMENT
     ends = np.cumsum(room)
     at = ends - room

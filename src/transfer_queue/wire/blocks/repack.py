@@ -1,6 +1,6 @@
-"""Blocks made smaller: the layout of some rows and fields of a block as a block of their own, and what to copy.
+"""Computes the layout of a new block of some rows and fields of a block, and what to copy into it.
 
-A pure function of the descriptor, as `wire.buffers.block_layout` is; it moves no byte.
+It is a pure function of the descriptor, like `wire.buffers.block_layout`, and copies nothing.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ I8 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RepackedBlock:
-    """A block of some rows of another. schema, dims, nbytes: as in `messages.NewBlock`.
-
-    starts, lengths: for each field the pieces of the old block, counted from its start; in the new one they follow
-    one another from the field's entry of `places` on.
-    """
+    """A block of some rows of another one. `messages.descriptors.NewBlock` describes `schema`, `dims` and `nbytes`."""
 
     schema: list[FieldSpec]
     dims: bytes
     nbytes: int
     starts: list[I8]
+    """For each field the starts of its pieces in the old block."""
     lengths: list[I8]
+    """For each field the lengths of its pieces in bytes."""
     places: list[int]
+    """For each field its start in the new block, where its pieces are one after the other."""
 
 
 def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields: Collection[str]) -> RepackedBlock:
-    """The rows `slots` (one or more, ascending) of a block, with these fields only (one or more), as a block.
+    """Return the block of the rows `slots` (at least one, ascending) of a block, with these fields (at least one).
 
     Raises:
-        InvalidArgumentError: the block's descriptor contradicts itself.
+        InvalidArgumentError: The block's descriptor is not consistent.
     """
     made: list[FieldSpec] = []
     numbers: list[I8] = []
@@ -60,7 +59,7 @@ def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields:
 
 
 def _shapes(column: ColumnLayout, slots: I8) -> tuple[FieldSpec, I8]:
-    """How these rows of a column lie in a block of their own, and the dims that say so."""
+    """Return the spec and the dims of these rows of a column in a new block."""
     spec = column.spec
     shapes = column.row_shapes(0, slots)
     ranks = np.full(len(slots), spec.ndim) if column.ranks is None else column.ranks[0, slots]

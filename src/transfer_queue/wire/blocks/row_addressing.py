@@ -1,7 +1,7 @@
-"""From a lookup's reply to the bytes of each row: where every value of every field lies in the arenas.
+"""Computes from the reply of a lookup where the value of each row and field is in the arenas.
 
-Pure numpy on whole columns: 8192 blocks cost a few array operations, not a loop. Descriptors are checked
-against the arena's length here, so that a copy never leaves it.
+The functions use numpy on entire columns, so that 8192 blocks need a few array operations instead of a loop. They check
+descriptors against the length of the arena, so that no copy reads outside it.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ Memory = Callable[[int], U8]
 
 @dataclass(frozen=True, slots=True)
 class FieldRows:
-    """The wanted rows of one field.
-
-    type: with the dtype of these rows. units, starts, lengths: [rows], arena and bytes of each. shapes: [rows, ndim];
-    rows of lower rank than others are filled up with -1. parts: where rows differ in dtype, each dtype with the
-    positions of its rows; `type` then has the first of all dtypes of the field.
-    """
+    """The requested rows of one field."""
 
     type: FieldType
+    """The type of the field, with the dtype of these rows; with the first dtype of the field if they differ."""
     units: I4
+    """The unit of each row, [rows]."""
     starts: I8
+    """The start of each row in its arena, [rows]."""
     lengths: I8
+    """The length of each row in bytes, [rows]."""
     shapes: I8
+    """The shape of each row, [rows, ndim], filled with -1 for rows of lower rank than others."""
     parts: tuple[tuple[str, I8], ...] = ()
+    """If rows differ in dtype: each dtype with the positions of its rows."""
 
     def bytes(self, memory: Memory, later: Copies | None = None) -> U8:
-        """All rows, one after the other, in fresh memory; later: see `copies.gather_pieces`."""
+        """Return all rows, one after the other, in new memory. For `later` see `copies.gather_pieces`."""
         return gather(memory, self.units, self.starts, self.lengths, later)
 
 
 def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
-    """Pieces of several arenas one after the other, in fresh memory; later: see `copies.gather_pieces`."""
+    """Return pieces of several arenas one after the other, in new memory. For `later` see `copies.gather_pieces`."""
     if not len(units):
         return np.empty(0, np.uint8)
     first = int(units[0])
     if len(units) == 1 or (units == first).all():
         return gather_pieces(memory(first), starts, lengths, later)
-    # each unit's pieces together first, then all into their order: two vectorised passes
+    # two vectorized passes: gather the pieces of each unit, then put all pieces into their order
     parts, origins, end = [], np.empty(len(units), np.int64), 0
     for unit in np.unique(units).tolist():
         chosen = np.flatnonzero(units == unit)
@@ -67,10 +68,10 @@ def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | N
 
 
 def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
-    """The rows of each field, in the order of reply.types.
+    """Yield the rows of each field, in the order of reply.types.
 
     Raises:
-        ProtocolError: the reply contradicts itself, or refers to bytes outside of an arena.
+        ProtocolError: The reply is not consistent, or refers to bytes outside an arena.
     """
     try:
         blocks = _ReplyBlocks(reply, memory)
@@ -81,7 +82,7 @@ def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
                 raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
             yield by_placement[id(places[field.name])].of(field)
     except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
-        raise ProtocolError(f"a lookup's reply makes no sense: {type(error).__name__}: {error}") from error
+        raise ProtocolError(f"the reply of a lookup is not valid: {type(error).__name__}: {error}") from error
 
 
 def fits(spec: FieldSpec, field: FieldType) -> bool:
@@ -90,19 +91,20 @@ def fits(spec: FieldSpec, field: FieldType) -> bool:
 
 
 def of_dtype(field: FieldType, dtype: str) -> FieldType:
-    """The type of rows of a field that have this dtype."""
+    """Return the type of rows of a field that have this dtype."""
     return field if dtype == field.dtype else msgspec.structs.replace(field, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _SchemaGroup:
-    """Blocks of one schema and row count: their column layouts by field name."""
+    """Blocks with the same schema and number of rows."""
 
     columns: dict[str, ColumnLayout]
+    """Field -> its layout in these blocks."""
 
 
 class _ReplyBlocks:
-    """The blocks of a reply. group, layout: [blocks], the group of each and its number among the group's layouts."""
+    """The blocks of a reply."""
 
     def __init__(self, reply: LookupReply, memory: Memory):
         given = reply.blocks
@@ -111,7 +113,9 @@ class _ReplyBlocks:
         self.rows: I4 = np.frombuffer(given.rows, "<i4")
         nbytes: I8 = np.frombuffer(given.nbytes, "<i8")
         self.group: I8 = np.zeros(len(self.units), np.int64)
+        """The position in `groups` of the group of each block, [blocks]."""
         self.layout: I8 = np.zeros(len(self.units), np.int64)
+        """The position of each block among the layouts of its group, [blocks]."""
         self.groups: list[_SchemaGroup] = []
         self._check_bounds(nbytes, memory)
         schema: I4 = np.frombuffer(given.schema, "<i4")
@@ -123,12 +127,12 @@ class _ReplyBlocks:
         for unit in set(self.units.tolist()):
             chosen = self.units == unit
             offsets, lengths, length = self.offsets[chosen], nbytes[chosen], len(memory(unit))
-            # compared so that no sum can wrap around
+            # compared by a difference, because a sum could overflow
             if int(offsets.min()) < 0 or int(lengths.min()) < 0 or (offsets > length - lengths).any():
-                raise ValueError(f"a block lies outside of the arena of unit {unit}")
+                raise ValueError(f"a block is outside the arena of unit {unit}")
 
     def _alike(self, reply: LookupReply, schema: I4, dims: I4) -> Iterator[I8]:
-        """Positions of blocks that can be laid out together."""
+        """Yield the positions of blocks that can be laid out together."""
         if not len(schema):
             return
         if len(schema) == 1:
@@ -162,7 +166,7 @@ class _ReplyBlocks:
 
 @functools.lru_cache(maxsize=64)
 def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, blocks: int, rows: int) -> list[ColumnLayout]:
-    """See `columns_of_many`. Readers of one task ask for blocks of few kinds, again and again."""
+    """Return the result of `columns_of_many`, cached because the readers of a task read few kinds of blocks."""
     return columns_of_many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
 
 
@@ -173,24 +177,24 @@ class _ReplyRows:
         block = np.frombuffer(placement.block, "<i4").astype(np.int64)
         slots = np.frombuffer(placement.slot, "<i4").astype(np.int64)
         if len(block) != count or len(slots) != count:
-            raise ValueError(f"wanted {count} rows, found {len(block)} blocks and {len(slots)} slots")
+            raise ValueError(f"expected {count} rows, got {len(block)} blocks and {len(slots)} slots")
         if count and (block.min() < 0 or slots.min() < 0 or (slots >= blocks.rows[block]).any()):
-            raise ValueError("a row lies outside of its block")
+            raise ValueError("a row is outside its block")
         self._blocks = blocks
         self._slots = slots
         self._units = blocks.units[block]
         self._offsets = blocks.offsets[block]
         self._layouts = blocks.layout[block]
-        # all of a group, or (positions, group) for each of several
         group = blocks.group[block]
         self._parts: list[tuple[I8, _SchemaGroup]] | _SchemaGroup | None = None
+        """The group of all rows, or the positions of the rows of each group; None without rows."""
         if count and (group == group[0]).all():
             self._parts = blocks.groups[int(group[0])]
         elif count:
             self._parts = [(np.flatnonzero(group == g), blocks.groups[g]) for g in np.unique(group).tolist()]
 
     def of(self, field: FieldType) -> FieldRows:
-        """The rows of one field of the placement."""
+        """Return the rows of one field of the placement."""
         if self._parts is None:
             nothing = np.zeros(0, np.int64)
             return FieldRows(field, self._units, nothing, nothing, np.zeros((0, max(field.ndim, 0)), np.int64))
@@ -218,7 +222,7 @@ class _ReplyRows:
     def _within(field: FieldType, group: _SchemaGroup, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
         column = group.columns[field.name]
         if not fits(column.spec, field):
-            raise ValueError(f"field {field.name!r} is {field.dtype} by its type and {column.spec.dtype} in a block")
+            raise ValueError(f"field {field.name!r} has dtype {field.dtype}, but {column.spec.dtype} in a block")
         which: I8 | int = 0 if len(column.offsets) == 1 else layouts
         starts, lengths = column.locate(which, slots)
         return offsets + starts, lengths, column.row_shapes(which, slots)
@@ -231,12 +235,12 @@ _STUMBLES = (
 
 @contextlib.contextmanager
 def decode_guard(what: str) -> Iterator[None]:
-    """Within it whatever is wrong with the data is a ProtocolError. what: the name of the data, for its message."""
+    """Convert errors that data which is not valid causes to `ProtocolError`. `what` names the data in its message."""
     try:
         yield
     except TransferQueueError:
         raise
     except _STUMBLES as error:
-        # contextlib takes a RuntimeError caused by a StopIteration for one of its own making
+        # contextlib handles a RuntimeError caused by a StopIteration like one that it has raised itself
         cause = None if isinstance(error, StopIteration) else error
-        raise ProtocolError(f"{what} makes no sense: {type(error).__name__}: {error}") from cause
+        raise ProtocolError(f"{what} is not valid: {type(error).__name__}: {error}") from cause

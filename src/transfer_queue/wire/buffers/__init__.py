@@ -1,1 +1,1 @@
-"""Memory: the layout of blocks, copies, and tensors over plain memory."""
+"""Buffers: the layout of blocks, copies, and tensors over plain memory."""

@@ -1,19 +1,19 @@
-"""Where each value of a block lies: a pure function of (schema, dims, rows).
+"""The layout of a block: the place of each value as a pure function of (schema, dims, rows).
 
-A block is contiguous bytes, little-endian. Its columns follow in schema order, each starting at a multiple of
-64 bytes; the block's length is rounded up to 64. Within a column the rows follow one another without
-padding: tensor rows at their natural size in C order, object rows as their encoded bytes
-(`wire.objects.object_values`; no alignment, a decoder copies buffers out). A block of one row thus starts every value
-at a multiple of 64 (if the block does), so that scattered rows can be gathered by cells.
+A block is contiguous bytes, little-endian. Its columns are in the order of the schema, each at a multiple of 64 bytes,
+and the length of the block is rounded up to 64. The rows of a column are one after the other without padding: rows of
+tensors in C order, rows of objects as their encoded bytes (`wire.objects.object_values`; without alignment, because a
+decoder copies the buffers). So every value of a block with one row starts at a multiple of 64 if the block does, and
+scattered rows can be gathered in cells.
 
-`dims` holds i8 numbers, for each field in schema order:
+`dims` has i8 numbers for each field in the order of the schema:
 - `ragged` False: one row shape (`ndim` numbers) for all rows;
 - `ragged` True: the row shapes of all rows, rows x `ndim` numbers;
-- `ndim` MIXED_RANK (only with `ragged` and at least two rows): for each row its rank, then so many sizes.
-Objects have `ndim` 1: their one size is the number of encoded bytes. So do nested fields, whose rows have no bytes.
+- `ndim` MIXED_RANK (only with `ragged` and at least two rows): for each row its rank, then its sizes.
+Objects have `ndim` 1: their size is the number of encoded bytes. Nested fields, too, but their rows have no bytes.
 
-Used by the controller on descriptors from clients, so whatever is inconsistent, negative or too large raises
-InvalidArgumentError. Knows nothing of torch or arenas.
+The controller uses this module on descriptors from clients, so every value that is inconsistent, negative or too large
+raises `InvalidArgumentError`. This module does not depend on torch or arenas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from transfer_queue.messages.descriptors import NESTED, FieldSpec
 ALIGNMENT = 64
 MIXED_RANK = -1
 MAX_NDIM = 64
-MAX_BYTES = 2**48  # of one block, and of any single size: keeps every product and sum below within 64 bits
+MAX_BYTES = 2**48
+"""The limit of a block in bytes, and of a single size, so that every product and sum in this module fits 64 bits."""
 
 ITEM_SIZES: dict[str, int] = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -54,26 +55,29 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """Where one field lies in n blocks of the same schema and row count.
+    """The layout of one field in n blocks of the same schema and number of rows.
 
-    offsets, nbytes: [n], the column's start in its block and its length. shapes: [n, r, ndim] with r = rows
-    where ragged, else 1; of mixed rank [n, rows, highest rank], filled up with -1. ranks: [n, rows] of mixed
-    rank, else None. lengths: [n, r], bytes of a row. starts: [n, rows], a row's start in its column; None
-    where rows are uniform (row k starts at k * lengths[:, 0]).
+    In the shapes below, r is the number of rows if the field is ragged, otherwise 1.
     """
 
     spec: FieldSpec
     rows: int
     item_size: int
     offsets: I8
+    """The start of the column in its block, [n]."""
     nbytes: I8
+    """The length of the column in bytes, [n]."""
     shapes: I8
+    """The row shapes, [n, r, ndim]; for mixed rank [n, rows, highest rank], filled with -1."""
     ranks: I8 | None
+    """The rank of each row, [n, rows]; None unless the rank is mixed."""
     lengths: I8
+    """The length of a row in bytes, [n, r]."""
     starts: I8 | None
+    """The start of each row in its column, [n, rows]; None if row k starts at k * lengths[:, 0]."""
 
     def locate(self, blocks: I8 | int, slots: I8) -> tuple[I8, I8]:
-        """Offsets from the block's start, and lengths in bytes, of row slots[i] of block blocks[i]."""
+        """Return the offset from the block's start and the length in bytes of row slots[i] of block blocks[i]."""
         if self.starts is None:
             lengths = np.empty(slots.shape, np.int64)
             lengths[:] = self.lengths[blocks, 0]
@@ -81,7 +85,7 @@ class ColumnLayout:
         return self.offsets[blocks] + self.starts[blocks, slots], self.lengths[blocks, slots]
 
     def row_shapes(self, blocks: I8 | int, slots: I8) -> I8:
-        """Shapes [k, ndim] of row slots[i] of block blocks[i]; of mixed rank filled up with -1."""
+        """Return the shapes [k, ndim] of row slots[i] of block blocks[i], filled with -1 if the rank is mixed."""
         if self.starts is None:
             shapes = np.empty((len(slots), self.shapes.shape[2]), np.int64)
             shapes[:] = self.shapes[blocks, 0]
@@ -91,14 +95,19 @@ class ColumnLayout:
 
 
 def columns(schema: Sequence[FieldSpec], dims: I8, rows: int) -> list[ColumnLayout]:
-    """The layout of one block, a column a field (with n = 1)."""
+    """Return the layout of one block: one column for each field, with n = 1."""
     return columns_of_many(schema, dims.reshape(1, -1), rows)
 
 
 def columns_of_many(schema: Sequence[FieldSpec], dims: I8, rows: int) -> list[ColumnLayout]:
-    """The layouts of n blocks that share schema and row count; dims: [n, numbers a block].
+    """Return the layouts of n blocks with the same schema and number of rows.
 
-    Blocks with a field of mixed rank are laid out one at a time (n = 1).
+    Blocks with a field of mixed rank must be laid out one at a time (n = 1).
+
+    Args:
+        schema: The fields.
+        dims: The dims of each block, [n, numbers of a block].
+        rows: The number of rows of each block.
     """
     _check_rows(schema, rows)
     n, numbers = dims.shape
@@ -123,16 +132,16 @@ def columns_of_many(schema: Sequence[FieldSpec], dims: I8, rows: int) -> list[Co
             raise _too_large(spec)
         result.append(column)
     if position != numbers:
-        raise InvalidArgumentError(f"a block's schema takes {position} dims, but {numbers} are there")
+        raise InvalidArgumentError(f"a block must have {position} dims for its schema, got {numbers}")
     return result
 
 
 def block_nbytes(schema: Sequence[FieldSpec], dims: I8, rows: int) -> int:
-    """The length of a block in bytes, a multiple of ALIGNMENT; checks the descriptor as `columns` does."""
+    """Return the length of a block in bytes, a multiple of ALIGNMENT. Checks the descriptor as `columns` does."""
     if any(spec.ragged for spec in schema):
         layouts = columns(schema, dims, rows)
         return aligned(int(layouts[-1].offsets[0] + layouts[-1].nbytes[0]))
-    # without ragged fields plain integers are several times faster than arrays
+    # without ragged fields, plain integers are several times faster than arrays
     _check_rows(schema, rows)
     sizes = dims.tolist()
     end = position = 0
@@ -150,40 +159,40 @@ def block_nbytes(schema: Sequence[FieldSpec], dims: I8, rows: int) -> int:
         if end > MAX_BYTES:
             raise _too_large(spec)
     if position != len(sizes):
-        raise InvalidArgumentError(f"a block's schema takes {position} dims, but {len(sizes)} are there")
+        raise InvalidArgumentError(f"a block must have {position} dims for its schema, got {len(sizes)}")
     return end
 
 
 def _check_rows(schema: Sequence[FieldSpec], rows: int) -> None:
     if not 0 <= rows < 2**31:
-        raise InvalidArgumentError(f"a block of {rows} rows: wanted 0 to 2**31 - 1")
+        raise InvalidArgumentError(f"a block must have 0 to 2**31 - 1 rows, got {rows}")
     if len({spec.name for spec in schema}) != len(schema):
-        raise InvalidArgumentError(f"a block names a field twice: {[spec.name for spec in schema]}")
+        raise InvalidArgumentError(f"a block must have each field once, got {[spec.name for spec in schema]}")
     for spec in schema:
         if spec.ndim == MIXED_RANK and (not spec.ragged or rows < 2):
-            raise InvalidArgumentError(f"field {spec.name!r}: mixed rank needs ragged rows and at least two of them")
+            raise InvalidArgumentError(f"field {spec.name!r} of mixed rank must be ragged and have at least two rows")
 
 
 def _is_ragged(spec: FieldSpec) -> bool:
-    """Whether the block has a shape for each row. Rows without dimensions all have the same one, whatever it says."""
+    """Whether the block has a shape for each row. Rows without dimensions all have the same shape."""
     return spec.ragged and spec.ndim != 0
 
 
 def _item_size(spec: FieldSpec) -> int:
     item_size = ITEM_SIZES.get(spec.dtype)
     if item_size is None or (spec.kind == "tensor") is (spec.dtype == "object"):
-        raise InvalidArgumentError(f"field {spec.name!r}: unknown kind {spec.kind!r} of dtype {spec.dtype!r}")
+        raise InvalidArgumentError(f"field {spec.name!r} has unknown kind {spec.kind!r} or dtype {spec.dtype!r}")
     if spec.kind not in ("tensor", "object", NESTED) or (spec.kind != "tensor" and spec.ndim != 1):
-        raise InvalidArgumentError(f"field {spec.name!r}: kind {spec.kind!r} with ndim {spec.ndim}")
+        raise InvalidArgumentError(f"field {spec.name!r} has kind {spec.kind!r} with ndim {spec.ndim}")
     if not MIXED_RANK <= spec.ndim <= MAX_NDIM:
-        raise InvalidArgumentError(f"field {spec.name!r}: ndim {spec.ndim} is not within 0 to {MAX_NDIM}")
+        raise InvalidArgumentError(f"field {spec.name!r} must have ndim 0 to {MAX_NDIM}, got {spec.ndim}")
     return item_size
 
 
 def _mixed_shapes(spec: FieldSpec, dims: I8, position: int, rows: int) -> tuple[I8, I8, int]:
-    """Shapes [1, rows, highest rank], ranks [1, rows] and numbers used by a field of mixed rank."""
+    """Return shapes [1, rows, highest rank], ranks [1, rows] and the numbers that a field of mixed rank uses."""
     if len(dims) != 1:
-        raise InvalidArgumentError(f"field {spec.name!r}: blocks of mixed rank are laid out one at a time")
+        raise InvalidArgumentError(f"field {spec.name!r}: blocks of mixed rank must be laid out one at a time")
     numbers = dims[0, position:].tolist()
     shapes: list[list[int]] = []
     used = 0
@@ -192,7 +201,7 @@ def _mixed_shapes(spec: FieldSpec, dims: I8, position: int, rows: int) -> tuple[
             raise _too_few(spec, dims.shape[1])
         rank = numbers[used]
         if not 0 <= rank <= MAX_NDIM:
-            raise InvalidArgumentError(f"field {spec.name!r}: rank {rank} is not within 0 to {MAX_NDIM}")
+            raise InvalidArgumentError(f"field {spec.name!r} must have rows of rank 0 to {MAX_NDIM}, got {rank}")
         shape = numbers[used + 1 : used + 1 + rank]
         if len(shape) < rank:
             raise _too_few(spec, dims.shape[1])
@@ -211,7 +220,7 @@ def _column(spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | 
     sizes = shapes if ranks is None else np.where(shapes < 0, 1, shapes)
     if sizes.size and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_BYTES):
         raise _bad_size(spec)
-    # products are bounded in floating point first: 64-bit integers would wrap around silently
+    # products are checked in floating point first, because 64-bit integers would overflow silently
     if sizes.shape[2] > 1 and sizes.size and sizes.prod(axis=2, dtype=np.float64).max() * item_size > MAX_BYTES:
         raise _too_large(spec)
     lengths = sizes.prod(axis=2, dtype=np.int64) * item_size if sizes.shape[2] != 1 else sizes[:, :, 0] * item_size
@@ -230,12 +239,12 @@ def _column(spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | 
 
 
 def _too_few(spec: FieldSpec, numbers: int) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {spec.name!r}: {numbers} dims are too few for the block's schema and rows")
+    return InvalidArgumentError(f"field {spec.name!r}: {numbers} dims are too few for the schema and rows of the block")
 
 
 def _bad_size(spec: FieldSpec) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {spec.name!r}: a row size is negative or above {MAX_BYTES}")
+    return InvalidArgumentError(f"field {spec.name!r} has a row size that is negative or above {MAX_BYTES}")
 
 
 def _too_large(spec: FieldSpec) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {spec.name!r}: the block would be longer than {MAX_BYTES} bytes")
+    return InvalidArgumentError(f"field {spec.name!r} makes the block longer than {MAX_BYTES} bytes")

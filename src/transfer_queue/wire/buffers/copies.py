@@ -1,8 +1,8 @@
-"""Moving bytes: destinations that are quick to touch, large copies in two threads, gathers of scattered pieces.
+"""Copies bytes: into memory that is fast to write, in two threads if they are many, and from scattered pieces.
 
-numpy copies and takes release the GIL, so two plain threads double the rate of a large copy. OpenMP (torch's own
-threads) is left alone on purpose: after a fork, a parallel torch operation in the child waits for ever for
-threads that the parent had. Knows nothing of blocks, fields or torch.
+numpy releases the GIL in copies and takes, so two plain threads double the rate of a large copy. torch's own threads
+(OpenMP) are not used: after a fork, a parallel torch operation in the child would wait forever for threads that only
+the parent has. This module does not depend on blocks, fields or torch.
 """
 
 from __future__ import annotations
@@ -24,28 +24,35 @@ U8 = NDArray[np.uint8]
 I8 = NDArray[np.int64]
 Copies = list[tuple[U8, U8]]  # (destination, source) of each
 
-HUGE = 4 << 20  # destinations from here on come from huge pages
-PARALLEL = 8 << 20  # copies from here on are shared by two threads
-LEAST_PART = 1 << 20  # what one of them takes at a time, at least
+HUGE = 4 << 20
+"""Bytes from which memory is allocated in huge pages."""
+PARALLEL = 8 << 20
+"""Bytes from which two threads share a copy."""
+LEAST_PART = 1 << 20
+"""The least number of bytes that a thread copies at a time."""
 HUGE_PAGE = 2 << 20
-KEPT = 1 << 30  # bytes of given back memory that are kept warm, at most
-LARGEST = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes of memory that this machine has
+KEPT = 1 << 30
+"""The largest number of bytes of freed memory that is kept for later allocations."""
+LARGEST = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+"""The bytes of memory of this machine."""
 LARGEST_CELL = 4096
-RUN = 32 << 10  # runs of at least this length on average are copied one by one
-CELLS_PER_ROW = 24  # above, copying row by row is quicker than by cells
+RUN = 32 << 10
+"""The mean length from which runs are copied one at a time."""
+CELLS_PER_ROW = 24
+"""The number of cells per row above which copying row by row is faster than by cells."""
 
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def allocate(nbytes: int) -> U8:
-    """Writable memory of this length, its content undefined; given back with the last view of it.
+    """Return writable memory of this length with undefined content. It is freed with the last view of it.
 
-    Large memory comes from whole aligned huge pages, used again once they are given back: touching fresh pages
-    costs more than the copy into them, four times as much where they are small. The kernel may take back what
-    is kept (MADV_FREE), of which there is KEPT at most.
+    Large memory consists of aligned huge pages, which are used again when they are freed: the first write to new pages
+    costs more than the copy, four times as much with small pages. The kernel may take back kept pages (MADV_FREE), of
+    which there are at most KEPT bytes.
     """
     if nbytes > LARGEST:
-        raise MemoryError(f"no memory for {nbytes} bytes: this machine has {LARGEST}")
+        raise MemoryError(f"cannot allocate {nbytes} bytes: this machine has {LARGEST}")
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(nbytes, np.uint8)
     length = (nbytes + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
@@ -60,24 +67,24 @@ def _fresh_pages(length: int) -> mmap.mmap:
     try:
         pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"no memory for {length} bytes: {error}") from error
-    with contextlib.suppress(OSError):  # a kernel without huge pages: slower, and as right
+        raise MemoryError(f"cannot allocate {length} bytes: {error}") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages is slower, but works
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
 
-# Mappings that nobody views any more, the oldest first. Without a lock, since a finalizer may run anywhere, within
-# a section that holds it too: each step on the list is atomic, and a race costs a fresh mapping at most.
+# Mappings without views, the oldest first. There is no lock, because a finalizer may run anywhere, also in a thread
+# that already has the lock. Each operation on the list is atomic, and a race costs at most a new mapping.
 _kept: list[mmap.mmap] = []
 
 
 def _kept_pages(length: int) -> mmap.mmap | None:
-    """A kept mapping of at least this length, but not of much more."""
+    """Return a kept mapping of at least this length and at most a quarter more; None if there is none."""
     for pages in list(_kept):
         if length <= len(pages) <= length + length // 4:
             try:
                 _kept.remove(pages)
-            except ValueError:  # another thread was quicker
+            except ValueError:  # another thread has taken it
                 continue
             return pages
     return None
@@ -95,19 +102,19 @@ def _keep_pages(pages: mmap.mmap) -> None:
 
 
 def in_turns(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
-    """work(0, count), or, where nbytes are many, in parts that two threads take in turn.
+    """Call work(0, count), or if `nbytes` are many, call it for parts that two threads take in turn.
 
-    Parts get smaller towards the end, and nobody waits for a part that was not begun: where no core is free for the
-    second thread, it costs nothing.
+    Parts get smaller towards the end, and the caller waits only for a part that the other thread has begun. So the
+    second thread costs nothing if no core is free for it.
     """
     if nbytes < PARALLEL or _CORES < 2 or count < 2:
         work(0, count)
         return
     bounds = _bounds(count, nbytes)
-    turns = iter(range(len(bounds) - 1))  # taking the next is one step of the interpreter
+    turns = iter(range(len(bounds) - 1))  # `next` is atomic in the interpreter
     busy = threading.Lock()
     failures: list[BaseException] = []
-    todo = [work]  # which a thread that runs at last, when all is done, must not keep alive
+    todo = [work]  # so that a thread that starts late, when all is done, does not keep `work` alive
 
     def other() -> None:
         while not failures:
@@ -120,13 +127,13 @@ def in_turns(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
                 except BaseException as error:  # raised again below, in the caller's thread
                     failures.append(error)
 
-    with contextlib.suppress(RuntimeError):  # no thread is to be had, or the interpreter is shutting down
-        _thread.start_new_thread(other, ())  # a Thread would wait until it runs
+    with contextlib.suppress(RuntimeError):  # no thread can be started, or the interpreter is shutting down
+        _thread.start_new_thread(other, ())  # `threading.Thread.start` would wait until the thread runs
     try:
         for turn in turns:
             work(bounds[turn], bounds[turn + 1])
     finally:
-        for _ in turns:  # where this thread was interrupted
+        for _ in turns:  # if this thread was interrupted
             pass
         with busy:
             todo.clear()
@@ -135,7 +142,7 @@ def in_turns(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
 
 
 def _bounds(count: int, nbytes: int) -> list[int]:
-    """Where parts of nbytes in count steps begin and end: a quarter of what is left each, and LEAST_PART at least."""
+    """Return the bounds of the parts of `nbytes` in `count` steps: each a quarter of the rest, at least LEAST_PART."""
     bounds, least = [0], max(1, LEAST_PART * count // nbytes)
     while bounds[-1] < count:
         bounds.append(min(count, bounds[-1] + max(least, (count - bounds[-1]) // 4)))
@@ -143,12 +150,12 @@ def _bounds(count: int, nbytes: int) -> list[int]:
 
 
 def copy_bytes(destination: U8, source: U8) -> None:
-    """destination[:] = source, both contiguous and of equal length."""
+    """Copy `source` to `destination`, both contiguous and of equal length."""
     copy_all([(destination, source)])
 
 
 def copy_all(copies: Copies) -> None:
-    """destination[:] = source of each (destination, source), contiguous and of equal length: all as one copy."""
+    """Copy each (destination, source), contiguous and of equal length, all as one copy."""
     ends = list(itertools.accumulate(len(source) for _, source in copies))
     if not ends or ends[-1] < PARALLEL:
         for destination, source in copies:
@@ -168,10 +175,10 @@ def copy_all(copies: Copies) -> None:
 
 
 def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
-    """The pieces memory[starts[i] : starts[i] + lengths[i]] one after the other, in fresh memory.
+    """Return the pieces memory[starts[i] : starts[i] + lengths[i]] one after the other, in new memory.
 
-    later: where a large copy may be noted, for a `copy_all` of the caller's, instead of being made.
-    The caller has checked that the pieces lie within the memory.
+    If `later` is not None, a large copy may be added to it for a `copy_all` by the caller, instead of being made. The
+    caller has checked that the pieces are inside the memory.
     """
     if len(starts) == 1:
         return copied(memory, int(starts[0]), int(lengths[0]), later)
@@ -195,7 +202,7 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = No
 
 
 def copied(memory: U8, start: int, length: int, later: Copies | None = None) -> U8:
-    """memory[start : start + length] in fresh memory; later: see `gather_pieces`."""
+    """Return memory[start : start + length] in new memory. For `later` see `gather_pieces`."""
     destination = allocate(length)
     copies = [(destination, memory[start : start + length])]
     if later is not None and length >= LEAST_PART:
@@ -206,7 +213,7 @@ def copied(memory: U8, start: int, length: int, later: Copies | None = None) -> 
 
 
 def joined_runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
-    """Pieces with neighbours in memory that follow each other are one run."""
+    """Join consecutive pieces that are neighbours in memory into runs."""
     first = np.empty(len(starts), np.bool_)
     first[0] = True
     np.not_equal(starts[1:], starts[:-1] + lengths[:-1], out=first[1:])
@@ -221,7 +228,7 @@ def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
     places = (np.cumsum(lengths) - lengths).tolist()
     runs = list(zip(places, starts.tolist(), lengths.tolist(), strict=True))
     if total >= PARALLEL:
-        # numpy's assignment releases the GIL; that of a memoryview below is quicker for short runs, but holds it
+        # numpy's assignment releases the GIL; that of a memoryview (below) is faster for short runs, but keeps it
         def work(start: int, stop: int) -> None:
             for place, origin, length in runs[start:stop]:
                 destination[place : place + length] = memory[origin : origin + length]
@@ -239,7 +246,7 @@ def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
 
 
 def _cells(starts: I8, lengths: I8) -> tuple[int, int]:
-    """A base and the largest cell size such that all pieces are whole cells counted from the base."""
+    """Return a base and the largest cell size such that all pieces consist of complete cells counted from the base."""
     base = int(starts.min())
     relative = starts - base
     length = int(lengths[0])
@@ -253,7 +260,7 @@ def _cells(starts: I8, lengths: I8) -> tuple[int, int]:
 
 
 def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) -> U8:
-    if (lengths == cell).all():  # do not compare sums: lengths 1, 2 and 0 have the same sum as three equal ones
+    if (lengths == cell).all():  # comparing the sums would be wrong: 1, 2 and 0 have the same sum as three ones
         index = starts // cell
     else:
         counts = lengths // cell
@@ -266,7 +273,7 @@ def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) ->
     into = destination.view(kind)
 
     def work(start: int, stop: int) -> None:
-        # mode "clip" writes straight into `out`; "raise" would go through a buffer
+        # mode "clip" writes directly into `out`; "raise" would use a buffer
         np.take(cells, index[start:stop], out=into[start:stop], mode="clip")
 
     in_turns(len(index), total, work)

@@ -1,7 +1,7 @@
-"""Jagged nested tensors: made of values and row lengths, cut into rows, and rebuilt from parts that may be wrong.
+"""Jagged nested tensors: made of values and row lengths, sliced by rows, and rebuilt from parts that may not be valid.
 
-torch takes 40 us to make one, whatever is in it, and 160 us by its public function: more than all else that a small
-get does. What follows from the lengths of the rows alone is made once and kept (`JaggedOffsets`), which leaves 14 us.
+torch needs 40 us to make one of any size, and 160 us by its public function: more than the rest of a small get. The
+parts that depend only on the lengths of the rows are made once and kept (`JaggedOffsets`), so that 14 us are left.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-KEPT = 64  # cuts that are kept for the next batch whose rows are so long
-KEPT_ROWS = 4096  # of a cut that is kept, at most
-KEPT_PATTERNS = 16  # shapes of values that a cut knows, at most
+KEPT = 64
+"""The number of `JaggedOffsets` that are kept for later batches with the same row lengths."""
+KEPT_ROWS = 4096
+"""The largest number of rows of kept `JaggedOffsets`."""
+KEPT_PATTERNS = 16
+"""The largest number of shapes of values that `JaggedOffsets` remember."""
 
 _Pattern = tuple[int, torch.Size, tuple[int, ...]]
 _Known = tuple[Any, Any, dict[str, Any]]
 
 
 class JaggedOffsets:
-    """Where one dimension of jagged tensors is cut. Tensors over one Cut are known to torch as equally ragged.
-
-    total: the sum of the lengths.
-    """
+    """The offsets of the rows of jagged tensors. torch treats tensors over the same offsets as equally ragged."""
 
     __slots__ = ("_longest", "_offsets", "_patterns", "_seqlens", "_shortest", "total")
 
@@ -33,13 +33,13 @@ class JaggedOffsets:
         self._offsets = offsets
         self._shortest, self._longest = shortest, longest
         self._seqlens: dict[str, torch.Tensor] | None = None
-        # by ragged dimension, shape and strides of the values: the size and strides of the whole, and all that torch
-        # keeps with such a tensor besides its values
         self._patterns: dict[_Pattern, _Known] = {}
+        """Ragged dimension, shape and strides of the values -> size, strides and other attributes of the tensor."""
         self.total = total
+        """The sum of the lengths."""
 
     def over(self, values: torch.Tensor, ragged: int) -> torch.Tensor:
-        """A jagged tensor cut in its dimension `ragged` (1 and up), which is dimension ragged - 1 of values."""
+        """Return a jagged tensor whose dimension `ragged` (from 1), dimension ragged - 1 of `values`, is ragged."""
         ways = _ways()
         if ways is None:
             return torch.nested.nested_tensor_from_jagged(
@@ -67,23 +67,23 @@ class JaggedOffsets:
         return made
 
     def on(self, device: torch.device) -> JaggedOffsets:
-        """The same for values on a device."""
+        """Return the same offsets for values on a device."""
         return JaggedOffsets(self._offsets.to(device, copy=True), self._shortest, self._longest, self.total)
 
     @property
     def place(self) -> int:
-        """Where its offsets lie in memory; they move when torch shares them with another process."""
+        """The address of the offsets. It changes when torch shares them with another process."""
         return self._offsets.data_ptr()
 
 
 def _known(made: Any) -> _Known:
-    """What `_twin` needs of a jagged tensor: all but its values, and nothing that its owner may change."""
+    """Return what `_twin` needs of a jagged tensor: all except its values, and nothing that a user can change."""
     kept = {name: value for name, value in made.__dict__.items() if name != "_values"}
     return made._size, made._strides, {**kept, "_metadata_cache": dict(made._metadata_cache)}
 
 
 def _twin(kind: Any, known: _Known, values: torch.Tensor) -> torch.Tensor:
-    """A jagged tensor like the one of which this is known, over other values of the same shape and strides."""
+    """Return a jagged tensor like the one that `known` describes, over other values of the same shape and strides."""
     size, strides, kept = known
     made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
         kind, size, strides, 0, torch.contiguous_format, values.dtype, torch.jagged, values.device, False, False,
@@ -99,11 +99,11 @@ def _twin(kind: Any, known: _Known, values: torch.Tensor) -> torch.Tensor:
 
 
 def cut_of(lengths: bytes) -> JaggedOffsets:
-    """The Cut of rows of these lengths (i8)."""
+    """Return the offsets of rows of these lengths (i8)."""
     if len(lengths) > 8 * KEPT_ROWS:
         return _made(lengths).cut
     kept = _kept(lengths)
-    # its offsets are in the hands of all who got tensors over it
+    # users who have tensors over the offsets could have changed them
     if kept.offsets.tobytes() != kept.were or kept.cut.place != kept.place:
         _kept.cache_clear()
         kept = _kept(lengths)
@@ -111,12 +111,15 @@ def cut_of(lengths: bytes) -> JaggedOffsets:
 
 
 class _OffsetsCache(NamedTuple):
-    """A cut, its offsets, and what these were, and where, when it was made."""
+    """Kept `JaggedOffsets`."""
 
     cut: JaggedOffsets
     offsets: NDArray[np.int64]
+    """Its offsets, as an array over the same memory."""
     were: bytes
+    """The values of the offsets when they were made."""
     place: int
+    """`JaggedOffsets.place` when they were made."""
 
 
 def _made(lengths: bytes) -> _OffsetsCache:
@@ -124,7 +127,7 @@ def _made(lengths: bytes) -> _OffsetsCache:
     offsets = np.zeros(len(listed) + 1, np.int64)
     np.cumsum(listed, out=offsets[1:])
     shortest, longest = (int(listed.min()), int(listed.max())) if len(listed) else (0, 0)
-    # what is made for inference must not be part of a graph, and this may come into one later
+    # tensors made in inference mode cannot become part of a graph, but these may later
     with torch.inference_mode(False):
         cut = JaggedOffsets(torch.from_numpy(offsets), shortest, longest, int(offsets[-1]))
     return _OffsetsCache(cut, offsets, offsets.tobytes(), cut.place)
@@ -134,16 +137,19 @@ _kept = functools.lru_cache(maxsize=KEPT)(_made)
 
 
 class _Ways(NamedTuple):
-    """How this torch makes jagged tensors: their class, how it stores numbers, and whether `_twin` makes the same."""
+    """The parts of this version of torch that make jagged tensors."""
 
     kind: Any
+    """The class of jagged tensors."""
     stored: Any
+    """The function that stores a number in a tensor."""
     twins: bool
+    """Whether `_twin` makes the same tensors as torch."""
 
 
 @functools.cache
 def _ways() -> _Ways | None:
-    """None where this torch has them elsewhere."""
+    """Return the parts; None if this version of torch does not have them at the known places."""
     try:
         from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
     except ImportError:
@@ -152,7 +158,7 @@ def _ways() -> _Ways | None:
 
 
 def _twins_are_alike(kind: Any, stored: Any) -> bool:
-    """Whether `_twin` makes what this torch's own constructor makes."""
+    """Whether `_twin` makes the same tensors as the constructor of this version of torch."""
     try:
         values, offsets = torch.arange(6).view(3, 2), torch.tensor([0, 1, 3])
         seqlens = {"min_seqlen": stored(1), "max_seqlen": stored(2)}
@@ -165,21 +171,21 @@ def _twins_are_alike(kind: Any, stored: Any) -> bool:
             and twin.is_contiguous()
             and all(map(torch.equal, (twin + twin).unbind(), (first + first).unbind()))
         )
-    except Exception:  # whatever of torch's insides is not there, or otherwise
+    except Exception:  # internals of torch may be missing or different
         return False
 
 
 @functools.cache
 def _keys() -> Any:
-    """What torch dispatches operations on jagged tensors by."""
+    """Return the keys by which torch dispatches operations on jagged tensors."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor)
     return keys.add(torch._C.DispatchKey.AutogradNestedTensor)
 
 
 def is_plain_jagged(value: Any) -> bool:
-    """Whether this is a jagged tensor whose rows are ragged in their first dimension and follow one another."""
+    """Whether this is a jagged tensor whose rows are ragged in their first dimension and one after the other."""
     ways = _ways()
-    if ways is not None and type(value) is ways.kind:  # to ask it as a tensor takes 20 us a question
+    if ways is not None and type(value) is ways.kind:  # each check by the public interface takes 20 us
         return bool(value._ragged_idx == 1 and value._lengths is None)
     return (
         isinstance(value, torch.Tensor)
@@ -191,7 +197,7 @@ def is_plain_jagged(value: Any) -> bool:
 
 
 def rows_follow(value: Any) -> bool:
-    """Whether this is a jagged tensor whose rows follow one another in memory, ragged in any dimension."""
+    """Whether this is a jagged tensor whose rows are one after the other in memory, ragged in any dimension."""
     if is_plain_jagged(value):
         return True
     nested = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged
@@ -199,10 +205,10 @@ def rows_follow(value: Any) -> bool:
 
 
 def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
-    """Rows start to stop of a jagged tensor whose rows follow one another, as views of its values.
+    """Return the rows from start to stop of a jagged tensor whose rows are one after the other, as views of its values.
 
-    torch before 2.7 slices only tensors that are ragged in their first dimension. On the host rows of the same lengths
-    share a Cut, so that fields that were equally ragged stay so.
+    torch before 2.7 slices only tensors that are ragged in their first dimension. On the CPU, rows of the same lengths
+    share their `JaggedOffsets`, so that fields that were equally ragged stay so.
     """
     ragged = value._ragged_idx
     offsets = value.offsets()[start : stop + 1]
@@ -221,7 +227,7 @@ def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
 
 
 def _values(value: Any) -> torch.Tensor:
-    """value.values(), whose detour is for graphs alone."""
+    """Return value.values(), faster if the value does not need a gradient."""
     ways = _ways()
     if ways is not None and type(value) is ways.kind:
         with torch._C.DisableTorchFunctionSubclass():
@@ -233,17 +239,17 @@ def _values(value: Any) -> torch.Tensor:
 def jagged_from_parts(
     values: Any, offsets: Any, lengths: Any, ragged: Any, shortest: Any, longest: Any
 ) -> torch.Tensor:
-    """A jagged tensor of parts that may be wrong (ValueError and the like if they are)."""
+    """Return a jagged tensor of these parts. Raises `ValueError` or a similar error if they are not valid."""
     if not isinstance(values, torch.Tensor) or not isinstance(offsets, torch.Tensor) or offsets.dim() != 1:
-        raise ValueError("a jagged tensor without values or offsets")
+        raise ValueError("a jagged tensor has no values or offsets")
     if not 1 <= ragged <= values.dim() or not len(offsets):
-        raise ValueError("a jagged tensor without its ragged dimension")
+        raise ValueError("a jagged tensor does not have its ragged dimension")
     starts = offsets.numpy()
     ends = starts[1:] if lengths is None else starts[:-1] + lengths.numpy()
     if starts.dtype.kind not in "iu" or int(starts.min()) < 0 or (starts[:-1] > ends).any():
-        raise ValueError("the offsets of a jagged tensor are in no order")
+        raise ValueError("the offsets of a jagged tensor are not ascending")
     if len(ends) and int(ends.max()) > values.size(ragged - 1):
-        raise ValueError("the offsets of a jagged tensor lie outside of its values")
+        raise ValueError("the offsets of a jagged tensor are outside its values")
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, lengths, jagged_dim=ragged, min_seqlen=shortest, max_seqlen=longest
     )

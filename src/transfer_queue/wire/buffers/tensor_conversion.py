@@ -1,4 +1,4 @@
-"""Converts the values that a field of tensors takes as tensors: NumPy arrays and scalars, Python numbers, tensors."""
+"""Converts values to tensors for fields of tensors: NumPy arrays and scalars, Python numbers, tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from transfer_queue.wire.buffers.tensors import DTYPES
 def tensors_of(values: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor] | None:
     """Return a tensor for each value, all of one dtype; None if a value cannot be one, or the dtypes are not promoted.
 
-    Arrays and NumPy scalars keep their dtype. A Python number takes the field's, as it does in torch's arithmetic: a
-    float in a field of float16 becomes float16, and one in a field of integers torch's default dtype.
+    Arrays and NumPy scalars keep their dtype. A Python number takes the dtype of the field as in torch's arithmetic: a
+    float in a field of float16 becomes float16, and a float in a field of integers has torch's default dtype.
 
-    dtypes: those of the field's live rows, in the order in which they appeared.
+    Args:
+        values: The values.
+        dtypes: The dtypes of the field's live rows, in the order in which they appeared.
     """
     own = _promoted([DTYPES[name] for name in dtypes if name in DTYPES]) or torch.get_default_dtype()
     made = []
@@ -49,7 +51,8 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor | None:
             or isinstance(value, np.ma.MaskedArray)
         ):
             return None
-        # a copy: torch takes neither negative strides nor other byte orders, and warns about read-only memory
+        # a copy, because torch does not support negative strides and other byte orders, and warns about read-only
+        # memory
         return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
     if type(value) not in (bool, int, float):
         return None

@@ -1,6 +1,6 @@
-"""Tensors over plain memory: their dtypes by name, their bytes, dense and strided nested tensors over given bytes.
+"""Tensors over plain memory: dtypes by name, the bytes of a tensor, dense and strided nested tensors over bytes.
 
-What the encoder, the gatherer and the object codec need of torch, in one place; jagged tensors are `jagged`'s.
+The encoder, the gatherer and the object codec share these functions. Jagged tensors are in `jagged`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
-# integers of the same width keep every bit on the way through numpy, which has no bfloat16, float8 or complex32
+# numpy has no bfloat16, float8 or complex32, so elements pass through it as integers of the same width
 BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 _forked = False
@@ -67,20 +67,21 @@ def is_carriable(tensor: torch.Tensor) -> bool:
 
 
 def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
-    """The same elements in host memory, without graph, pending conjugation or negation; itself where that is so.
+    """Return the elements in CPU memory, without graph and pending conjugation or negation.
 
-    stays: kinds of devices on which a tensor stays where it is, complete.
+    The result is the tensor itself if it is so already. A tensor on a kind of device in `stays` is not copied. The
+    function then waits until the device has computed it.
 
     Raises:
-        TypeError: the tensor has no memory of its own (a traced, fake or distributed one).
+        TypeError: The tensor has no memory of its own (a traced, fake or distributed one).
     """
     if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise TypeError(f"a {type(tensor).__name__} has no memory of its own; give its local or full tensor")
+        raise TypeError(f"a {type(tensor).__name__} has no memory of its own; put its local or full tensor")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if not tensor.is_cpu:
         if tensor.device.type in stays:
-            settle(tensor.device)  # what makes it may be under way, on a stream that who copies it knows nothing of
+            settle(tensor.device)  # its kernels may be running on another stream than the copy
         else:
             tensor = tensor.cpu()
     if tensor.is_conj():
@@ -91,20 +92,20 @@ def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
 
 
 def settle(device: torch.device) -> None:
-    """Waits until what this thread has begun on a device is done."""
+    """Wait until the kernels that this thread has started on a device are done."""
     if device.type != "cpu":
         getattr(torch, device.type).current_stream(device).synchronize()
 
 
 def bits(tensor: torch.Tensor) -> NDArray[Any]:
-    """A host tensor as an array over the same memory, with elements of the same width."""
+    """Return a CPU tensor as an array over the same memory, with elements of the same width."""
     width = tensor.element_size()
     array: NDArray[Any] = tensor.detach().view(BITS[width]).numpy()
     return array
 
 
 def flat_bytes(tensor: torch.Tensor) -> U8:
-    """The bytes of a carriable tensor in C order: its own memory where it is contiguous there, else a copy."""
+    """Return the bytes of a tensor in C order: its own memory if it is contiguous on the CPU, otherwise a copy."""
     host = on_host(tensor)
     if host.numel() == 0:
         return np.empty(0, np.uint8)
@@ -118,32 +119,33 @@ def flat_bytes(tensor: torch.Tensor) -> U8:
 
 
 def copy_elements(destination: U8, tensor: torch.Tensor) -> None:
-    """Copies a host tensor that is not contiguous into flat memory, in C order, in one go."""
+    """Copy a CPU tensor that is not contiguous into flat memory in C order, in one pass."""
     if tensor.numel() == 0:
         return
     source = bits(tensor)
     into = destination.view(source.dtype).reshape(source.shape)
     if tensor.dim() >= 2 and tensor.stride(-1) != 1 and tensor.size(-1) > 1 and not _forked:
-        # torch transposes by blocks, four times as fast; but its threads do not survive a fork (see `copies`)
+        # torch transposes in tiles, four times as fast, but its threads do not survive a fork (see `copies`)
         torch.from_numpy(into).copy_(torch.from_numpy(source))
     else:
         np.copyto(into, source)
 
 
 def tensor_over(memory: U8 | torch.Tensor, name: str, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of this dtype and shape over writable memory of just its length (ValueError, KeyError otherwise).
+    """Return a tensor of this dtype and shape over writable memory of exactly its length.
 
-    memory: of the host, or a flat uint8 tensor of a device.
+    The memory is an array, or a flat uint8 tensor of a device. Raises `ValueError` or `KeyError` if the length, the
+    shape or the dtype is not valid.
     """
     dtype = DTYPES[name]
     count = 1
     for size in shape:
         if type(size) is not int or size < 0:
-            raise ValueError(f"no shape: {shape!r:.80}")
+            raise ValueError(f"a shape must have sizes that are not negative, got {shape!r:.80}")
         count *= size
     if count * ITEM_SIZES[name] != len(memory):
-        raise ValueError(f"{len(memory)} bytes are no {name} of shape {shape}")
-    # numpy's empty arrays have stride 0, which torch views as no other dtype
+        raise ValueError(f"{len(memory)} bytes are not the length of {name} of shape {shape}")
+    # numpy's empty arrays have stride 0, which torch cannot view as another dtype
     if isinstance(memory, torch.Tensor):
         flat = memory
     else:
@@ -154,23 +156,23 @@ def tensor_over(memory: U8 | torch.Tensor, name: str, shape: Sequence[int]) -> t
 def copied_tensor(
     memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...], later: Copies
 ) -> torch.Tensor:
-    """A tensor of its own with the elements that lie at memory[start : start + nbytes], just as many as it has.
+    """Return a new tensor with the elements in memory[start : start + nbytes], which must have exactly its length.
 
-    later: where a large copy is noted, for a `copy_all` of the caller's, instead of being made.
-    The caller has checked that they lie within the memory.
+    A large copy is not made but added to `later`, for a `copy_all` by the caller. The caller has checked that the range
+    is inside the memory.
     """
     if nbytes >= LEAST_PART:
         return tensor_over(copied(memory, start, nbytes, later), name, shape)
-    # an array and views of it would take three times as long
+    # an array and views of it would need three times as long
     made = torch.empty(shape, dtype=DTYPES[name], device="cpu")
     if made.nbytes != nbytes:
-        raise ValueError(f"{nbytes} bytes are no {name} of shape {shape}")
+        raise ValueError(f"{nbytes} bytes are not the length of {name} of shape {shape}")
     ctypes.memmove(made.data_ptr(), memory.ctypes.data + start, nbytes)
     return made
 
 
 def nested_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:
-    """A strided nested tensor of rows (shapes: [rows, ndim]) that follow one another in flat memory."""
+    """Return a strided nested tensor of rows (shapes: [rows, ndim]) that are one after the other in flat memory."""
     counts = shapes.prod(axis=1)
     strides = np.ones_like(shapes)
     if shapes.shape[1] > 1:
@@ -183,13 +185,13 @@ def nested_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:
 
 
 def nested_from_rows(rows: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A strided nested tensor with rows of its own."""
+    """Return a strided nested tensor with copies of these rows."""
     if not all(isinstance(row, torch.Tensor) and row.dtype == dtype for row in rows):
-        raise ValueError("a nested tensor whose rows are no tensors of its dtype")
+        raise ValueError("the rows of a nested tensor are not tensors of its dtype")
     if not rows:
         return torch.nested.nested_tensor([], dtype=dtype)
     if len({row.dim() for row in rows}) != 1 or not rows[0].dim():
-        raise ValueError("a nested tensor with rows of different rank")
+        raise ValueError("the rows of a nested tensor differ in rank")
     flat = np.concatenate([flat_bytes(row) for row in rows])
     shapes = np.array([tuple(row.shape) for row in rows], np.int64)
     name = NAMES[dtype]
