@@ -270,9 +270,9 @@ class TestPickle:
         assert b.get_data(whole).get("o").tolist() == [Point(1)]
         b.state._settings = dataclasses.replace(b.state.settings, allow_pickle=False)
         for meta in (whole, inside):
-            with pytest.raises(UncarriableValueError, match="security.allow_pickle is false in this process"):
+            with pytest.raises(UncarriableValueError, match=r"security\.allow_pickle is false in this process"):
                 b.get_data(meta)
-        with pytest.raises(UncarriableValueError, match="security.allow_pickle is false in this process"):
+        with pytest.raises(UncarriableValueError, match=r"security\.allow_pickle is false in this process"):
             b.kv_list("tags")
         with pytest.raises(UncarriableValueError, match="pickle"):
             b.wait_for_change("tags", where={"o": Point(3)}, timeout=0)
