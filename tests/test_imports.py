@@ -76,12 +76,6 @@ OUT_OF_ORDER = {
 CYCLES = {
     ("dataloader.streaming_dataset", "dataloader.worker_processes"),
     ("metadata.batch_meta", "metadata.sample_views"),
-    ("net.drivers.blocking_driver", "net.drivers.parallel_calls"),
-    ("net.drivers.connection", "net.drivers.reply_reader"),
-    ("storage.stores.mooncake", "storage.stores.mooncake_gdr"),
-    ("storage.stores.yuanrong", "storage.stores.yuanrong_npu"),
-    ("testing.cluster", "testing.simulated_client"),
-    ("wire.objects.object_decoder", "wire.objects.object_encoder", "wire.objects.torch_objects"),
 }
 
 # Parts that are pure: they know neither torch nor a machine.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
@@ -16,10 +16,9 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Target, outcome
-from transfer_queue.testing.simulated_locks import SimulatedSlotLock
-
-if TYPE_CHECKING:
-    from transfer_queue.testing.cluster import Cluster
+from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.testing.network import Network, VirtualClock
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlotLock
 
 T = TypeVar("T")
 
@@ -113,6 +112,30 @@ class _Address:
         return None
 
 
+class SimulatedSystem(Protocol):
+    """The system that a simulated client uses: `cluster.Cluster`."""
+
+    clock: VirtualClock
+    network: Network
+    held: HeldSlots
+    states: StateFiles
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Deliver messages until a condition is met, or until no message is on its way."""
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Deliver messages and let virtual time pass until a condition is met."""
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Call a function after some virtual time."""
+
+    def _connect(self, client: Client, target: Target) -> int:
+        """Connect a client to a server, and return the connection."""
+
+    def _cut(self, name: str, target: Target, connection: int) -> None:
+        """Break the connection of a client."""
+
+
 class Client(Subscriptions):
     """A client of a simulated cluster, with the methods of TransferQueueClient. They block in virtual time.
 
@@ -133,7 +156,7 @@ class Client(Subscriptions):
         [1.0]
     """
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: SimulatedSystem, name: str) -> None:
         self._cluster = cluster
         self.name = name
         """The id of the client."""

@@ -1,7 +1,8 @@
-"""Several calls of one thread at once: all requests are sent, then the replies are received in any order.
+"""Calls of one thread over the pooled connections of a session: one until it has its reply, or several at once.
 
-Each call has its own connection, deadline and outcome. When all calls have ended, those whose connection broke are
-tried again one after the other, like single calls.
+Several requests are all sent, then the replies are received in any order. Each call has its own connection, deadline
+and outcome. When all calls have ended, those whose connection broke are tried again one after the other, like single
+calls.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.drivers.blocking_driver import retry_until_reply
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool
 from transfer_queue.net.drivers.reply_reader import ReplyReader
 from transfer_queue.net.session import RetryPolicy, Session, outcome
@@ -157,3 +157,46 @@ def _reply_or_error(reply: AnyReply) -> AnyReply | TransferQueueError:
         return outcome(reply)
     except TransferQueueError as error:
         return error
+
+
+def retry_until_reply(
+    session: Session,
+    pool: Pool,
+    call: Call,
+    attempts: RetryPolicy,
+    sequence: int,
+    frame: bytes,
+    broken: OSError | None = None,
+) -> AnyReply:
+    """Send a request until its reply arrives, and return the reply. `broken` is the error of an earlier try, if any."""
+    while True:
+        if broken is not None:
+            delay = attempts.failed(broken)
+            if delay:
+                time.sleep(delay)
+            frame = attempts.again(sequence, frame)
+        try:
+            return outcome(_exchange_once(session, pool, call, attempts.deadline, sequence, frame))
+        except TransferQueueError:
+            raise
+        except OSError as error:
+            broken = error
+
+
+def _exchange_once(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:
+    connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
+    try:
+        if call.into:
+            body = connection.exchange_into(frame, deadline, call.into)
+        else:
+            body = connection.exchange(frame, deadline, call.payload)
+        answer = session.answer(body)
+        if answer.sequence != sequence:
+            raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
+        pool.give(call.target, connection)
+    except BaseException as error:
+        pool.discard(connection)
+        if isinstance(error, ConnectionError):
+            pool.forget(call.target)  # the other idle connections led to the same server
+        raise
+    return answer.body

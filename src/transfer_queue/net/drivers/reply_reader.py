@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.net.framing import HEADER
 
 if TYPE_CHECKING:
-    from transfer_queue.net.drivers.connection import Connection
+    import socket
+
+    from transfer_queue.net.tls import Tls
 
 MAX_PIECES = 64  # buffers of one recvmsg
+
+
+class ReplySource(Protocol):
+    """The connection from which a reply is read: `connection.Connection`."""
+
+    sock: socket.socket
+    tls: Tls | None
+
+    def read(self, deadline: float) -> bytes:
+        """Return the bytes that the socket has now, decrypted; b"" if it has none."""
 
 
 class ReplyReader:
@@ -26,7 +38,7 @@ class ReplyReader:
 
     __slots__ = ("_connection", "_deadline", "_parts", "_start", "body")
 
-    def __init__(self, connection: Connection, into: Sequence[memoryview], deadline: float) -> None:
+    def __init__(self, connection: ReplySource, into: Sequence[memoryview], deadline: float) -> None:
         self._connection = connection
         self._deadline = deadline
         self._start = bytearray()

@@ -10,7 +10,7 @@ import contextlib
 import importlib.metadata
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.storage.stores.base import DevicePath, Piece, through_the_host
@@ -18,14 +18,25 @@ from transfer_queue.storage.stores.base import DevicePath, Piece, through_the_ho
 if TYPE_CHECKING:
     import torch
 
-    from transfer_queue.storage.stores.mooncake import MooncakeStore
-
 SETTING = "backend.MooncakeStore.use_gdr"
 WITHOUT_CUDA = "mooncake-transfer-engine-non-cuda"
 LEAST = 1 << 20  # bytes that are registered at once
 
 
-def gpu_direct(store: MooncakeStore, protocol: str, most: int) -> GpuDirect | None:
+class RegisteredMemoryStore(Protocol):
+    """A store that writes from and reads into registered memory: `mooncake.MooncakeStore`."""
+
+    def connect(self) -> Any:
+        """Return the library's store, with which memory is registered."""
+
+    def write_from(self, key: str, address: int, nbytes: int, within: float) -> None:
+        """Write a block from registered memory that begins at an address; see `Store.write`."""
+
+    def read_to(self, pieces: Sequence[Piece], address: int, within: float) -> list[str]:
+        """Read into registered memory that begins at an address; see `Store.read`."""
+
+
+def gpu_direct(store: RegisteredMemoryStore, protocol: str, most: int) -> GpuDirect | None:
     """None, and a line in the log, where this process cannot have it. most: bytes of registered memory to be kept."""
     found = obstacle(protocol)
     if found is None:
@@ -58,7 +69,7 @@ class GpuDirect(DevicePath):
 
     kind = "cuda"
 
-    def __init__(self, store: MooncakeStore, most: int) -> None:
+    def __init__(self, store: RegisteredMemoryStore, most: int) -> None:
         self._store = store
         self._most = most
         self._lock = threading.Lock()

@@ -17,12 +17,14 @@ import numpy as np
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, again_and_again
-
-CONNECT_SECONDS = 2.0
-REQUEST_SECONDS = 2.0
-MOST_KEYS = 1000  # of one request
-
-NOT_FOUND = "[Key not found]"
+from transfer_queue.storage.stores.yuanrong_npu import (
+    CONNECT_SECONDS,
+    MOST_KEYS,
+    NOT_FOUND,
+    REQUEST_SECONDS,
+    name_of,
+    npu_transport,
+)
 
 _forks = Forks("openYuanrong")
 _FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
@@ -68,8 +70,6 @@ class YuanrongStore(Store):
         """See `Store.device_path`: of NPUs, with `npu_transport`."""
         with self._lock:
             if self._wants_npus:
-                from transfer_queue.storage.stores.yuanrong_npu import npu_transport
-
                 self._wants_npus = False
                 self._npus = npu_transport(self, self._where)
             return self._npus
@@ -199,8 +199,3 @@ class YuanrongStore(Store):
         with self._lock:
             self._client, self._closed = None, True
             self._created.clear()
-
-
-def name_of(key: str) -> str:
-    """The key, of letters that the worker takes."""
-    return key.replace("/", ":")

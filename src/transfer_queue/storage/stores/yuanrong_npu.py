@@ -17,21 +17,19 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer_queue.storage.stores.base import DevicePath, Piece, through_the_host
-from transfer_queue.storage.stores.yuanrong import (
-    CONNECT_SECONDS,
-    MOST_KEYS,
-    NOT_FOUND,
-    REQUEST_SECONDS,
-    YuanrongStore,
-    name_of,
-)
+from transfer_queue.storage.stores.base import DevicePath, Piece, Store, through_the_host
 from transfer_queue.utils.logging_utils import get_logger
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+
+# of the library, also without NPUs
+CONNECT_SECONDS = 2.0
+REQUEST_SECONDS = 2.0
+MOST_KEYS = 1000  # of one request
+NOT_FOUND = "[Key not found]"
 
 SETTING = "backend.Yuanrong.enable_yr_npu_transport"
 LEAST = 64 << 10  # bytes of a block that a copy is worth
@@ -43,7 +41,7 @@ MOST_OFFSET = 2**31 - 1  # in a copy: the library counts in 32 bits
 _FAILURES = (ImportError, RuntimeError, TypeError, ValueError)  # what the library raises
 
 
-def npu_transport(store: YuanrongStore, where: tuple[str, int]) -> NpuTransport | None:
+def npu_transport(store: Store, where: tuple[str, int]) -> NpuTransport | None:
     """None, and a line in the log, where this process cannot have it. where: host and port of the worker."""
     found = obstacle()
     if found is None:
@@ -68,7 +66,7 @@ class NpuTransport(DevicePath):
 
     kind = "npu"
 
-    def __init__(self, store: YuanrongStore, where: tuple[str, int]) -> None:
+    def __init__(self, store: Store, where: tuple[str, int]) -> None:
         self._store = store
         self._where = where
         self._lock = threading.Lock()
@@ -240,6 +238,11 @@ class NpuTransport(DevicePath):
         self._forget(list(self._copies))
         with self._lock:
             self._clients.clear()
+
+
+def name_of(key: str) -> str:
+    """Return the key in characters that the worker accepts."""
+    return key.replace("/", ":")
 
 
 def _copy_of(key: str) -> str:

@@ -11,7 +11,7 @@ a code never changes, because stored objects contain it.
 from __future__ import annotations
 
 import struct
-from typing import Union
+from typing import Any, Protocol, Union
 
 HEAD = struct.Struct("<B7xQQ")  # tag 1, count of buffers, length of the msgpack part
 
@@ -40,3 +40,16 @@ def refused(length: int, words: str) -> bytes:
 
 Buffer = Union[bytes, bytearray, memoryview]
 Reference = Union[bytes, int]  # bytes in the msgpack part, or the number of a buffer out of band
+
+
+class PartEncoder(Protocol):
+    """What the encoding of a value needs for the parts of the value: `object_encoder.ObjectEncoder`."""
+
+    def lower(self, value: Any, depth: int) -> Any:
+        """Return the value itself, or a tree of msgpack's types and Ext."""
+
+    def pack(self, code: int, content: Any) -> Any:
+        """Return an Ext of lowered content."""
+
+    def reference(self, buffer: Buffer) -> Reference:
+        """Keep a buffer and return the reference to it."""

@@ -7,6 +7,7 @@ module is imported only if torch is already imported, or a value needs it.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,11 +24,10 @@ from transfer_queue.wire.buffers.tensors import (
     tensor_over,
 )
 from transfer_queue.wire.objects import extensions as codes
-from transfer_queue.wire.objects.object_decoder import ObjectDecoder
-from transfer_queue.wire.objects.object_encoder import ObjectEncoder
+from transfer_queue.wire.objects.extensions import PartEncoder
 
 
-def lower(lowering: ObjectEncoder, value: Any, depth: int) -> Any:
+def lower(lowering: PartEncoder, value: Any, depth: int) -> Any:
     """Return the value as Ext, or None if its type has no code, so that it must be pickled."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -46,7 +46,7 @@ def lower(lowering: ObjectEncoder, value: Any, depth: int) -> Any:
     return None
 
 
-def _lower_tensor(lowering: ObjectEncoder, value: torch.Tensor, depth: int) -> Any:
+def _lower_tensor(lowering: PartEncoder, value: torch.Tensor, depth: int) -> Any:
     if value.is_nested and value.layout == torch.jagged:
         jagged: Any = value
         parts = [jagged.values(), jagged.offsets(), jagged.lengths()]
@@ -67,11 +67,17 @@ def _is_plain(value: torch.Tensor) -> bool:
     return type(value) is torch.Tensor or type(value).__name__ == "MemoryMappedTensor"
 
 
-def raised(raising: ObjectDecoder, code: int, content: Any) -> Any:
-    """Return the value of a code. Raises `ValueError` or a similar error if the content is not valid."""
+def raised(memory: Callable[[Any], U8], code: int, content: Any) -> Any:
+    """Return the value of a code. Raises `ValueError` or a similar error if the content is not valid.
+
+    Args:
+        memory: Returns a writable copy of the buffer of a reference.
+        code: One of TORCH_CODES.
+        content: The decoded content.
+    """
     if code == codes.TENSOR:
         name, shape, reference = content
-        return tensor_over(raising.memory(reference), name, shape)
+        return tensor_over(memory(reference), name, shape)
     if code == codes.JAGGED:
         values, offsets, lengths, ragged, shortest, longest = content
         return jagged_from_parts(values, offsets, lengths, ragged, shortest, longest)
