@@ -75,7 +75,6 @@ OUT_OF_ORDER = {
 # Groups of modules that import each other. The list may only become shorter.
 CYCLES = {
     ("dataloader.streaming_dataset", "dataloader.worker_processes"),
-    ("metadata.batch_meta", "metadata.sample_views"),
 }
 
 # Parts that are pure: they know neither torch nor a machine.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
-if TYPE_CHECKING:
-    from transfer_queue.metadata.batch_meta import BatchMeta
+from transfer_queue.metadata.batch_contents import BatchContents
 
 
 class SampleView:
@@ -25,7 +24,7 @@ class SampleView:
 
     __slots__ = ("_batch", "_place")
 
-    def __init__(self, batch: BatchMeta, position: int) -> None:
+    def __init__(self, batch: BatchContents, position: int) -> None:
         self._batch = batch
         self._place = position
 
@@ -90,7 +89,7 @@ class SampleView:
 class SampleViews(Sequence[SampleView]):
     """The views of all samples of a batch. Each view is made when it is requested."""
 
-    def __init__(self, batch: BatchMeta) -> None:
+    def __init__(self, batch: BatchContents) -> None:
         self._batch = batch
 
     def __len__(self) -> int:
