@@ -165,18 +165,21 @@ def test_a_class_documents_how_it_is_made(name):
 
 
 def attributes_without_text(owner: type) -> list[str]:
-    """Return the public attributes that a class or its constructor defines and no string after them documents."""
+    """Return the public attributes that a class or its constructor defines without a string after a definition."""
     [node] = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(node, ast.ClassDef)
     constructor = [each.body for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-    wrong = []
+    found: dict[str, bool] = {}
     for body in (node.body, *constructor):
         for statement, following in zip(body, [*body[1:], None]):
             name = attribute_of(statement, in_class=body is node.body)
             text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            if name and not name.startswith("_") and not text and not documented_elsewhere(owner, name):
-                wrong.append(name)
-    return wrong
+            found[name] = found.get(name, False) or text
+    return [
+        name
+        for name, documented in found.items()
+        if name and not name.startswith("_") and not documented and not documented_elsewhere(owner, name)
+    ]
 
 
 def attribute_of(statement: ast.stmt, in_class: bool) -> str:

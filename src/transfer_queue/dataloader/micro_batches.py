@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -259,3 +260,32 @@ def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
         return td[start:stop]
     rest = td.exclude(*cut)[start:stop]
     return table_of({name: cut[name] if name in cut else rest.get(name) for name in columns}, stop - start)
+
+
+class MicroBatchIterator:
+    """The items of a batch after the first `given`. Makes each item one ahead, so that it knows which is the last."""
+
+    def __init__(self, items: Iterable[Any], given: int) -> None:
+        self.given = given
+        self.over = False
+        self._items = itertools.islice(items, given, None)
+        self._following: Any = None
+        self._fault: Exception | None = None
+        self._look()
+
+    def take(self) -> Any:
+        """The next item. A fault in making it is raised here, not while the one before is given."""
+        if self._fault is not None:
+            raise self._fault
+        item = self._following
+        self.given += 1
+        self._look()
+        return item
+
+    def _look(self) -> None:
+        try:
+            self._following = next(self._items)
+        except StopIteration:
+            self._following, self.over = None, True
+        except Exception as fault:
+            self._following, self._fault = None, fault

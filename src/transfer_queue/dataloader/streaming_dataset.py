@@ -11,7 +11,6 @@ iterates. The workers of a StreamingDataLoader fetch ahead, and know only the ba
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +32,14 @@ from transfer_queue.dataloader.batch_fetcher import (
 )
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
 from transfer_queue.dataloader.lease_delivery import acknowledge_again, adopt_lease, digest, hand_back, lease_of
-from transfer_queue.dataloader.micro_batches import chunk_batch_fn, chunk_by_tokens, chunks, pack, token_field
+from transfer_queue.dataloader.micro_batches import (
+    MicroBatchIterator,
+    chunk_batch_fn,
+    chunk_by_tokens,
+    chunks,
+    pack,
+    token_field,
+)
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
@@ -128,6 +134,53 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         [[0.0], [1.0]]
     """
 
+    config: Any
+    """The configuration or client that names the system; None for the attached system."""
+    batch_size: int
+    """The number of samples in a batch of this rank."""
+    micro_batch_size: int
+    """The number of samples in a micro-batch."""
+    data_fields: list[str]
+    """The fields to fetch."""
+    partition_id: str
+    """The partition; `step` changes it."""
+    task_name: str
+    """The task that consumes the samples."""
+    dp_rank: int
+    """The data-parallel rank."""
+    should_check_consumption_status: bool
+    """Whether the iteration ends as soon as the task has consumed the whole partition."""
+    fetch_batch_fn: FetchBatch | None
+    """The function that fetches a batch; None for the default."""
+    process_batch_fn: ProcessBatch | None
+    """The function that makes the items of a batch; None for micro-batches."""
+    max_tokens: int | None
+    """The maximum number of tokens in a micro-batch; None for no limit."""
+    pack: bool
+    """Whether each micro-batch is one row of concatenated tokens."""
+    length_field: str | None
+    """The field whose row lengths count; None for the tag "total_lengths"."""
+    keep_batches: int | None
+    """The number of batches that the buffer keeps; None for all."""
+    delivery: str
+    """"at_most_once" or "at_least_once"."""
+    lease_seconds: float
+    """The length of a lease in seconds."""
+    dp_size: int | None
+    """The number of ranks that was given; None if it was not."""
+    buffer: list[Batch]
+    """The whole batches that were fetched, which `reset` replays."""
+    batch_index: int
+    """The number of the next batch to replay or fetch."""
+    moves: int
+    """How often `step` or `load_state_dict` has changed the position."""
+    channel: Channel | None
+    """In a copy for a worker of a StreamingDataLoader: how the worker receives orders; otherwise None."""
+    seat: WorkerChannelEnd | None
+    """In a worker of a StreamingDataLoader: the worker's end of the channel; otherwise None."""
+    iterate_in_worker: Callable[[StreamingDataset], Iterator[Any]] | None
+    """In a worker of a StreamingDataLoader: the function that iterates over this dataset there; otherwise None."""
+
     def __init__(
         self,
         config: Any,
@@ -152,82 +205,54 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
         _at_least(0, keep_batches=keep_batches)
-        if isinstance(data_fields, str):
-            raise InvalidArgumentError(f"data_fields must be a list with at least one field name, got {data_fields!r}")
-        if not hasattr(dp_rank, "__index__"):
-            raise InvalidArgumentError(f"dp_rank must be an int greater than or equal to 0, got {dp_rank!r}")
-        if dp_rank < 0:
-            raise InvalidArgumentError(f"dp_rank {dp_rank} must be greater than or equal to 0")
+        _check_fields_and_rank(data_fields, dp_rank)
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items itself; leave out max_tokens and pack")
         self.config = config
-        """The configuration or client that names the system; None for the attached system."""
         self.batch_size = batch_size
-        """The number of samples in a batch of this rank."""
         self.micro_batch_size = micro_batch_size
-        """The number of samples in a micro-batch."""
         self.data_fields = arguments.names(data_fields, "data_fields")
-        """The fields to fetch."""
         self.partition_id = partition_id
-        """The partition; `step` changes it."""
-        """The partition; `step` changes it."""
         self.task_name = task_name
-        """The task that consumes the samples."""
         self.dp_rank = dp_rank
-        """The data-parallel rank."""
         self.should_check_consumption_status = should_check_consumption_status
-        """Whether the iteration ends as soon as the task has consumed the whole partition."""
         self.fetch_batch_fn = fetch_batch_fn
-        """The function that fetches a batch; None for the default."""
         self.process_batch_fn = process_batch_fn
-        """The function that makes the items of a batch; None for micro-batches."""
         self.max_tokens = max_tokens
-        """The maximum number of tokens in a micro-batch; None for no limit."""
         self.pack = pack
-        """Whether each micro-batch is one row of concatenated tokens."""
         self.length_field = None if length_field is None else arguments.names([length_field], "length_field")[0]
-        """The field whose row lengths count; None for the tag "total_lengths"."""
         self.keep_batches = keep_batches
-        """The number of batches that the buffer keeps; None for all."""
         self.dp_size = checked_dp_size(dp_size, dp_rank)
-        """The number of ranks that was given; None if it was not."""
-        self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
-        self._learned_dp_size: int | None = None
         self.delivery = delivery
-        """"at_most_once" or "at_least_once"."""
         self.lease_seconds = lease_seconds
-        """The length of a lease in seconds."""
         self._lease = lease_of(delivery, lease_seconds)
+        self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set what changes while the dataset is used."""
+        self._learned_dp_size: int | None = None
         self._tq_client: GeneratedMethods | None = None
         self._found: GeneratedMethods | None = None  # the client that `_create_client` of this class has set
-        self.buffer: list[Batch] = []
-        """The whole batches that were fetched, which `reset` replays."""
-        """The whole batches that were fetched, which `reset` replays."""
+        self.buffer = []
         self.batch_index = 0
-        """The number of the next batch to replay or fetch."""
-        self.moves = 0  # how often `step` or `load_state_dict` has changed the place
-        """How often `step` or `load_state_dict` has changed the position."""
+        self.moves = 0
         self._kept_from = 0  # the number of the first batch of the buffer
-        self._open: _MicroBatchIterator | None = (
-            None  # of the batch before batch_index; None once its last item was given
-        )
-        self._skip = 0  # items of the next batch that were given already
+        # of the batch before batch_index; None once its last item was yielded
+        self._open: MicroBatchIterator | None = None
+        self._skip = 0  # items of the next batch that were yielded already
         self._held: BatchMeta | None = None  # of the batch before batch_index, which a worker has fetched and holds
-        self._unacked: dict[int, BatchMeta] = {}  # batches given under leases, by number, until they are acknowledged
-        # partition, number and digest of a batch whose ack is missing, as a loaded state says
+        self._unacked: dict[int, BatchMeta] = {}  # batches yielded under leases, by number, until they are acknowledged
+        # partition, number and digest of a batch that was not acknowledged, as a loaded state says
         self._owed: tuple[str, int, int] | None = None
-        # of a copy in a worker of a StreamingDataLoader: how it hears from there, and the loader's collate_fn
-        self.channel: Channel | None = None
-        """In a copy for a worker of a StreamingDataLoader: how the worker receives orders; otherwise None."""
-        self.seat: WorkerChannelEnd | None = None
-        """In a worker of a StreamingDataLoader: the worker's end of the channel; otherwise None."""
-        self._collate: Finish | None = None
+        self.channel = None
+        self.seat = None
+        self.iterate_in_worker = None
+        self._collate: Finish | None = None  # the collate_fn of the loader
 
     def __iter__(self) -> Iterator[Any]:
-        if self.seat is not None:
-            from transfer_queue.dataloader.worker_processes import fetch_in_worker  # it needs this module
-
-            return fetch_in_worker(self, self.seat)
+        if self.iterate_in_worker is not None:
+            return self.iterate_in_worker(self)
         return self.stream(LocalSource())
 
     def stream(self, source: BatchSource, finish: Finish | None = None) -> Iterator[Any]:
@@ -585,7 +610,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         kept = self.batch_index - self._kept_from
         if 0 <= kept < len(self.buffer):
             self._held = self._unacked.get(self.batch_index)
-            self._begin(*self.buffer[kept], finish)
+            self._cut_and_open(*self.buffer[kept], finish)
             return True
         place = (self.moves, self.batch_index)
         found = source.deliver(self)
@@ -600,12 +625,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if found.batch is not None:
             self._keep(found.batch)
         if found.items is not None:
-            self._begin_with(found.items)
+            self._open_items(found.items)
         elif found.batch is not None:
-            self._begin(*found.batch, finish)
+            self._cut_and_open(*found.batch, finish)
         return True
 
-    def _take(self, opened: _MicroBatchIterator) -> Any:
+    def _take(self, opened: MicroBatchIterator) -> Any:
         """Return the next item. The position is already after it, or after the batch if it is the last."""
         try:
             item = opened.take()
@@ -617,12 +642,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._open = None
         return item
 
-    def _begin(self, data: TensorDictBase, meta: BatchMeta, finish: Finish | None) -> None:
+    def _cut_and_open(self, data: TensorDictBase, meta: BatchMeta, finish: Finish | None) -> None:
         items = self.cut(data, meta)
-        self._begin_with(items if finish is None else map(finish, items))
+        self._open_items(items if finish is None else map(finish, items))
 
-    def _begin_with(self, items: Iterable[Any]) -> None:
-        opened = _MicroBatchIterator(items, self._skip)
+    def _open_items(self, items: Iterable[Any]) -> None:
+        opened = MicroBatchIterator(items, self._skip)
         self._open, self._skip = None if opened.over else opened, 0
         self.batch_index += 1
 
@@ -632,38 +657,6 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if self.keep_batches is not None:
             del self.buffer[: max(0, len(self.buffer) - self.keep_batches)]
         self._kept_from = self.batch_index + 1 - len(self.buffer)
-
-
-class _MicroBatchIterator:
-    """The items of a batch, looked ahead by one, so that it is known which is the last.
-
-    given: how many were, those that are left out here included.
-    """
-
-    def __init__(self, items: Iterable[Any], given: int) -> None:
-        self.given = given
-        self.over = False
-        self._items = itertools.islice(items, given, None)
-        self._following: Any = None
-        self._fault: Exception | None = None
-        self._look()
-
-    def take(self) -> Any:
-        """The next item. A fault in making it is raised here, not while the one before is given."""
-        if self._fault is not None:
-            raise self._fault
-        item = self._following
-        self.given += 1
-        self._look()
-        return item
-
-    def _look(self) -> None:
-        try:
-            self._following = next(self._items)
-        except StopIteration:
-            self._following, self.over = None, True
-        except Exception as fault:
-            self._following, self._fault = None, fault
 
 
 class LocalSource:
@@ -691,3 +684,12 @@ def _at_least(least: int, **arguments: int | None) -> None:
         if value is not None and (not hasattr(value, "__index__") or np.ndim(value) or value < least):
             wanted = "a positive integer" if least == 1 else f"an integer of {least} or more"
             raise InvalidArgumentError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _check_fields_and_rank(data_fields: Sequence[str], dp_rank: int) -> None:
+    if isinstance(data_fields, str):
+        raise InvalidArgumentError(f"data_fields must be a list with at least one field name, got {data_fields!r}")
+    if not hasattr(dp_rank, "__index__"):
+        raise InvalidArgumentError(f"dp_rank must be an int greater than or equal to 0, got {dp_rank!r}")
+    if dp_rank < 0:
+        raise InvalidArgumentError(f"dp_rank {dp_rank} must be greater than or equal to 0")

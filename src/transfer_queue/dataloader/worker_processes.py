@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -58,8 +59,9 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
     dataset = info.dataset
     assert isinstance(dataset, StreamingDataset)
     assert dataset.channel is not None
-    dataset.seat = WorkerChannelEnd(dataset.channel, worker, dataset.interval())
-    dataset.seat.end_with_the_loader(GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES)
+    seat = dataset.seat = WorkerChannelEnd(dataset.channel, worker, dataset.interval())
+    dataset.iterate_in_worker = partial(fetch_in_worker, seat=seat)
+    seat.end_with_the_loader(GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES)
     if init is not None:
         init(worker)
 
