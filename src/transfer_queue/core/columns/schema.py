@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 import numpy as np
 
-LONG = 64  # a comparison shows arrays of more entries by their entries other than 0
+LONG = 64  # arrays with more entries are compared by their length and their entries other than 0
 MOST = 1 << 62  # the largest number of the state, so that the sum of two such numbers fits into 64 bits, too
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]

@@ -225,8 +225,8 @@ class HoldInherited(Record, frozen=True, tag="Inherited"):
 
     partition: str
     task: str
-    """The client that is gone."""
     client: str
+    """The client that is gone."""
     dp_rank: int
     heir: str
     """The client that continues in its place."""

@@ -50,7 +50,7 @@ class DeferredUpdates:
         self._entries: list[DeferredUpdate] = []
         self._shown = 0  # the highest number that a set has processed
         self._size = 0  # the number of rows in all entries
-        self.newest = 0  # number of the newest entry so far
+        self.newest = 0
         """The number of the newest entry so far."""
 
     def run(self, fields: Fields, key: int, chunk: Chunk, first: int, last: int) -> None:

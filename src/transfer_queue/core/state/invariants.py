@@ -44,7 +44,7 @@ def check_loaded(state: State) -> None:
 
 
 def _all_else(state: State) -> None:
-    """Check what `validation` does not check either."""
+    """Run the checks that recounted and loaded states have in common."""
     for partition in state.partitions.values():
         found = partition.rows.positions_of(partition.rows.indexes_of(partition.rows.live_positions()))
         same = np.array_equal(found, partition.rows.live_positions())

@@ -76,7 +76,7 @@ class _FurtherDtypes(Column):
 
 
 class Partition(Persisted):
-    """One partition."""
+    """The rows of one partition, and everything that is recorded about them."""
 
     options: PartitionOptions = value_of(PartitionOptions, None, msgspec.to_builtins, lambda options: options)
     number: int = counter()

@@ -104,7 +104,7 @@ class State(Persisted):
         self.watched: list[str] = []
         """The tags that new partitions keep as columns, for samplers. Configuration, and not part of the tree."""
         self.prepared: tuple[r.StateLoaded, dict[str, Any], State] | None = None
-        """A `StateLoaded` record that is about to be applied, its tree, and the state that was built of it."""
+        """A `StateLoaded` record that is about to be applied, its tree, and the state built from it."""
         self.aging: dict[str, Partition] = {}
         """The partitions that drop rows by their age. Derived."""
         self.counted = RowCount()

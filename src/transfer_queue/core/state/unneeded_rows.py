@@ -17,7 +17,7 @@ GONE = "reserved by a client that is gone"
 
 
 def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
-    """Drops the rows of a sealed partition that clients have reserved and not put, if they are no longer connected."""
+    """Return the drop of a sealed partition's rows that were reserved, and not put, by clients that are not connected."""
     gone = [number for client, number in partition.owners.items() if client not in connected]
     if not gone:
         return []
@@ -37,7 +37,7 @@ def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRec
 
 
 def never_taken(partition: Partition) -> list[r.AnyRecord]:
-    """Clears the rows of a loaded state that were pre-allocated and not taken when it was saved.
+    """Return the clear of a loaded partition's rows that were pre-allocated and not taken when it was saved.
 
     They may have been taken since then, and a global index never names another sample.
     """
@@ -48,7 +48,7 @@ def never_taken(partition: Partition) -> list[r.AnyRecord]:
 
 
 def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
-    """Finishes those of these rows that the client holds, and frees those that no client needs any more."""
+    """Return the record that a client has finished those of these rows that it refers to; it frees unneeded rows."""
     mine, times = partition.holds.held_by(task, client, rows)
     if not len(mine):
         return []

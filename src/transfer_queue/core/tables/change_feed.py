@@ -65,7 +65,7 @@ class ChangeFeed(Persisted):
     forgotten: int = counter()
     """Clears up to this version may be missing."""
     made: int = counter()
-    """The version at which the partition was made; 0 if it is not."""
+    """The version at which the partition was made."""
     sealed: int = counter()
     """The version at which the partition was sealed; 0 if it is not."""
 

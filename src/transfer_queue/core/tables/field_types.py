@@ -23,7 +23,7 @@ _PROMOTED = _FLOATING | {
 
 
 def promotes(one: str, other: str) -> bool:
-    """Whether `torch.promote_types` has a result for these two dtypes; this process does not import torch."""
+    """Return whether `torch.promote_types` has a result for these two dtypes; this process does not import torch."""
     if one == other or (one in _PROMOTED and other in _PROMOTED):
         return True
     return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
