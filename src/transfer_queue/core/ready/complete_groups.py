@@ -40,7 +40,7 @@ class CompleteGroups(ABC):
     def __init__(self, size: int) -> None:
         self.size = size
         self.grown: set[int] | None = None
-        """The groups that gained ready members and were not removed by a caller of `grown_groups`; None before its first call."""
+        """The groups that gained ready members, until a caller of `grown_groups` removes them; None before a call."""
         self.bits: dict[int, np.ndarray] = {}
         """Chunk number -> 1 for the rows of complete groups; kept once there is a ranking."""
         self.rankings: dict[RankKey, Ranking] = {}

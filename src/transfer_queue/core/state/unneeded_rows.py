@@ -17,7 +17,7 @@ GONE = "reserved by a client that is gone"
 
 
 def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
-    """Return the drop of a sealed partition's rows that were reserved, and not put, by clients that are not connected."""
+    """Return the drop of a sealed partition's rows that clients reserved, and did not put before they disconnected."""
     gone = [number for client, number in partition.owners.items() if client not in connected]
     if not gone:
         return []
