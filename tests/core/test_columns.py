@@ -1,4 +1,4 @@
-"""A persisted column is one declaration in its table: all that is done with it follows from there."""
+"""A persisted column is one declaration in its table, from which everything else follows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Job(msgspec.Struct, eq=False):
 
 
 class Before(Persisted):
-    """A chunk of rows, as an earlier release has it."""
+    """A chunk of rows in an earlier release."""
 
     size: int = counter(3)
     capacity: int = counter()
@@ -42,7 +42,7 @@ class Before(Persisted):
 
 
 class Now(Before):
-    """The same with one column more. Nothing but this declaration says that there is one."""
+    """The same table with one more column, which is declared here and nowhere else."""
 
     score: np.ndarray = per_row("i4", fill=-1, least=-1, most=100, cleared=True)
 
@@ -120,14 +120,14 @@ def test_a_changed_number_of_the_added_column_is_compared() -> None:
     assert one.comparable() != other.comparable()
 
 
-def test_a_column_of_names_without_values_is_as_good_as_none() -> None:
+def test_a_column_by_name_without_values_equals_a_missing_one() -> None:
     one, other = chunk(), chunk()
     one.size = other.size = 3
     other.seen["later"] = np.zeros(3, "u2")
     assert one.comparable() == other.comparable()
 
 
-def test_what_lacks_the_added_column_is_refused() -> None:
+def test_a_tree_without_the_added_column_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="required field `score`"):
         Now().restore(chunk(Before).saved())
 
@@ -144,7 +144,7 @@ def test_what_lacks_the_added_column_is_refused() -> None:
         (("more",), 1, "unknown field `more`"),
     ],
 )
-def test_another_form_is_refused(path: tuple[Any, ...], to: Any, words: str) -> None:
+def test_a_tree_of_another_form_is_refused(path: tuple[Any, ...], to: Any, words: str) -> None:
     tree = through_file(table().saved())
     at = tree
     for step in path[:-1]:
@@ -181,7 +181,7 @@ def test_impossible_numbers_are_refused(change: Callable[[Table], None], words: 
         made.check_columns("t")
 
 
-def test_two_entries_of_one_key_are_refused() -> None:
+def test_two_entries_with_the_same_key_are_refused() -> None:
     tree = table().saved()
     tree["jobs"] *= 2
     tree["rows"] = {"ends": np.array([2, 4]), "values": np.arange(4)}

@@ -61,7 +61,7 @@ def test_every_record_has_an_applier():
     assert set(APPLIERS) == set(get_args(r.AnyRecord))
 
 
-def test_what_only_reads_has_a_handler():
+def test_every_request_that_only_reads_has_a_handler():
     assert set(HANDLERS) > READS > set()
 
 

@@ -1,4 +1,4 @@
-"""Whole groups by order of reservation, against a count of their rows one by one."""
+"""Complete groups by order of reservation, compared with a count of their rows one by one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from transfer_queue.core.tables.group_table import GroupTable
 from transfer_queue.core.tables.row_table import CHUNK, RowTable
 
 NONE = np.zeros(0, "i8")
-FAR = 1 << 40  # a position of a partition that has run for long
+FAR = 1 << 40  # a position in a partition with many cleared rows
 
 PLACES = st.integers(0, 40) | st.integers(0, 40).map(lambda at: at + 3 * CHUNK - 20) | st.integers(FAR, FAR + 9)
 TURNS = st.lists(st.lists(PLACES, min_size=1, max_size=30, unique=True), max_size=8)
 
 
 @given(st.integers(1, 5), TURNS, st.booleans())
-def test_they_are_those_all_of_whose_rows_are_ready(size: int, turns: list[list[int]], asked: bool) -> None:
+def test_a_group_is_complete_if_all_its_rows_are_ready(size: int, turns: list[list[int]], asked: bool) -> None:
     groups, whole, ready = GroupTable(RowTable(), None), CompleteOrderedGroups(size), set[int]()
     if asked:
         assert whole.grown_groups() == set()
@@ -40,4 +40,4 @@ def test_they_are_those_all_of_whose_rows_are_ready(size: int, turns: list[list[
             assert {place // size for place in on} <= whole.grown_groups()
     assert not whole.partial(7 * CHUNK)
     whole.change(NONE, np.array(sorted(ready), "i8"), groups)
-    assert not whole.counts, "nothing is kept of groups without ready rows"
+    assert not whole.counts, "groups without ready rows take no space"

@@ -1,4 +1,4 @@
-"""Ready sets look at what was published when somebody asks for them, and are then as if they had at once."""
+"""Ready sets process publications when a claim needs them, with the same result as at once."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ steps = st.lists(
 
 
 @given(steps=steps, grouped=st.booleans())
-def test_sets_that_were_left_behind_are_as_if_they_had_looked_at_once(
-    steps: list[tuple[str, int, Any]], grouped: bool
-) -> None:
-    """What each event leaves is checked by `invariants`, on copies of the sets that have looked."""
+def test_deferred_updates_have_the_result_of_immediate_ones(steps: list[tuple[str, int, Any]], grouped: bool) -> None:
+    """After each event, `invariants` checks copies of the sets that have processed all publications."""
     with pytest.MonkeyPatch.context() as limits:
         limits.setattr(deferred_updates, "MOST_ENTRIES", 4)
         limits.setattr(deferred_updates, "MOST_ROWS", 12)
@@ -61,7 +59,7 @@ def test_sets_that_were_left_behind_are_as_if_they_had_looked_at_once(
             assert found.positions().tolist() == fresh.positions().tolist()
 
 
-def test_a_put_touches_no_set_that_nobody_waits_for(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_updates_no_set_for_which_no_claim_waits(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     h.put(4)
     for number in range(20):
         h.claim(1, f"task-{number}")
@@ -75,7 +73,7 @@ def test_a_put_touches_no_set_that_nobody_waits_for(h: Harness, monkeypatch: pyt
         touched.append((self.task, at.tolist()))
         return update(self, key, chunk, at, groups)
 
-    monkeypatch.setattr("transfer_queue.core.state.invariants._ready", lambda *_: None)  # which looks at all sets
+    monkeypatch.setattr("transfer_queue.core.state.invariants._ready", lambda *_: None)  # because it reads all sets
     monkeypatch.setattr(ReadySet, "update", noted)
     for _ in range(6):
         h.put(1)
@@ -88,7 +86,7 @@ def test_a_put_touches_no_set_that_nobody_waits_for(h: Harness, monkeypatch: pyt
     assert touched[2] == ("task-7", [3, 4, 5, 6, 7, 8, 9, 10, 11])
 
 
-def test_rows_that_nobody_has_looked_at_are_one_run(h: Harness) -> None:
+def test_consecutive_unprocessed_rows_are_one_entry(h: Harness) -> None:
     h.put(CHUNK - 3)
     partition = h.state.partitions["p"]
     partition.ready_set("t", ("x",))

@@ -1,4 +1,4 @@
-"""Ready rows by a tag: as a look at every row gives it, after any change, and without looking at every row."""
+"""Ready rows ordered by a tag: the result of reading every row, after any change, without reading every row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ready_of(h: Harness) -> ReadySets:
 
 
 class Tags:
-    """The tags of a partition as samplers alone get them."""
+    """The tags of a partition, without the columns that the controller keeps."""
 
     def __init__(self, h: Harness) -> None:
         self.partition = h.state.partitions["p"]
@@ -43,12 +43,12 @@ class Tags:
 
 
 def consume(h: Harness, rows: list[int]) -> None:
-    """Task t consumes these rows."""
+    """Consume these rows for task t."""
     h.controller.apply(r.Dealt("p", "t", None, len(rows), [], column(rows)))
 
 
 def compare(h: Harness, sizes: tuple[int, ...] = (2, 3)) -> None:
-    """The ready rows against the same as a list, whose tags are read one by one."""
+    """Compare the ready rows with the same rows as a list, whose tags are read one by one."""
     ready = ready_of(h)
     assert isinstance(ready, TaggedIndexes)
     listed = ListedRows(ready, Tags(h))
@@ -79,7 +79,7 @@ steps = st.lists(
 
 @given(steps, st.booleans())
 @settings(max_examples=60)
-def test_follows_every_change(sequence: list[Any], declared: bool) -> None:
+def test_rankings_follow_every_change(sequence: list[Any], declared: bool) -> None:
     h = Harness()
     h.create()
     made = 0
@@ -110,7 +110,7 @@ def test_follows_every_change(sequence: list[Any], declared: bool) -> None:
         compare(h)
 
 
-def test_many_chunks_of_ties_and_numbers() -> None:
+def test_rankings_of_many_chunks_with_ties() -> None:
     h = Harness()
     h.put(7, partition="q")
     generator = np.random.default_rng(3)
@@ -125,7 +125,7 @@ def test_many_chunks_of_ties_and_numbers() -> None:
     compare(h)
 
 
-def test_looks_only_into_chunks_that_can_hold_the_highest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_chunks_that_can_contain_the_highest_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     h = Harness()
     for value in (1, 3, 2, 3):
         h.put(CHUNK, tags=[{"n": value}] * CHUNK)
@@ -141,15 +141,15 @@ def test_looks_only_into_chunks_that_can_hold_the_highest(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Ranking, "_keys", counted)
     assert next(ready.ranked(UP)) == CHUNK
-    assert looked == [1], "what is not asked for, and did not change, is not looked at"
+    assert looked == [1], "chunks that are not needed and did not change are not read"
     assert ready.above(UP, 5) == []
     assert looked == [1]
     h.ask(h.publish(1, None, rows=[2 * CHUNK + 7], tags=[{"n": 9}]))
     assert next(ready.ranked(UP)) == 2 * CHUNK + 7
-    assert looked == [1, 2, 2, 1, 3], "the one that changed, then those that can hold the first 32"
+    assert looked == [1, 2, 2, 1, 3], "the chunk that changed, then those that can contain the first 32 rows"
 
 
-def test_a_tag_that_is_no_number(h: Harness) -> None:
+def test_a_tag_that_is_not_a_number_is_an_error(h: Harness) -> None:
     h.put(3, tags=[{"n": 1}, {"n": "high"}, {}])
     ready = ready_of(h)
     for _ in range(2):
@@ -166,8 +166,8 @@ def test_a_tag_that_is_no_number(h: Harness) -> None:
     assert list(ready.ranked(UP)) == [1, 2]
 
 
-def test_spoiled_groups_by_order(h: Harness) -> None:
-    """A group goes as a whole, with members that are not ready yet, and those that come later."""
+def test_groups_by_order_with_a_row_above_the_bound_are_returned_completely(h: Harness) -> None:
+    """A group is returned completely, with members that are not ready yet or are put later."""
     h.put(3, tags=[{"n": 5}, {"n": 0}, {"n": 5}])
     h.put(1, ("other",))
     h.put(2, tags=[{"n": 0}, {"n": 5}])
@@ -184,17 +184,17 @@ def test_spoiled_groups_by_order(h: Harness) -> None:
     assert ready.orphans(4) == ready.orphans(1) == []
     h.put(3, tags=[{"n": 5}] * 3)
     ready = ready_of(h)
-    assert ready.orphans(4) == [6, 7], "what came later to the group of 4 and 5"
-    assert ready.orphans(4) == [6, 7], "as long as it is there"
+    assert ready.orphans(4) == [6, 7], "rows that joined the group of 4 and 5 later"
+    assert ready.orphans(4) == [6, 7], "as long as they exist"
     h.clear([6])
     assert ready.orphans(4) == [7]
     h.clear([1])
     h.put(1, rows=[0])
     ready = ready_of(h)
-    assert ready.orphans(2) == [0, 7], "whatever took the others of a group"
+    assert ready.orphans(2) == [0, 7], "for whatever reason the other members are gone"
 
 
-def test_spoiled_declared_groups(h: Harness) -> None:
+def test_declared_groups_with_a_row_above_the_bound_are_returned_completely(h: Harness) -> None:
     h.put(3, tags=[{"n": 0}, {"n": 5}, {"n": 5}], groups=["a", "b", "a"])
     ready = ready_of(h)
     assert ready.spoiled(DOWN, -1, 3) == [0, 2]
@@ -207,14 +207,14 @@ def test_spoiled_declared_groups(h: Harness) -> None:
     h.put(1)
     h.ask(h.publish(1, None, rows=[5], tags=[{"n": 0}]))
     ready = ready_of(h)
-    assert ready.spoiled(DOWN, -1, 3) == [5], "a row of no group goes alone"
+    assert ready.spoiled(DOWN, -1, 3) == [5], "a row without a group is returned by itself"
     h.clear([1])
     h.put(1, groups=["b"])
     ready = ready_of(h)
-    assert ready.orphans(3) == [3, 4, 6], "whatever took the others of a group"
+    assert ready.orphans(3) == [3, 4, 6], "for whatever reason the other members are gone"
 
 
-def test_a_partition_that_was_dropped_has_its_columns_anew(h: Harness) -> None:
+def test_a_partition_that_is_created_again_has_new_columns(h: Harness) -> None:
     h.put(2, tags=[{"n": 1}, {"n": 2}])
     assert list(ready_of(h).ranked(UP)) == [1, 0]
     h.ask(ClearPartition("p"))

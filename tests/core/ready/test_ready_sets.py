@@ -1,4 +1,4 @@
-"""Ready sets: kept up to date, dropped and rebuilt, read lazily; whole groups."""
+"""Ready sets: kept up to date, removed and rebuilt, read lazily; complete groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), part
 
 
 def fragmented(h: Harness) -> list[int]:
-    """Three chunks of a partition of which every third row lacks `y`; the ready ones for (x, y)."""
+    """Return the ready rows for (x, y) of three chunks in which every third row lacks `y`."""
     h.put(11, partition="q")
     rows = h.put(3 * CHUNK)
     with_y = [row for row in rows if row % 3]
@@ -33,7 +33,7 @@ def fragmented(h: Harness) -> list[int]:
 
 
 @pytest.mark.design("built-in samplers work on a lazy sequence of ready indexes")
-def test_lazy_sequence(h: Harness) -> None:
+def test_ready_rows_are_a_lazy_sequence(h: Harness) -> None:
     expected = fragmented(h)
     ready = ready_of(h, fields=("x", "y"))
     assert isinstance(ready, ReadyIndexes)
@@ -55,7 +55,7 @@ def test_lazy_sequence(h: Harness) -> None:
             ready[outside]
 
 
-def test_an_empty_sequence(h: Harness) -> None:
+def test_ready_rows_may_be_empty(h: Harness) -> None:
     h.put(3, ("y",))
     ready = ready_of(h)
     assert (len(ready), list(ready), ready[:], ready[:5]) == (0, [], [], [])
@@ -64,8 +64,8 @@ def test_an_empty_sequence(h: Harness) -> None:
     assert list(ready.whole_groups(1)) == []
 
 
-def test_follows_every_change(h: Harness) -> None:
-    """Against a recount after each of many random changes; `check` compares the bitmap, this the rows."""
+def test_ready_sets_follow_every_change(h: Harness) -> None:
+    """Compares the rows with a recount after each of many random changes; `check` compares the bitmap."""
     rng = random.Random(3)
     produced: dict[int, set[str]] = {}
     consumed: set[int] = set()
@@ -96,7 +96,7 @@ def test_follows_every_change(h: Harness) -> None:
 
 
 @pytest.mark.design("least-recently-used ready sets are dropped and rebuilt")
-def test_least_recently_used_are_dropped(h: Harness) -> None:
+def test_the_least_recently_used_set_is_removed(h: Harness) -> None:
     h.put(5)
     for number in range(MAX_READY_SETS):
         ready_of(h, f"t{number}")
@@ -110,7 +110,7 @@ def test_least_recently_used_are_dropped(h: Harness) -> None:
     assert list(ready_of(h, "t1")) == [0, 1, 2, 3, 4, 5], "it is built again"
 
 
-def test_what_a_parked_claim_waits_for_is_never_dropped(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_for_which_a_claim_waits_is_never_removed(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_module, "MAX_READY_SETS", 4)
     h.create()
     waiting = {task: h.claim(2, task, wait=100) for task in "abcdefgh"}
@@ -123,7 +123,7 @@ def test_what_a_parked_claim_waits_for_is_never_dropped(h: Harness, monkeypatch:
     assert len(h.state.partitions["p"].ready) == 4
 
 
-def test_whole_groups_by_order(h: Harness) -> None:
+def test_complete_groups_by_order_are_found(h: Harness) -> None:
     rows = h.put(10)
     ready = ready_of(h)
     assert list(ready.whole_groups(4)) == [rows[0:4], rows[4:8]]
@@ -135,8 +135,8 @@ def test_whole_groups_by_order(h: Harness) -> None:
     assert list(ready_of(h).whole_groups(4)) == [rows[4:8], [8, 9, 10, 11]]
 
 
-def test_whole_groups_of_the_last_few_sizes_are_kept(h: Harness) -> None:
-    """Claims say how large groups are, and each size that is kept is counted with every put."""
+def test_complete_groups_of_the_last_few_sizes_are_kept(h: Harness) -> None:
+    """Claims choose the group size, and every put updates the counts of each size that is kept."""
     h.put(60)
     ready = ready_of(h)
     for size in range(2, 40):
@@ -157,7 +157,7 @@ def test_declared_groups_replace_those_by_order(h: Harness) -> None:
 
 
 def test_rows_that_are_ready_may_join_a_group(h: Harness) -> None:
-    """The group is counted though its rows became ready before they were its members."""
+    """The group is counted although its rows became ready before they joined it."""
     h.put(4)
     h.put(1, groups=["first"])
     ready = ready_of(h)
@@ -168,14 +168,14 @@ def test_rows_that_are_ready_may_join_a_group(h: Harness) -> None:
     assert list(ready.whole_groups(2)) == []
 
 
-def test_a_set_never_built_for_an_unknown_field(h: Harness) -> None:
+def test_a_claim_for_an_unknown_field_finds_no_rows(h: Harness) -> None:
     h.put(2)
     assert list(ready_of(h, fields=("nobody",))) == []
     h.put(2, {"nobody": tensor()}, rows=[0, 1])
     assert list(ready_of(h, fields=("nobody",))) == [0, 1]
 
 
-def test_contains() -> None:
+def test_a_ready_set_contains_its_rows() -> None:
     ready: Any = ReadySet("t", ("x",))
     assert 5 not in ready
     ready.bits[0] = np.array([0, 1], "u1")
@@ -185,14 +185,14 @@ def test_contains() -> None:
     assert CHUNK + 1 not in ready
 
 
-def test_tags_alone_make_nothing_ready(h: Harness) -> None:
+def test_tags_alone_make_no_row_ready(h: Harness) -> None:
     h.ask(Publish("p", 2, keys=["a", "b"], tags=[{"n": 1}, None], pre_allocate=0))
     assert len(ready_of(h)) == 0
 
 
 @pytest.mark.design("a claim costs what its batch costs")
-def test_a_claim_looks_only_where_its_rows_are(h: Harness) -> None:
-    """What a claim costs does not grow with the partition: the chunks before and after its rows are not read."""
+def test_a_claim_reads_only_the_chunks_of_its_rows(h: Harness) -> None:
+    """The cost of a claim does not grow with the partition: the chunks before and after its rows are not read."""
 
     class Counted(dict[int, Any]):
         read: list[int]

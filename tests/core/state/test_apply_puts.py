@@ -1,4 +1,4 @@
-"""New rows begin with all that their put brings, and are then as if they had been reserved first and put into."""
+"""A put of new rows in one record has the result of a reservation and a put into the reserved rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def kinds(h: Harness) -> list[type]:
 
 
 def told(h: Harness) -> dict[str, Any]:
-    """All that there is to know of the partition but when it changed, and of its ready rows."""
+    """Return everything about the partition and its ready rows, except when it changed."""
     partition = h.state.partitions["p"]
     state = partition.comparable()
-    for name in ("version", "changes"):  # versions and blocks are numbered otherwise
+    for name in ("version", "changes"):  # versions and blocks have other numbers
         del state[name]
     for chunk in state["rows"]["chunks"].values():
         del chunk["changed"], chunk["field"]
@@ -41,7 +41,7 @@ def told(h: Harness) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [1, 3, CHUNK + 2])
 @pytest.mark.parametrize("named", ["keys", "groups", None])
-def test_a_put_of_new_rows_is_a_reservation_and_a_put_into_it(count: int, named: str | None) -> None:
+def test_a_put_of_new_rows_equals_a_reservation_and_a_put_into_it(count: int, named: str | None) -> None:
     sampler = PrioritySampler("n") if named == "keys" else GRPOGroupNSampler(2)
     one, two = Harness(sampler), Harness(sampler)
     group_size = {"n_samples_per_prompt": 2} if named != "keys" else {}
@@ -71,7 +71,7 @@ def test_a_put_of_new_rows_is_a_reservation_and_a_put_into_it(count: int, named:
     assert told(one) == told(two)
 
 
-def test_what_is_to_be_removed_is_not_there_at_first(h: Harness) -> None:
+def test_a_new_row_has_no_tags_that_its_put_removes(h: Harness) -> None:
     h.put(1)
     rows = h.put(3, None, tags=[{"a": DELETE, "b": [1]}, {"a": DELETE}, None])
     partition = h.state.partitions["p"]
@@ -79,7 +79,7 @@ def test_what_is_to_be_removed_is_not_there_at_first(h: Harness) -> None:
     assert partition.tags_of(partition.rows.positions_of(np.array(rows))) == [{"b": [1]}, {}, {}]
 
 
-def test_rows_that_were_pre_allocated_are_taken_first(h: Harness) -> None:
+def test_pre_allocated_rows_are_taken_first(h: Harness) -> None:
     assert h.put(1, keys=["a"], pre_allocate=3) == [0]
     assert h.put(4, keys=list("bcde")) == [1, 2, 3, 4]
     assert RowsPut not in kinds(h)
@@ -87,7 +87,7 @@ def test_rows_that_were_pre_allocated_are_taken_first(h: Harness) -> None:
     assert kinds(h).count(RowsPut) == 1
 
 
-def test_a_put_that_comes_late_to_a_dropped_group_tells_what_is_left(h: Harness) -> None:
+def test_a_late_put_into_a_dropped_group_names_the_remaining_rows(h: Harness) -> None:
     h.ask(CreatePartition("p", 0, PartitionOptions(group_size=2)))
     h.put(2, keys=["a", "b"], groups=["g", "h"])
     h.ask(Drop("p", "bad", groups=["g"]))

@@ -1,4 +1,4 @@
-"""Trees of the right checksum and the wrong content: each is refused in words, or is as good as a state can be."""
+"""Trees with a correct checksum and wrong content: each is refused with a message, or is a valid state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NUMBERS: tuple[Any, ...] = (
 
 
 def rich() -> Harness:
-    """A state with something of everything in it."""
+    """Return a harness whose state uses every table."""
     h = Harness()
     h.ask(CreatePartition("p", 0, PartitionOptions(free_when=["held"], keep_seconds=100.0)))
     keys = [f"k{n}" for n in range(6)]
@@ -67,7 +67,7 @@ def rich() -> Harness:
 
 
 def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything in a tree."""
+    """Iterate over (container, key) of every node of a tree."""
     if isinstance(tree, dict):
         places: list[Any] = list(tree)
     elif isinstance(tree, list):
@@ -80,7 +80,7 @@ def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutated(tree: Any, choose: random.Random) -> str:
-    """Changes one thing of a tree; what, in words."""
+    """Change one node of a tree, and return a description of the change."""
     container, place = choose.choice(list(nodes(tree)))
     value = container[place]
     if isinstance(value, np.ndarray) and len(value) and choose.random() < 0.8:
@@ -107,7 +107,7 @@ def mutated(tree: Any, choose: random.Random) -> str:
 
 
 def plain(tree: Any) -> Any:
-    """As it comes out of a file: tuples are lists, arrays are its own."""
+    """Return a tree as it is read from a file: tuples are lists, and arrays are copies."""
     if isinstance(tree, dict):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -116,7 +116,7 @@ def plain(tree: Any) -> Any:
 
 
 def lived_in(tree: Any) -> None:
-    """A controller works with a state: whatever it is asked, nothing but errors of the tree comes."""
+    """Run a controller with the state of a tree. Requests may fail only with errors of this package."""
     core = Controller(SequentialSampler(), restored=serialization.load_untrusted(copy.deepcopy(tree)))
     core.opened("c", 1)
     requests: list[Any] = [ListKeys(), Status()]
@@ -143,13 +143,13 @@ def tree() -> Any:
     return plain(serialization.save_state(rich().state))
 
 
-def test_the_tree_itself_is_trusted(tree: Any) -> None:
+def test_the_unchanged_tree_is_valid(tree: Any) -> None:
     lived_in(tree)
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_one_thing_changed(tree: Any, part: int) -> None:
-    """Either it is refused, in words, or a controller can live in it to the end."""
+def test_a_tree_with_one_change_is_refused_or_valid(tree: Any, part: int) -> None:
+    """Either it is refused with a message, or a controller can use it until all rows are cleared."""
     refused = 0
     for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
         changed = copy.deepcopy(tree)
@@ -167,7 +167,7 @@ def test_one_thing_changed(tree: Any, part: int) -> None:
 
 
 def change(tree: Any, *path: Any, to: Any) -> Any:
-    """The tree with another value at a place."""
+    """Return the tree with another value at one place."""
     changed = copy.deepcopy(tree)
     at = changed
     for step in path[:-1]:
@@ -213,7 +213,7 @@ BLOCKS = ("blocks", "chunks", 0, "columns")
         (("later",), 1, "unknown field `later`"),
     ],
 )
-def test_what_is_said(tree: Any, path: tuple[Any, ...], to: Any, words: str) -> None:
+def test_the_error_names_what_is_wrong(tree: Any, path: tuple[Any, ...], to: Any, words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         serialization.load_untrusted(change(tree, *path, to=to))
 
@@ -230,8 +230,8 @@ def test_what_is_said(tree: Any, path: tuple[Any, ...], to: Any, words: str) -> 
         ("more", 1, "unknown field"),
     ],
 )
-def test_what_is_around_the_state(tree: Any, name: str, to: Any, words: str) -> None:
-    """It is refused before anything is changed."""
+def test_wrong_content_around_the_state_is_refused(tree: Any, name: str, to: Any, words: str) -> None:
+    """It is refused before the state changes."""
     h = rich()
     before = h.state.snapshot()
     whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}

@@ -1,4 +1,4 @@
-"""The replies that are kept for retries, compared with a few lines that keep a set of finished sequences."""
+"""The replies that are kept for retries, compared with a model that keeps a set of finished sequence numbers."""
 
 from __future__ import annotations
 

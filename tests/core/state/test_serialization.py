@@ -1,4 +1,4 @@
-"""What the fixture of all core tests does not show of saving: tags stay encoded, order, what is no state."""
+"""Saving and restoring, beyond the fixture of all core tests: encoded tags, order of keys, invalid states."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def packed(chunk: Chunk) -> bool:
     return chunk._packed is not None
 
 
-def test_tags_stay_encoded_until_one_is_looked_at(h: Harness) -> None:
-    """Also through a second saving; then those of one chunk alone are decoded."""
+def test_tags_stay_encoded_until_one_is_read(h: Harness) -> None:
+    """They also stay encoded if they are saved again. Then only those of one chunk are decoded."""
     rows = h.put(CHUNK + 3, tags=[{"n": i} for i in range(CHUNK + 3)])
     h.controller.state = through_file(through_file(h.state))
     first, second = h.state.partitions["p"].rows.chunks.values()
@@ -59,8 +59,8 @@ def test_cleared_rows_lose_encoded_tags_and_keys(h: Harness) -> None:
     assert h.look(ListKeys()).value == {"p": {"b": {"n": 2}}}
 
 
-def test_keys_keep_the_order_in_which_they_were_made(h: Harness) -> None:
-    """Which need not be that of their rows."""
+def test_keys_keep_the_order_of_their_creation(h: Harness) -> None:
+    """It may differ from the order of their rows."""
     h.create(pre_allocate=0)
     h.put(1, keys=["z"])
     h.put(2, keys=["y", "a"])
@@ -71,14 +71,14 @@ def test_keys_keep_the_order_in_which_they_were_made(h: Harness) -> None:
     assert again.keys_of(np.arange(3)) == ["z", "y", "a"]
 
 
-def test_watched_tags_are_columns_again() -> None:
+def test_watched_tags_are_restored_as_columns() -> None:
     h = Harness(PrioritySampler("n"))
     rows = h.put(3, tags=[{"n": 1}, {"n": 3}, {"n": 2}])
     h.restart()
     assert h.dealt(2) == [rows[1], rows[2]]
 
 
-def test_capacity_is_configuration() -> None:
+def test_the_capacity_is_not_saved() -> None:
     h = Harness(capacity=2)
     h.put(2)
     assert serialization.load_state(serialization.save_state(h.state), capacity=7).capacity == 7
@@ -87,13 +87,13 @@ def test_capacity_is_configuration() -> None:
 
 
 @pytest.mark.parametrize("tree", [None, 7, [], {}, "state", {"next_index": 0}])
-def test_what_is_no_state(tree: Any) -> None:
+def test_a_tree_that_is_not_a_state_is_refused(tree: Any) -> None:
     with pytest.raises(CheckpointError, match="does not know the form of the saved state"):
         serialization.load_state(tree)
 
 
-def test_what_lacks_something(h: Harness) -> None:
-    """As a state of another release would."""
+def test_a_state_with_a_missing_part_is_refused(h: Harness) -> None:
+    """A state of another release may lack a part."""
     h.put(2, keys=["a", "b"])
     required = {column.key for column in Partition.declared_columns() if column.missing is msgspec.NODEFAULT}
     assert required >= {"rows", "version"}
@@ -106,8 +106,8 @@ def test_what_lacks_something(h: Harness) -> None:
             serialization.load_state(tree)
 
 
-def test_a_forgotten_attribute_is_found(h: Harness) -> None:
-    """By the comparison that ends every test of the core."""
+def test_an_attribute_that_is_not_saved_is_found(h: Harness) -> None:
+    """The comparison at the end of every test of the core finds it."""
     h.put(1)
     one, other = State(), State()
     one.later = 1  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def test_a_forgotten_attribute_is_found(h: Harness) -> None:
 
 @pytest.mark.parametrize("how", ["twice in a chunk", "in two chunks", "of another row", "not listed", "without a row"])
 def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> None:
-    """They are restored and checked a chunk at a time, as a call over a million keys lets no other thread run."""
+    """They are restored and checked one chunk at a time: a call over a million keys would block other threads."""
     count = 2 * CHUNK + 1
     h.put(count, keys=[f"k{n}" for n in range(count)])
     before = dict(h.state.partitions["p"].keys)
@@ -144,7 +144,7 @@ def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> No
 
 
 def test_keys_are_saved_in_pieces(h: Harness) -> None:
-    """No single call decodes all of them, or makes a dict of them, as no other thread could run meanwhile."""
+    """No single call decodes all of them or makes a dict of them, because it would block other threads."""
     count = 2 * PIECE + 1
     h.put(count, keys=[f"k{n}" for n in range(count)])
     partition = h.state.partitions["p"]
@@ -159,7 +159,7 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
 
 
 @given(st.lists(st.text(max_size=3)), st.integers(1, 4))
-def test_any_texts_are_those_that_were_packed(texts: list[str], piece: int) -> None:
+def test_unpacked_texts_equal_the_packed_ones(texts: list[str], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joined_columns, "PIECE", piece)
         packed = packed_texts(texts)

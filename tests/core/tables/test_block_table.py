@@ -1,4 +1,4 @@
-"""Blocks and extents: who needs them, when they are handed back; units and writers; where values lie."""
+"""Blocks and extents: when they are needed and freed; units and writers; lookups of values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def needed(h: Harness) -> int:
 # ---------------------------------------------------------------- blocks
 
 
-def test_a_block_goes_with_its_last_value(h: Harness) -> None:
+def test_a_block_is_removed_with_its_last_value(h: Harness) -> None:
     h.put(2, ("x", "y"))
     assert needed(h) == 1
     h.put(1, ("x",), rows=[0])
@@ -43,7 +43,7 @@ def test_a_block_goes_with_its_last_value(h: Harness) -> None:
     assert h.state.blocks.live_bytes == h.state.partitions["p"].nbytes == 0
 
 
-def test_interned_schemas_and_dims_go_too(h: Harness) -> None:
+def test_unused_interned_schemas_and_dims_are_removed(h: Harness) -> None:
     for number in range(20):
         h.put(2, {"x": tensor("float32", (number,))})
     h.put(20, ("y",), rows=range(20))
@@ -54,7 +54,7 @@ def test_interned_schemas_and_dims_go_too(h: Harness) -> None:
     assert len(h.state.blocks.dims.values) <= 21, "spare numbers are used again"
 
 
-def test_interned() -> None:
+def test_interned_values_are_counted_and_numbered() -> None:
     table: InternTable[bytes] = InternTable()
     assert [table.add(value) for value in (b"a", b"b", b"a")] == [0, 1, 0]
     table.drop(0)
@@ -64,7 +64,7 @@ def test_interned() -> None:
     assert (table[0], table[1]) == (b"c", b"b")
 
 
-def test_chunks_of_blocks() -> None:
+def test_block_chunks_grow_and_are_removed_when_empty() -> None:
     table = BlockTable()
     spec = [FieldSpec("x", "tensor", "int8", 0, False)]
     for number in range(1, 2 * CHUNK + 10):
@@ -86,7 +86,7 @@ def test_chunks_of_blocks() -> None:
 def test_an_extent_is_freed_once_it_is_closed_and_empty(h: Harness) -> None:
     h.put(1)
     h.clear([0])
-    assert h.freed == [], "its writer may put more into it"
+    assert h.freed == [], "the writer may put more into it"
     h.put(1)
     h.put(1)
     assert h.freed == []
@@ -97,7 +97,7 @@ def test_an_extent_is_freed_once_it_is_closed_and_empty(h: Harness) -> None:
     assert h.state.blocks.extents == {}
 
 
-def test_replacing_frees(h: Harness) -> None:
+def test_an_extent_is_freed_when_its_values_are_replaced(h: Harness) -> None:
     for _ in range(BLOCKS_AN_EXTENT):
         h.put(1, keys=["a"])
     assert h.freed == []
@@ -108,7 +108,7 @@ def test_replacing_frees(h: Harness) -> None:
     assert h.freed == [(0, 1), (0, 2)]
 
 
-def test_dropping_a_partition_frees(h: Harness) -> None:
+def test_dropping_a_partition_frees_its_extents(h: Harness) -> None:
     for number in range(3 * BLOCKS_AN_EXTENT):
         h.put(2, partition=f"p{number % 2}")
     h.ask(ClearPartition("p0"))
@@ -117,7 +117,7 @@ def test_dropping_a_partition_frees(h: Harness) -> None:
     assert sorted(h.freed) == [(0, 1), (0, 2), (0, 3)]
 
 
-def test_extents_in_which_nothing_lives_are_freed_at_their_close(h: Harness) -> None:
+def test_an_extent_without_live_values_is_freed_when_it_is_closed(h: Harness) -> None:
     h.put(1)
     h.ask(CloseExtents([(0, 1), (0, 1), (0, 77)]))
     assert h.freed == [(0, 77)]
@@ -125,7 +125,7 @@ def test_extents_in_which_nothing_lives_are_freed_at_their_close(h: Harness) -> 
     assert h.freed == [(0, 77), (0, 1)]
 
 
-def test_nobody_closes_or_fills_anothers_extent(h: Harness) -> None:
+def test_a_writer_cannot_close_or_fill_the_extent_of_another_writer(h: Harness) -> None:
     h.put(1)
     with pytest.raises(ProtocolError, match="to another writer"):
         h.ask(CloseExtents([(0, 1)]), "thief")
@@ -137,14 +137,14 @@ def test_nobody_closes_or_fills_anothers_extent(h: Harness) -> None:
     assert h.state.partitions["p"].rows.count == 1
 
 
-def test_nothing_is_put_into_a_closed_extent(h: Harness) -> None:
+def test_a_put_into_a_closed_extent_is_refused(h: Harness) -> None:
     h.put(1)
     h.ask(CloseExtents([(0, 1)]))
     with pytest.raises(ProtocolError, match="closed"):
         h.put(1)
 
 
-def test_extents_of_a_unit_that_is_away_are_freed_when_it_is_back(h: Harness) -> None:
+def test_extents_of_a_disconnected_unit_are_freed_when_it_reconnects(h: Harness) -> None:
     h.put(1)
     h.disconnect("unit-0")
     h.ask(CloseExtents([(0, 1)]))
@@ -158,7 +158,7 @@ def test_extents_of_a_unit_that_is_away_are_freed_when_it_is_back(h: Harness) ->
 # ---------------------------------------------------------------- units and writers
 
 
-def test_units_are_known_by_their_arena(h: Harness) -> None:
+def test_units_are_identified_by_their_arena(h: Harness) -> None:
     assert h.ask(RegisterUnit("second.sock", "/other"), "unit-1") == Done(1)
     assert h.ask(RegisterUnit("moved.sock", "/arena"), "unit-0") == Done(0)
     reply = h.ask(Topology())
@@ -169,14 +169,14 @@ def test_units_are_known_by_their_arena(h: Harness) -> None:
     assert reply.config == "{}"
 
 
-def test_a_writer_proven_dead_puts_no_more(h: Harness) -> None:
+def test_a_writer_that_is_proven_dead_cannot_put(h: Harness) -> None:
     h.put(1)
     late = h.publish(1)
     h.ask(WriterGone("w", 0, [1, 5]), "unit-0")
-    assert h.freed == [(0, 5)], "what nobody wrote to comes back at once"
+    assert h.freed == [(0, 5)], "an extent without blocks is freed at once"
     with pytest.raises(ProtocolError, match="proven dead"):
         h.ask(late)
-    assert h.lookup([0], ["x"])[0]["x"][1] == 0, "what it published stays"
+    assert h.lookup([0], ["x"])[0]["x"][1] == 0, "published values remain"
     h.clear([0], "p")
     assert h.freed == [(0, 5), (0, 1)]
     assert h.put(1, name="other") == [1]
@@ -192,7 +192,7 @@ def test_a_parked_put_of_a_dead_writer_fails() -> None:
         h.result(sequence)
 
 
-def test_only_the_unit_proves_a_writer_dead(h: Harness) -> None:
+def test_only_the_unit_itself_can_report_a_writer_as_dead(h: Harness) -> None:
     h.put(1)
     for name in ("w", "unit-1"):
         with pytest.raises(ProtocolError, match="only the unit itself"):
@@ -204,7 +204,7 @@ def test_only_the_unit_proves_a_writer_dead(h: Harness) -> None:
     h.put(1)
 
 
-def test_few_dead_writers_are_remembered(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_number_of_dead_writers_is_remembered(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transfer_queue.core.state.apply_units.MAX_FENCED", 3)
     for number in range(5):
         h.ask(WriterGone(f"w{number}", 0, []), "unit-0")
@@ -214,7 +214,7 @@ def test_few_dead_writers_are_remembered(h: Harness, monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------- lookups
 
 
-def test_values_of_several_blocks(h: Harness) -> None:
+def test_a_lookup_finds_values_in_several_blocks(h: Harness) -> None:
     h.put(3, ("x", "y"), keys=["a", "b", "c"])
     h.put(2, ("y",), keys=["c", "a"])
     found = h.lookup([2, 0, 1, 2], ["y", "x"])
@@ -228,7 +228,7 @@ def test_values_of_several_blocks(h: Harness) -> None:
     ]
 
 
-def test_fields_that_lie_together_share_a_placement(h: Harness) -> None:
+def test_fields_in_the_same_blocks_share_a_placement(h: Harness) -> None:
     h.put(2, ("x", "y", "z"))
     h.put(2, ("y",), rows=[0, 1])
     reply = h.ask(Lookup("p", column([0, 1]), fields=["x", "y", "z"]))
@@ -238,7 +238,7 @@ def test_fields_that_lie_together_share_a_placement(h: Harness) -> None:
     assert np.frombuffer(reply.blocks.rows, "<i4").tolist() == [2, 2]
 
 
-def test_lookup_by_keys(h: Harness) -> None:
+def test_a_lookup_by_keys_returns_the_common_fields(h: Harness) -> None:
     h.put(2, ("x", "y"), keys=["a", "b"])
     h.put(1, ("y", "z"), keys=["c"])
     every = h.ask(Lookup("p", keys=["c", "nobody", "a", "c"]))
@@ -246,7 +246,7 @@ def test_lookup_by_keys(h: Harness) -> None:
     assert [row["y"][1] for row in places(every)] == [0, 0, 0]
     some = h.ask(Lookup("p", keys=["b", "a"], fields=["y", "nobody", "x", "y"]))
     assert [t.name for t in some.types] == ["y", "x"]
-    assert h.ask(Lookup("p", keys=["a"], fields=["z"])).count == -1, "none of the fields asked for"
+    assert h.ask(Lookup("p", keys=["a"], fields=["z"])).count == -1, "none of the requested fields"
     h.put(1, ("w",), keys=["d"])
     nothing = h.ask(Lookup("p", keys=["a", "d"]))
     assert (nothing.count, nothing.types) == (2, []), "no field in common"
@@ -254,7 +254,7 @@ def test_lookup_by_keys(h: Harness) -> None:
         assert h.ask(missing).count == 0
 
 
-def test_lookup_by_rows(h: Harness) -> None:
+def test_a_lookup_by_rows_names_missing_fields_and_rows(h: Harness) -> None:
     h.put(2, ("x", "y"))
     h.put(1, ("x",))
     h.put(1, None, tags=[{}])
@@ -272,7 +272,7 @@ def test_lookup_by_rows(h: Harness) -> None:
     assert h.ask(Lookup("p", column([0]), fields=[])).count == 1
 
 
-def test_objects_and_ragged_values(h: Harness) -> None:
+def test_a_lookup_describes_objects_and_ragged_values(h: Harness) -> None:
     h.put(2, {"o": OBJECT, "x": tensor("int16", [(1,), (2,)])})
     reply = h.ask(Lookup("p", column([1, 0]), fields=["x", "o"]))
     assert reply.blocks.schemas == [
@@ -295,7 +295,7 @@ def test_objects_and_ragged_values(h: Harness) -> None:
     ],
     ids=repr,
 )
-def test_strange_requests_cost_an_answer(h: Harness, request_: object) -> None:
+def test_malformed_requests_get_an_error_and_change_nothing(h: Harness, request_: object) -> None:
     h.put(1)
     with contextlib.suppress(ProtocolError, InvalidArgumentError, StorageKeyNotFoundError):
         h.ask(request_)  # type: ignore[arg-type]

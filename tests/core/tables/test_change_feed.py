@@ -1,4 +1,4 @@
-"""Watching a partition: what is told, to whom, when, and what it costs."""
+"""Watches of a partition: which changes are reported, to which clients, when, and at what cost."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ Ext = msgspec.msgpack.Ext
 
 
 def tag(h: Harness, partition: str = "p", **tags: dict[str, Any]) -> None:
-    """Puts tags under keys."""
+    """Put tags under keys."""
     h.ask(Publish(partition, len(tags), keys=list(tags), tags=list(tags.values()), pre_allocate=0))
 
 
 def watch(h: Harness, since: int | None = None, where: Any = None, wait: float | None = 10.0, name: str = "r") -> int:
-    """Client `name` asks; gives its sequence."""
+    """Send a watch of client `name` and return its sequence number."""
     return h.send(Watch("p", since, where or {}, wait), name)
 
 
 def told(h: Harness, sequence: int, name: str = "r") -> ChangeReply:
-    """What a watch got; it must be answered."""
+    """Return the reply to a watch, which must not be parked."""
     reply = h.result(sequence, name)
     assert isinstance(reply, ChangeReply), "the watch is still parked"
     return reply
 
 
 def now(h: Harness, since: int | None = None, where: Any = None) -> ChangeReply:
-    """What a watch is told that does not wait."""
+    """Return the reply to a watch that does not wait."""
     reply = h.look(Watch("p", since, where or {}))
     assert isinstance(reply, ChangeReply)
     return reply
@@ -68,15 +68,15 @@ def tags_by_key(reply: ChangeReply) -> dict[str | None, dict[str, Any]]:
         (Ext(65, b"x"), Ext(65, b"x"), True), (Ext(65, b"x"), Ext(65, b"y"), False), (Ext(65, b"x"), b"x", False),
     ],
 )  # fmt: skip
-def test_equal_values(one: Any, other: Any, equal: bool) -> None:
+def test_values_of_tags_compare_by_value(one: Any, other: Any, equal: bool) -> None:
     assert same(one, other) is equal
     assert same(other, one) is equal
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- what is reported
 
 
-def test_the_first_question_tells_all_that_is_there(h: Harness) -> None:
+def test_the_first_watch_returns_the_present_state(h: Harness) -> None:
     tag(h, a=READY, b={"status": "running"}, c={"status": "ready", "n": 3})
     reply = now(h, None, READY)
     assert numbers(reply.rows) == [0, 2]
@@ -88,20 +88,20 @@ def test_the_first_question_tells_all_that_is_there(h: Harness) -> None:
     assert not reply.dropped
 
 
-def test_later_questions_tell_what_changed_since(h: Harness) -> None:
+def test_a_later_watch_returns_what_has_changed_since(h: Harness) -> None:
     tag(h, a={"n": 1}, b={"n": 1})
     version = now(h).version
     assert now(h, version) == ChangeReply(version)
     tag(h, b={"n": 2})
     h.put(1, ["x"], rows=[0])
     reply = now(h, version)
-    assert tags_by_key(reply) == {"b": {"n": 2}, "a": {"n": 1}}, "in order of change, though rows are a, b"
+    assert tags_by_key(reply) == {"b": {"n": 2}, "a": {"n": 1}}, "in order of change, although the rows are a, b"
     first, second = numbers(reply.versions)
     assert version < first < second == reply.version
     assert tags_by_key(now(h, first)) == {"a": {"n": 1}}
 
 
-def test_several_changes_of_a_row_are_told_once(h: Harness) -> None:
+def test_several_changes_of_a_row_are_reported_once(h: Harness) -> None:
     tag(h, a={"n": 1})
     version = now(h).version
     tag(h, a={"n": 2})
@@ -109,21 +109,21 @@ def test_several_changes_of_a_row_are_told_once(h: Harness) -> None:
     assert tags_by_key(now(h, version)) == {"a": {"n": 3}}
 
 
-def test_every_entry_must_match(h: Harness) -> None:
+def test_every_entry_of_where_must_match(h: Harness) -> None:
     tag(h, a={"s": 1, "t": 1}, b={"s": 1}, c={"s": 1.0, "t": True}, d={"s": [1], "t": 1})
     assert set(tags_by_key(now(h, None, {"s": 1, "t": 1}))) == {"a"}
     assert set(tags_by_key(now(h, None, {"s": 1}))) == {"a", "b", "c"}
-    assert set(tags_by_key(now(h, None, {"t": None}))) == set(), "an entry that is not there is not None"
+    assert set(tags_by_key(now(h, None, {"t": None}))) == set(), "a missing entry is not None"
 
 
-def test_rows_without_keys_and_tags_are_told_too(h: Harness) -> None:
+def test_rows_without_keys_and_tags_are_reported(h: Harness) -> None:
     h.put(2)
     reply = now(h)
     assert (numbers(reply.rows), reply.keys, reply.tags) == ([0, 1], None, None)
     assert not now(h, None, READY).changed
 
 
-def test_reserved_rows_are_told_once_they_have_something(h: Harness) -> None:
+def test_reserved_rows_are_reported_once_they_have_a_key_tag_or_field(h: Harness) -> None:
     h.create(pre_allocate=2)
     h.ask(Reserve("p", 1, None, 0))
     assert not now(h).changed
@@ -136,7 +136,7 @@ def test_reserved_rows_are_told_once_they_have_something(h: Harness) -> None:
     assert numbers(now(h, version).rows) == [0]
 
 
-def test_clears_are_told_with_their_keys(h: Harness) -> None:
+def test_cleared_rows_are_reported_with_their_keys(h: Harness) -> None:
     tag(h, a=READY, b={}, c=READY)
     h.put(1)
     version = now(h).version
@@ -146,10 +146,10 @@ def test_clears_are_told_with_their_keys(h: Harness) -> None:
     assert (numbers(reply.rows), numbers(reply.cleared), reply.cleared_keys) == ([], [0, 3], ["a", None])
     assert numbers(reply.cleared_versions) == [version + 1, version + 2]
     assert numbers(now(h, version + 1).cleared) == [3]
-    assert numbers(now(h).cleared) == [], "who knows of nothing need not be told"
+    assert numbers(now(h).cleared) == [], "a client without any state needs no clears"
 
 
-def test_a_key_that_was_cleared_and_put_anew(h: Harness) -> None:
+def test_a_key_that_was_cleared_and_put_again_is_reported_twice(h: Harness) -> None:
     tag(h, a={"n": 1})
     version = now(h).version
     h.ask(ClearKeys("p", ["a"]))
@@ -159,14 +159,14 @@ def test_a_key_that_was_cleared_and_put_anew(h: Harness) -> None:
     assert numbers(reply.cleared_versions) < numbers(reply.versions)
 
 
-def test_rows_that_nobody_was_told_of_are_no_news_when_they_go(h: Harness) -> None:
+def test_cleared_rows_that_were_never_reported_are_not_reported(h: Harness) -> None:
     h.create(pre_allocate=3)
     version = now(h).version
     h.clear([1])
     assert not now(h, version).changed
 
 
-def test_forgotten_clears_make_an_answer_incomplete(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_is_incomplete_if_clears_were_forgotten(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transfer_queue.core.tables.change_feed.MAX_CLEARED", 4)
     h.put(10)
     version = now(h).version
@@ -183,7 +183,7 @@ def test_forgotten_clears_make_an_answer_incomplete(h: Harness, monkeypatch: pyt
     assert not now(h, reply.version).changed
 
 
-def test_a_seal_is_told_once(h: Harness) -> None:
+def test_a_seal_is_reported_once(h: Harness) -> None:
     h.create(producers=2)
     version = now(h).version
     h.ask(Seal("p"))
@@ -196,7 +196,7 @@ def test_a_seal_is_told_once(h: Harness) -> None:
     assert now(h, reply.version) == ChangeReply(reply.version, sealed=True)
 
 
-def test_who_knew_a_dropped_partition_is_told_so_even_when_it_is_there_again(h: Harness) -> None:
+def test_the_drop_of_a_partition_is_reported_even_if_it_exists_again(h: Harness) -> None:
     tag(h, a={})
     version = now(h).version
     h.ask(ClearPartition("p"))
@@ -221,7 +221,7 @@ def test_a_watch_waits_for_the_row_that_matches(h: Harness) -> None:
     assert h.parked(other, "r")
 
 
-def test_a_row_that_has_a_key_before_its_tag_is_told_with_the_tag(h: Harness) -> None:
+def test_a_row_that_gets_its_key_before_its_tag_is_reported_with_the_tag(h: Harness) -> None:
     sequence = watch(h, None, READY)
     h.ask(Reserve("p", 1, ["a"], 0))
     assert h.parked(sequence, "r")
@@ -229,7 +229,7 @@ def test_a_row_that_has_a_key_before_its_tag_is_told_with_the_tag(h: Harness) ->
     assert tags_by_key(told(h, sequence)) == {"a": READY}
 
 
-def test_all_who_wait_are_told_each_since_his_own_version(h: Harness) -> None:
+def test_each_waiting_watch_gets_the_changes_since_its_own_version(h: Harness) -> None:
     tag(h, a={"n": 1})
     version = now(h).version
     names = [f"r{i}" for i in range(5)]
@@ -242,7 +242,7 @@ def test_all_who_wait_are_told_each_since_his_own_version(h: Harness) -> None:
     assert set(tags_by_key(now(h, answers[0].version))) == {"c"}
 
 
-def test_what_no_sample_changed_by_answers_nobody(h: Harness) -> None:
+def test_an_event_that_changes_no_sample_answers_no_watch(h: Harness) -> None:
     tag(h, a={})
     h.put(2)
     sequence = watch(h, now(h).version)
@@ -252,12 +252,12 @@ def test_what_no_sample_changed_by_answers_nobody(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_clear_and_seal_and_drop_answer_who_waits(h: Harness, begins: bool) -> None:
+def test_a_clear_a_seal_and_a_drop_answer_waiting_watches(h: Harness, begins: bool) -> None:
     tag(h, a={}, b={})
     since = None if begins else now(h).version
     sequence = watch(h, since, READY)
     h.ask(ClearKeys("p", ["a"]))
-    assert h.parked(sequence, "r") == begins, "who was told of no row yet need not know that one is gone"
+    assert h.parked(sequence, "r") == begins, "a client that got no row need not know that one is gone"
     if not begins:
         assert told(h, sequence).cleared_keys == ["a"]
         sequence = watch(h, now(h).version, READY)
@@ -268,7 +268,7 @@ def test_clear_and_seal_and_drop_answer_who_waits(h: Harness, begins: bool) -> N
     assert told(h, sequence) == ChangeReply(-1, changed=True, dropped=True)
 
 
-def test_an_unknown_partition_is_waited_for(h: Harness) -> None:
+def test_a_watch_of_an_unknown_partition_waits_for_it(h: Harness) -> None:
     first = watch(h)
     second = watch(h, -1, READY)
     h.create()
@@ -283,7 +283,7 @@ def test_an_unknown_partition_is_waited_for(h: Harness) -> None:
     assert tags_by_key(told(h, third)) == {"b": {}}
 
 
-def test_a_wait_ends_with_an_empty_answer(h: Harness) -> None:
+def test_a_wait_that_times_out_ends_with_an_empty_reply(h: Harness) -> None:
     unknown = watch(h, wait=5)
     assert h.controller.next_deadline() == 5
     h.tick(5)
@@ -297,11 +297,11 @@ def test_a_wait_ends_with_an_empty_answer(h: Harness) -> None:
     assert not h.state.waiting.watches
 
 
-def test_who_does_not_wait_is_answered_at_once(h: Harness) -> None:
+def test_a_watch_that_does_not_wait_is_answered_at_once(h: Harness) -> None:
     assert told(h, watch(h, wait=None)) == told(h, watch(h, wait=0.0)) == ChangeReply(-1)
 
 
-def test_a_put_that_waited_for_room_is_told(h: Harness) -> None:
+def test_a_put_that_waited_for_capacity_is_reported(h: Harness) -> None:
     h = Harness(capacity=1)
     h.put(1)
     sequence = watch(h, None, READY)
@@ -322,7 +322,7 @@ def test_a_watch_ends_with_its_connection(h: Harness) -> None:
     assert h.reply(sequence, "r") is None
 
 
-def test_the_same_watch_on_a_new_connection_attaches_again(h: Harness) -> None:
+def test_a_watch_continues_on_a_new_connection(h: Harness) -> None:
     sequence = watch(h)
     old = h.clients["r"].peer
     new = h.connect("r")
@@ -333,7 +333,7 @@ def test_the_same_watch_on_a_new_connection_attaches_again(h: Harness) -> None:
     assert (old, sequence) not in h.replies
 
 
-def test_a_retry_of_a_watch_whose_answer_was_lost_loses_nothing(h: Harness) -> None:
+def test_a_retry_of_a_watch_whose_reply_was_lost_loses_no_changes(h: Harness) -> None:
     sequence = watch(h)
     tag(h, a={})
     h.disconnect("r")
@@ -343,7 +343,7 @@ def test_a_retry_of_a_watch_whose_answer_was_lost_loses_nothing(h: Harness) -> N
     assert set(tags_by_key(told(h, sequence))) == {"a", "b"}
 
 
-def test_a_cancelled_watch_waits_no_longer(h: Harness) -> None:
+def test_a_cancelled_watch_does_not_wait_any_longer(h: Harness) -> None:
     sequence = watch(h)
     assert h.ask(Cancel(sequence), "r") == Done(True)
     with pytest.raises(WaitTimeoutError, match="cancelled"):
@@ -351,14 +351,14 @@ def test_a_cancelled_watch_waits_no_longer(h: Harness) -> None:
     assert not h.state.waiting.watches
 
 
-def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) -> None:
+def test_a_watch_that_a_replay_left_parked_is_answered_when_its_client_sends_it_again(h: Harness) -> None:
     sequences = [watch(h, where=where) for where in (READY, {"n": 1})]
     again = Harness()
     for record in h.records[1:]:
         again.controller.apply(record)
     again.take([])
     tag(again, a=READY)
-    assert again.parked(sequences[0], "r"), "it is nobody's yet"
+    assert again.parked(sequences[0], "r"), "its client has not sent it again yet"
     again.client("r").sequence = sequences[-1]
     for sequence, where in zip(sequences, (READY, {"n": 1}), strict=True):
         again.send(Watch("p", None, where, 10.0), "r", sequence)
@@ -371,7 +371,7 @@ def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) 
 # ---------------------------------------------------------------- cost
 
 
-def test_a_put_costs_those_who_watch_only_its_own_rows(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_watches_read_only_the_rows_of_a_put(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     h.put(300, None, tags=[{"n": 0}] * 300)
     names = [f"r{i}" for i in range(50)]
     for name in names:
@@ -390,7 +390,7 @@ def test_a_put_costs_those_who_watch_only_its_own_rows(h: Harness, monkeypatch: 
     assert all(h.parked(1, name) for name in names)
 
 
-def test_chunks_without_news_are_not_looked_at(h: Harness) -> None:
+def test_chunks_without_changes_are_not_read(h: Harness) -> None:
     h.put(2 * CHUNK + 5)
     partition = h.state.partitions["p"]
     version = partition.version
@@ -405,7 +405,7 @@ def test_chunks_without_news_are_not_looked_at(h: Harness) -> None:
     assert len(partition.changes.since(0)[0]) == 2 * CHUNK + 5
 
 
-def test_a_chunk_that_is_cleared_takes_its_versions_along(h: Harness) -> None:
+def test_the_versions_of_a_chunk_are_removed_with_it(h: Harness) -> None:
     h.put(CHUNK + 1)
     h.clear(range(CHUNK))
     assert list(h.state.partitions["p"].changes.newest) == [1]
@@ -415,7 +415,7 @@ def test_a_chunk_that_is_cleared_takes_its_versions_along(h: Harness) -> None:
 # ---------------------------------------------------------------- lists
 
 
-def test_keys_by_tag(h: Harness) -> None:
+def test_keys_are_listed_by_tag(h: Harness) -> None:
     tag(h, a=READY, b={}, c=READY)
     tag(h, "q", d={"n": 1})
     h.create("empty")
@@ -425,7 +425,7 @@ def test_keys_by_tag(h: Harness) -> None:
     assert h.look(ListKeys(["unknown"], READY)).value == {}
 
 
-def test_a_watch_names_its_rows_as_a_list_does(h: Harness) -> None:
+def test_a_watch_returns_the_rows_that_a_list_returns(h: Harness) -> None:
     h.ask(h.publish(2, {"x": tensor()}, keys=["a", "b"], tags=[READY, {}]))
     assert tags_by_key(now(h, None, READY)) == h.look(ListKeys(["p"], READY)).value["p"]
     assert harness.rows_of(h.ask(h.publish(1, rows=[1]))) == [1]

@@ -27,7 +27,7 @@ def ranks(request: pytest.FixtureRequest) -> Harness:
 # ---------------------------------------------------------------- rank-consistent
 
 
-def test_everybody_gets_the_same(ranks: Harness) -> None:
+def test_every_process_of_a_rank_gets_the_same_batch(ranks: Harness) -> None:
     ranks.put(8)
     first = ranks.dealt(2, dp_rank=0, batch_index=0)
     assert first == [0, 1]
@@ -39,7 +39,7 @@ def test_everybody_gets_the_same(ranks: Harness) -> None:
     assert ranks.controller.counters["dealt_rows"] == 8
 
 
-def test_out_of_order_and_late(ranks: Harness) -> None:
+def test_batches_may_be_requested_out_of_order_and_late(ranks: Harness) -> None:
     ranks.put(6)
     third = ranks.dealt(2, dp_rank=0, batch_index=7)
     first = ranks.dealt(2, dp_rank=0, batch_index=0)
@@ -50,14 +50,14 @@ def test_out_of_order_and_late(ranks: Harness) -> None:
     assert ranks.dealt(2, dp_rank=0, batch_index=3) == [4, 5]
 
 
-def test_a_late_replica_is_served_though_nothing_is_ready(ranks: Harness) -> None:
+def test_a_late_replica_gets_its_batch_although_no_row_is_ready(ranks: Harness) -> None:
     ranks.put(2)
     assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
     assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
     assert ranks.dealt(2, dp_rank=0, batch_index=1) == []
 
 
-def test_replicas_that_wait_are_met_together(ranks: Harness) -> None:
+def test_waiting_replicas_are_answered_together(ranks: Harness) -> None:
     waiting = [(ranks.claim(2, wait=10, name=name, dp_rank=1, batch_index=4), name) for name in "abc"]
     other = ranks.claim(2, wait=10, name="d", dp_rank=0, batch_index=4)
     ranks.put(2)
@@ -83,7 +83,7 @@ def test_another_batch_size_is_an_error(ranks: Harness) -> None:
     "a dealt batch is kept until all its rows are cleared or its partition is dropped",
     "a later ask for a batch that is gone is an error and never fresh rows",
 )
-def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
+def test_a_batch_that_is_gone_is_an_error_and_not_replaced(ranks: Harness) -> None:
     ranks.put(6)
     ranks.dealt(2, dp_rank=0, batch_index=0)
     ranks.clear([0, 1])
@@ -100,7 +100,7 @@ def test_gone_is_an_error_and_never_fresh_rows(ranks: Harness) -> None:
 
 
 @pytest.mark.design("issued batch indexes are kept as intervals")
-def test_issued_batches_take_bounded_space(ranks: Harness) -> None:
+def test_the_dealt_batch_indexes_take_bounded_space(ranks: Harness) -> None:
     for number in range(50):
         ranks.put(2)
         ranks.clear(ranks.dealt(2, dp_rank=0, batch_index=number) or [])
@@ -110,7 +110,7 @@ def test_issued_batches_take_bounded_space(ranks: Harness) -> None:
         ranks.dealt(2, dp_rank=0, batch_index=25)
 
 
-def test_partly_cleared(ranks: Harness) -> None:
+def test_a_partly_cleared_batch_still_contains_all_its_rows(ranks: Harness) -> None:
     ranks.put(4, tags=[{"n": number} for number in range(4)])
     ranks.dealt(4, dp_rank=0, batch_index=0)
     ranks.clear([1, 2])
@@ -122,7 +122,7 @@ def test_partly_cleared(ranks: Harness) -> None:
         ranks.lookup(rows_of(reply), ["x"])
 
 
-def test_a_dropped_partition_begins_anew(ranks: Harness) -> None:
+def test_a_partition_that_is_created_again_deals_from_batch_0(ranks: Harness) -> None:
     ranks.put(4)
     ranks.dealt(2, dp_rank=0, batch_index=0)
     ranks.ask(ClearPartition("p"))
@@ -132,7 +132,7 @@ def test_a_dropped_partition_begins_anew(ranks: Harness) -> None:
 
 
 @pytest.mark.design("reset_consumption forgets that task's dealt batches")
-def test_a_reset_forgets(ranks: Harness) -> None:
+def test_a_reset_forgets_dealt_batches(ranks: Harness) -> None:
     ranks.put(4)
     ranks.dealt(2, dp_rank=0, batch_index=0)
     ranks.dealt(2, dp_rank=1, batch_index=0)
@@ -146,7 +146,7 @@ def test_a_reset_forgets(ranks: Harness) -> None:
 
 
 @pytest.mark.design("a replica that lags still gets its last batch")
-def test_the_last_batch_is_there_for_who_lags(ranks: Harness) -> None:
+def test_a_late_rank_gets_the_last_batch(ranks: Harness) -> None:
     ranks.put(4)
     ranks.dealt(4, dp_rank=0, batch_index=0)
     ranks.ask(Seal("p"))
@@ -155,7 +155,7 @@ def test_the_last_batch_is_there_for_who_lags(ranks: Harness) -> None:
     assert ranks.dealt(4, dp_rank=0, batch_index=0, finite=True) == [0, 1, 2, 3]
 
 
-def test_the_rest_is_kept_too(ranks: Harness) -> None:
+def test_the_remainder_is_kept_as_a_batch(ranks: Harness) -> None:
     ranks.put(6)
     ranks.dealt(4, dp_rank=0, batch_index=0)
     ranks.ask(Seal("p"))
@@ -173,7 +173,7 @@ def test_a_probe_deals_nothing(ranks: Harness) -> None:
 
 
 @pytest.mark.parametrize("missing", ["dp_rank", "batch_index"])
-def test_rank_aware_needs_both(missing: str) -> None:
+def test_a_rank_consistent_claim_needs_dp_rank_and_batch_index(missing: str) -> None:
     h = Harness(RankAwareSampler())
     sampling = {name: 0 for name in ("dp_rank", "batch_index") if name != missing}
     with pytest.raises(InvalidArgumentError, match=missing):
@@ -203,7 +203,7 @@ def lengths(*values: int) -> list[dict[str, int]]:
 
 
 @pytest.mark.design("a balanced deal takes all ranks' shares out of the ready set at once")
-def test_one_deal_takes_all_shares() -> None:
+def test_one_deal_assigns_the_shares_of_all_ranks() -> None:
     h = balanced()
     h.put(6, tags=lengths(9, 1, 5, 5, 7, 7))
     assert h.dealt(2, dp_rank=1, batch_index=0) is not None
@@ -214,7 +214,7 @@ def test_one_deal_takes_all_shares() -> None:
     assert h.dealt(2, dp_rank=0, batch_index=1) == [], "two rows are too few for two ranks"
 
 
-def test_other_ranks_that_wait_are_met_by_the_deal() -> None:
+def test_a_deal_answers_the_other_waiting_ranks() -> None:
     h = balanced(1, 4)
     waiting = [(h.claim(2, wait=10, name=f"c{rank}", dp_rank=rank, batch_index=0), f"c{rank}") for rank in (3, 1, 0, 2)]
     next_ = h.claim(2, wait=10, name="next", dp_rank=0, batch_index=1)
@@ -225,7 +225,7 @@ def test_other_ranks_that_wait_are_met_by_the_deal() -> None:
     assert h.parked(next_, "next")
 
 
-def test_rank_0_may_be_meant_without_being_named() -> None:
+def test_a_claim_without_dp_rank_is_for_rank_0() -> None:
     h = balanced()
     second = h.claim(2, wait=10, name="b", dp_rank=1, batch_index=0)
     first = h.claim(2, wait=10, name="a", batch_index=0)
@@ -233,7 +233,7 @@ def test_rank_0_may_be_meant_without_being_named() -> None:
     assert sorted([*(h.got(first, "a") or []), *(h.got(second, "b") or [])]) == [0, 1, 2, 3]
 
 
-def test_a_waiting_rank_with_another_batch_size_is_told() -> None:
+def test_a_waiting_rank_with_another_batch_size_gets_an_error() -> None:
     h = balanced()
     odd = h.claim(1, wait=10, name="odd", dp_rank=1, batch_index=0)
     h.put(1)
@@ -245,7 +245,7 @@ def test_a_waiting_rank_with_another_batch_size_is_told() -> None:
         h.result(late, "late")
 
 
-def test_without_batch_index_the_deal_is_the_callers() -> None:
+def test_a_deal_without_batch_index_belongs_to_its_caller() -> None:
     h = balanced(2, 2)
     h.put(6)
     assert h.dealt(2) == [0, 1]
@@ -256,7 +256,7 @@ def test_without_batch_index_the_deal_is_the_callers() -> None:
     assert h.dealt(4) is None
 
 
-def test_after_a_seal_every_rank_gets_as_many() -> None:
+def test_after_a_seal_every_rank_gets_the_same_number_of_rows() -> None:
     h = balanced(2, 2)
     h.put(14)
     assert [len(h.dealt(4, dp_rank=rank, batch_index=0) or []) for rank in (0, 1)] == [4, 4]
@@ -265,7 +265,7 @@ def test_after_a_seal_every_rank_gets_as_many() -> None:
     assert [h.dealt(4, dp_rank=rank, batch_index=2) for rank in (0, 1)] == [None, None]
 
 
-def test_a_waiting_end_reaches_all_ranks() -> None:
+def test_the_end_reaches_all_waiting_ranks() -> None:
     h = balanced(1, 2)
     h.put(3)
     waiting = [(h.claim(2, wait=10, name=f"c{rank}", dp_rank=rank, batch_index=0), f"c{rank}") for rank in (0, 1)]
@@ -275,7 +275,7 @@ def test_a_waiting_end_reaches_all_ranks() -> None:
     assert [h.got(s, n) for s, n in last] == [None, None]
 
 
-def test_balanced_refusals() -> None:
+def test_a_balanced_deal_refuses_wrong_ranks_and_lengths() -> None:
     h = balanced(2, 2)
     for count, sampling in ((2, {"dp_rank": 2, "batch_index": 0}), (1, {"batch_index": 0}), (3, {})):
         with pytest.raises(InvalidArgumentError):
@@ -290,11 +290,11 @@ def test_balanced_refusals() -> None:
     assert h.state.partitions["p"].tasks == {}
 
 
-# ---------------------------------------------------------------- a user's own deal
+# ---------------------------------------------------------------- a user's sampler
 
 
 class Backwards(RankAwareSampler):
-    """A user's deal: the newest rows; `_sample` stands as it is."""
+    """A user's sampler that deals the newest rows; `_sample` is inherited."""
 
     wrong = ""
 
@@ -308,7 +308,7 @@ class Backwards(RankAwareSampler):
         return {rank + (self.wrong == "other"): (rows, rows)}
 
 
-def test_a_users_deal() -> None:
+def test_a_user_sampler_deals_to_all_ranks() -> None:
     sampler = Backwards()
     h = Harness(sampler)
     h.put(3)
@@ -328,10 +328,10 @@ def test_a_users_deal() -> None:
 
 @pytest.mark.design("a Dealt record carries the outcome; replay never calls a sampler")
 def test_replay_calls_no_sampler() -> None:
-    """The state that a replay makes has every deal, though no sampler is there to ask."""
+    """A replayed state has every deal, although no sampler is called."""
 
     class Once(RankAwareSampler):
-        """Deals in live operation alone."""
+        """Fails if it is called in a replay."""
 
         live = True
 

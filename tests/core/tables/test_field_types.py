@@ -1,4 +1,4 @@
-"""Types of fields: what must agree, what is remembered, and when it is forgotten."""
+"""Types of fields: which values match, what is remembered, and when it is forgotten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def type_of(h: Harness, name: str = "x") -> FieldType:
     ],
 )
 @pytest.mark.parametrize("target", ["insert", "rows", "keys"])
-def test_another_type_is_refused_and_leaves_nothing(
+def test_a_value_of_another_type_is_refused_and_changes_nothing(
     h: Harness, first: object, second: object, words: str, target: str
 ) -> None:
     h.put(2, {"x": first}, keys=["a", "b"])
@@ -41,7 +41,7 @@ def test_another_type_is_refused_and_leaves_nothing(
     assert h.state.snapshot() == before
 
 
-def test_forgotten_with_the_last_live_value(h: Harness) -> None:
+def test_a_type_is_forgotten_with_its_last_live_value(h: Harness) -> None:
     h.put(2, {"x": tensor("float32", (3,)), "y": tensor()})
     h.clear([0])
     with pytest.raises(FieldTypeError):
@@ -55,7 +55,7 @@ def test_forgotten_with_the_last_live_value(h: Harness) -> None:
     assert type_of(h).kind == "object"
 
 
-def test_rows_of_several_dtypes(h: Harness) -> None:
+def test_a_field_may_have_several_dtypes(h: Harness) -> None:
     h.put(2, {"x": tensor("float32"), "y": tensor("bool", ())})
     h.put(2, {"x": tensor("int64"), "y": tensor("bool", ())})
     h.put(1, {"x": tensor("float32")}, rows=[2])
@@ -67,7 +67,7 @@ def test_rows_of_several_dtypes(h: Harness) -> None:
     assert h.state.partitions["p"].fields["x"].words() == "float32|int64[4]"
 
 
-def test_a_put_into_a_field_of_several_dtypes_is_answered_with_them(h: Harness) -> None:
+def test_the_reply_to_a_put_names_the_fields_of_several_dtypes(h: Harness) -> None:
     def told(dtype: str) -> object:
         return h.ask(h.publish(1, {"x": tensor(dtype), "y": tensor()})).dtypes
 
@@ -75,7 +75,7 @@ def test_a_put_into_a_field_of_several_dtypes_is_answered_with_them(h: Harness) 
     assert [told(dtype) for dtype in ("bool", "bool", "int8")] == [{"x": ["int8", "bool"]}] * 3
 
 
-def test_a_state_of_an_older_release_has_one_dtype_a_field(h: Harness) -> None:
+def test_a_state_of_an_older_release_has_one_dtype_for_each_field(h: Harness) -> None:
     h.put(2, {"x": tensor("float32")})
     tree = serialization.save_state(h.state)
     del tree["partitions"]["p"]["dtypes"]
@@ -100,17 +100,17 @@ def test_a_uniform_shape_is_known(h: Harness) -> None:
     assert h.ask(Claim("p", "t", ["x"], 4)).shapes == {}
 
 
-def test_dimensions_that_ever_differed_stay_marked(h: Harness) -> None:
+def test_a_dimension_that_once_differed_stays_marked(h: Harness) -> None:
     h.put(2, {"x": tensor("float32", (3, 5, 7))})
     h.put(1, {"x": tensor("float32", (3, 6, 7))})
     assert type_of(h) == FieldType("x", "tensor", "float32", 3, None, 0b010, False)
     h.put(2, {"x": tensor("float32", [(3, 5, 7), (3, 5, 8)])})
     assert type_of(h).differs == 0b110
     h.clear([2, 4])
-    assert type_of(h).differs == 0b110, "which dimension is ragged does not depend on what lives now"
+    assert type_of(h).differs == 0b110, "a ragged dimension does not depend on the live rows"
 
 
-def test_shapes_a_row(h: Harness) -> None:
+def test_a_claim_returns_the_shape_of_each_row(h: Harness) -> None:
     h.put(2, {"x": tensor("float32", [(2,), (5,)])})
     h.put(3, {"y": tensor(), "x": tensor("float32", (4,))})
     h.put(1, {"x": tensor("float32", (9,))}, rows=[3])
@@ -119,7 +119,7 @@ def test_shapes_a_row(h: Harness) -> None:
     assert np.frombuffer(reply.shapes["x"], "<i8").tolist() == [2, 5, 4, 9, 4]
 
 
-def test_rows_of_several_dimensions(h: Harness) -> None:
+def test_a_claim_returns_shapes_of_several_dimensions(h: Harness) -> None:
     h.put(2, {"z": tensor("int8", [(1, 2), (3, 4)]), "x": tensor("float32", [(2, 3), (5, 6)])})
     reply = h.ask(Claim("p", "t", ["x", "z"], 2))
     assert np.frombuffer(reply.shapes["x"], "<i8").tolist() == [2, 3, 5, 6]
@@ -129,7 +129,7 @@ def test_rows_of_several_dimensions(h: Harness) -> None:
 @pytest.mark.parametrize(
     "second", [tensor("float32", (2, 2)), tensor("float32", [(1,), (2, 2)]), tensor("float32", ())]
 )
-def test_mixed_rank(h: Harness, second: object) -> None:
+def test_a_field_may_have_rows_of_mixed_rank(h: Harness, second: object) -> None:
     h.put(2, {"x": tensor("float32", (4,)), "y": tensor("bool", (1,))})
     h.put(2, {"x": second, "y": tensor("bool", (2,))})
     found = type_of(h)
@@ -139,13 +139,13 @@ def test_mixed_rank(h: Harness, second: object) -> None:
     assert np.frombuffer(reply.shapes["y"], "<i8").tolist() == [1, 1, 2, 2]
 
 
-def test_mixed_rank_within_the_first_block(h: Harness) -> None:
+def test_the_first_block_may_have_rows_of_mixed_rank(h: Harness) -> None:
     h.put(3, {"x": tensor("float32", [(1,), (2, 2), ()])})
     assert type_of(h).mixed_rank
     assert type_of(h).ndim == -1
 
 
-def test_words(h: Harness) -> None:
+def test_the_type_of_a_field_as_text(h: Harness) -> None:
     partition = h.state.partitions
     h.put(1, {"x": tensor("float32", (3, 4)), "o": OBJECT, "s": tensor("int64", ())})
     h.put(1, {"x": tensor("float32", (3, 5)), "m": tensor("bool", (1,))})
@@ -200,7 +200,7 @@ def i8(*numbers: int) -> bytes:
     ],
     ids=str,
 )
-def test_blocks_that_describe_themselves_wrongly(h: Harness, changes: dict[str, object]) -> None:
+def test_a_block_with_a_wrong_description_is_refused(h: Harness, changes: dict[str, object]) -> None:
     check_block(block(), 2)
     h.put(1, ("y",))
     before = h.state.snapshot()
@@ -210,7 +210,7 @@ def test_blocks_that_describe_themselves_wrongly(h: Harness, changes: dict[str, 
     assert h.state.snapshot() == before
 
 
-def test_a_unit_that_is_not_there(h: Harness) -> None:
+def test_a_block_in_an_unknown_unit_is_refused(h: Harness) -> None:
     request = h.publish(2)
     with pytest.raises(InvalidArgumentError, match="no storage unit 7"):
         h.ask(type(request)("p", 2, block=block(unit=7), pre_allocate=0))

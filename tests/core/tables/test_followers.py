@@ -1,4 +1,4 @@
-"""Those who follow a partition by the versions they are told, at any pace, end with its state: hypothesis tries.
+"""Clients that follow a partition by versions, at any pace, end with its state: a stateful hypothesis test.
 
 The model is a dict of tags. A follower keeps what it was told in a dict of its own, takes off what was cleared, and
 lists anew where an answer was not complete. It may ask at once or wait, and break off its connection while it does.
@@ -28,12 +28,12 @@ WHERES: list[dict[str, Any]] = [{}, {"s": 1}, {"s": True}, {"s": 0, "t": 1}]
 
 @pytest.fixture(autouse=True)
 def few_clears(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few clears are remembered that followers fall behind."""
+    """Remember so few clears that followers miss some."""
     monkeypatch.setattr("transfer_queue.core.tables.change_feed.MAX_CLEARED", 1)
 
 
 def number(value: Any) -> Any:
-    """What tells values of tags apart."""
+    """Return what distinguishes values of tags."""
     return (isinstance(value, bool), value)
 
 
@@ -42,7 +42,7 @@ def matches(tag: dict[str, Any], where: dict[str, Any]) -> bool:
 
 
 class Follower:
-    """rows: global index -> (key, tag), as far as told. since: the version it asks with. parked: its question."""
+    """A client with the rows that were reported to it: global index -> (key, tag)."""
 
     def __init__(self, name: str, where: dict[str, Any]) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Follower:
         self.parked: int | None = None
 
     def take(self, reply: ChangeReply, model: dict[int, tuple[str | None, dict[str, Any]]]) -> None:
-        """What it is told."""
+        """Take over a reply."""
         if reply.dropped:
             self.rows.clear()
         for index in np.frombuffer(reply.cleared, "<i8").tolist():
@@ -60,7 +60,7 @@ class Follower:
         rows = np.frombuffer(reply.rows, "<i8").tolist()
         keys, tags = reply.keys or [None] * len(rows), reply.tags or [{} for _ in rows]
         for index, key, tag in zip(rows, keys, tags, strict=True):
-            assert matches(tag, self.where), "a row was told that does not match"
+            assert matches(tag, self.where), "a row was reported that does not match"
             self.rows[index] = key, tag
         assert len(reply.versions) == len(reply.rows)
         assert len(reply.cleared_versions) == len(reply.cleared)
@@ -70,13 +70,13 @@ class Follower:
 
 
 class Following(RuleBasedStateMachine):
-    """model: global index -> (key, tag) of every row that has a key, a tag or a field."""
+    """The model is a dict: global index -> (key, tag) of every row that has a key, a tag or a field."""
 
     @initialize()
     def begin(self) -> None:
         self.h = Harness()
         self.model: dict[int, tuple[str | None, dict[str, Any]]] = {}
-        self.silent: set[int] = set()  # reserved and nothing more
+        self.silent: set[int] = set()  # reserved, without key, tag or field
         self.followers = [Follower(f"f{i}", WHERES[i % len(WHERES)]) for i in range(6)]
 
     def _index_of(self, key: str) -> int | None:
@@ -94,7 +94,7 @@ class Following(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def make(self, key: str) -> None:
-        """A key alone."""
+        """Put a key without a tag."""
         index = harness.rows_of(self.h.ask(Reserve("p", 1, [key], 0)))[0]
         self.model.setdefault(index, (key, {}))
 
@@ -117,7 +117,7 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        """Changes the partition, but no sample."""
+        """Change the partition, but no sample."""
         self.h.claim(1)
         self.h.ask(ResetConsumption("p"))
 
@@ -154,7 +154,7 @@ class Following(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5), again=st.booleans())
     def lose_the_connection(self, which: int, again: bool) -> None:
-        """And send the same request again, or not."""
+        """Send the same request again afterwards, or not."""
         follower = self.followers[which]
         if follower.parked is None:
             return
@@ -172,7 +172,7 @@ class Following(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5))
     def hear(self, which: int) -> None:
-        """A follower takes its answer, however old that is by now."""
+        """Let a follower take its reply, which may be old."""
         follower = self.followers[which]
         if follower.parked is None:
             return
@@ -183,7 +183,7 @@ class Following(RuleBasedStateMachine):
             follower.parked = None
 
     @invariant()
-    def nobody_waits_who_has_not_been_told_all(self) -> None:
+    def waiting_followers_are_up_to_date(self) -> None:
         for follower in self.followers:
             if follower.parked is not None and self.h.parked(follower.parked, follower.name):
                 self._is_up_to_date(follower)
@@ -191,7 +191,7 @@ class Following(RuleBasedStateMachine):
     def _is_up_to_date(self, follower: Follower) -> None:
         wanted = {index: row for index, row in self.model.items() if matches(row[1], follower.where)}
         assert {i: row for i, row in follower.rows.items() if matches(row[1], follower.where) and i in wanted} == wanted
-        assert set(follower.rows) <= set(self.model), "a clear was not told"
+        assert set(follower.rows) <= set(self.model), "a clear was not reported"
 
     @invariant()
     def lists_are_the_model(self) -> None:
@@ -205,7 +205,7 @@ class Following(RuleBasedStateMachine):
         for which, follower in enumerate(self.followers):
             self.hear(which)
             if follower.parked is None:
-                for _ in range(2):  # the first may tell of a drop
+                for _ in range(2):  # the first reply may report a drop
                     reply = self.h.ask(Watch("p", follower.since, follower.where), follower.name)
                     follower.take(reply, self.model)
             self._is_up_to_date(follower)

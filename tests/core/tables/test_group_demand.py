@@ -1,4 +1,4 @@
-"""Producers are told how many whole groups are still missing."""
+"""Producers learn how many complete groups are still missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made(**options) -> Harness:
     return h
 
 
-def test_what_is_there_or_begun_is_not_missing():
+def test_groups_that_exist_or_are_begun_are_not_missing():
     h = made()
     assert missing(h) == 3
     h.put(3, groups=["a", "a", "b"])
@@ -36,7 +36,7 @@ def test_what_is_there_or_begun_is_not_missing():
 
 
 def test_a_drop_makes_a_group_missing_again():
-    """Dynamic sampling: groups whose rewards are all alike are dropped and made up for."""
+    """Dynamic sampling: groups whose rewards are all equal are dropped and replaced."""
     h = made()
     h.put(6, groups=pairs("a", "b", "c"))
     assert missing(h) == 0
@@ -46,7 +46,7 @@ def test_a_drop_makes_a_group_missing_again():
     assert h.result(waits, "producer").value == 2
 
 
-def test_consumption_asks_for_the_next_batch():
+def test_consumption_increases_the_missing_groups():
     h = made()
     h.put(6, groups=pairs("a", "b", "c"))
     assert h.dealt(4) == [0, 1, 2, 3]
@@ -55,7 +55,7 @@ def test_consumption_asks_for_the_next_batch():
     assert missing(h) == 2
 
 
-def test_by_order_of_reservation():
+def test_groups_by_order_of_reservation_are_counted():
     h = Harness(GRPOGroupNSampler(2))
     h.create()
     h.ask(SetGroupDemand("p", "t", 3))
@@ -65,20 +65,20 @@ def test_by_order_of_reservation():
     assert missing(h) == 2
 
 
-def test_two_producers_do_not_make_the_same():
+def test_two_producers_do_not_promise_the_same_groups():
     h = made()
     assert missing(h, 2, "one") == 2
     assert missing(h, 2, "two") == 1
     assert missing(h, 2, "three") == 0
     h.put(2, groups=["a", "a"], name="one")
-    assert missing(h) == 0, "one group is there, two are promised"
+    assert missing(h) == 0, "one group exists, two are promised"
     h.disconnect("two")
-    assert missing(h) == 1, "who is gone keeps no promise"
+    assert missing(h) == 1, "a client that is gone keeps no promise"
     h.put(2, groups=["b", "b"], name="one")
     assert missing(h, name="three") == 1
 
 
-def test_a_wait_ends_with_zero():
+def test_a_wait_that_times_out_returns_zero():
     h = made()
     h.ask(SetGroupDemand("p", "t", 0))
     waits = h.send(TakeGroupDemand("p", "t", wait=5.0))
@@ -86,7 +86,7 @@ def test_a_wait_ends_with_zero():
     assert h.result(waits).value == 0
 
 
-def test_a_partition_that_does_not_exist_yet_is_waited_for():
+def test_a_producer_waits_for_a_partition_that_does_not_exist_yet():
     h = Harness()
     waits = h.send(TakeGroupDemand("p", "t", wait=5.0))
     h.create()
@@ -94,7 +94,7 @@ def test_a_partition_that_does_not_exist_yet_is_waited_for():
     assert h.result(waits).value == 2
 
 
-def test_what_cannot_be_right():
+def test_wrong_demands_are_refused():
     h = made()
     with pytest.raises(UnknownPartitionError, match="'q'"):
         h.ask(SetGroupDemand("q", "t", 1))

@@ -1,4 +1,4 @@
-"""Groups: declared and by order of reservation; late members, clears, orphans, over-long ones."""
+"""Groups: declared and by order of reservation; late members, clears, orphaned and oversized groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transfer_queue.sampler import (
 
 @pytest.fixture
 def g() -> Harness:
-    """Deals groups of two."""
+    """A controller that deals groups of two."""
     return Harness(GRPOGroupNSampler(2))
 
 
@@ -37,7 +37,7 @@ def orphaned(h: Harness) -> int:
 # ---------------------------------------------------------------- by order of reservation
 
 
-def test_neighbours_need_not_be_a_group() -> None:
+def test_consecutive_ready_rows_need_not_be_a_group() -> None:
     h = Harness(GRPOGroupNSampler(4))
     h.put(8)
     h.clear([0, 1, 6, 7])
@@ -46,7 +46,7 @@ def test_neighbours_need_not_be_a_group() -> None:
     assert h.dealt(4) == [8, 9, 10, 11]
 
 
-def test_order_of_reservation_not_of_writing(g: Harness) -> None:
+def test_groups_follow_the_order_of_reservation_and_not_of_writing(g: Harness) -> None:
     g.ask(Reserve("p", 4, None, 0))
     g.put(2, rows=[1, 2])
     assert g.dealt(2) == []
@@ -56,7 +56,7 @@ def test_order_of_reservation_not_of_writing(g: Harness) -> None:
     assert g.dealt(2) == [0, 1]
 
 
-def test_interleaved_partitions(g: Harness) -> None:
+def test_groups_of_interleaved_partitions_are_independent(g: Harness) -> None:
     for _ in range(3):
         g.put(1)
         g.put(1, partition="q")
@@ -65,14 +65,14 @@ def test_interleaved_partitions(g: Harness) -> None:
     assert g.dealt(2) == []
 
 
-def test_pre_allocated_rows_count(g: Harness) -> None:
+def test_pre_allocated_rows_are_members_of_groups(g: Harness) -> None:
     g.put(3, pre_allocate=2)
     assert g.dealt(2) == [0, 1]
     g.put(1, pre_allocate=9)
     assert g.dealt(2) == [2, 3]
 
 
-def test_a_publish_of_the_last_member_meets_who_waits(g: Harness) -> None:
+def test_publishing_the_last_member_answers_a_waiting_claim(g: Harness) -> None:
     sequence = g.claim(4, wait=10)
     g.put(2)
     g.put(2, ("y",))
@@ -85,7 +85,7 @@ def test_a_publish_of_the_last_member_meets_who_waits(g: Harness) -> None:
 # ---------------------------------------------------------------- declared
 
 
-def test_late_members(g: Harness) -> None:
+def test_a_group_is_dealt_when_its_late_members_are_ready(g: Harness) -> None:
     sequence = g.claim(2, wait=10)
     g.put(3, groups=["a", "b", "c"])
     assert g.parked(sequence)
@@ -96,14 +96,14 @@ def test_late_members(g: Harness) -> None:
     assert g.dealt(4) == [0, 6, 2, 5]
 
 
-def test_groups_by_keys(g: Harness) -> None:
+def test_groups_can_be_declared_with_keys(g: Harness) -> None:
     g.put(2, keys=["a", "b"], groups=["g", "h"])
     g.put(3, ("y",), keys=["b", "c", "a"], groups=["h", "g", "g"])
     g.put(1, keys=["c"], groups=["g"])
     assert g.dealt(2, fields=("x", "y")) == [0, 2]
 
 
-def test_rows_that_exist_join_and_meet_who_waits(g: Harness) -> None:
+def test_existing_rows_can_join_a_group_and_answer_a_waiting_claim(g: Harness) -> None:
     g.put(4)
     g.put(1, groups=["other"])
     sequence = g.claim(2, wait=10)
@@ -111,7 +111,7 @@ def test_rows_that_exist_join_and_meet_who_waits(g: Harness) -> None:
     assert g.got(sequence) == [0, 3]
 
 
-def test_a_group_is_for_ever(g: Harness) -> None:
+def test_a_row_cannot_leave_its_group(g: Harness) -> None:
     g.put(2, keys=["a", "b"], groups=["g", "g"])
     before = g.state.snapshot()["partitions"]
     for request in (
@@ -124,7 +124,7 @@ def test_a_group_is_for_ever(g: Harness) -> None:
     assert g.state.snapshot()["partitions"] == before
 
 
-def test_rows_without_group_are_never_dealt(g: Harness) -> None:
+def test_rows_without_a_declared_group_are_never_dealt(g: Harness) -> None:
     g.put(2)
     g.put(2, groups=["g", "g"])
     assert g.dealt(4) == []
@@ -132,13 +132,13 @@ def test_rows_without_group_are_never_dealt(g: Harness) -> None:
     assert "has no group_id" in explained(g, 0)
 
 
-def test_order_is_by_first_member(g: Harness) -> None:
+def test_groups_are_ordered_by_their_first_member(g: Harness) -> None:
     g.put(4, groups=["a", "b", "b", "a"])
     assert g.dealt(2) == [0, 3]
     assert g.dealt(2) == [1, 2]
 
 
-def test_over_long_is_refused_where_the_size_is_declared() -> None:
+def test_an_oversized_group_is_refused_if_the_size_is_declared() -> None:
     h = Harness(GRPOGroupNSampler(2))
     h.create(group_size=2)
     h.put(3, keys=["a", "b", "c"], groups=["g", "g", "k"])
@@ -159,7 +159,7 @@ def test_over_long_is_refused_where_the_size_is_declared() -> None:
     assert h.dealt(2) == [0, 1]
 
 
-def test_over_long_without_a_declared_size_is_never_dealt(g: Harness) -> None:
+def test_an_oversized_group_without_a_declared_size_is_never_dealt(g: Harness) -> None:
     g.put(2, groups=["g", "g"])
     g.put(1, groups=["g"])
     assert g.dealt(2) == []
@@ -181,8 +181,8 @@ def test_over_long_without_a_declared_size_is_never_dealt(g: Harness) -> None:
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_group_sizes_differ_by_partition(sampler: BaseSampler) -> None:
-    """The group_size of a partition goes before the sampler's; batch_size is a multiple of it."""
+def test_partitions_may_have_different_group_sizes(sampler: BaseSampler) -> None:
+    """The group_size of a partition takes precedence over the sampler's; batch_size is a multiple of it."""
     h = Harness(sampler)
     h.create("four", group_size=4)
     h.create("two", group_size=2)
@@ -200,9 +200,9 @@ def test_group_sizes_differ_by_partition(sampler: BaseSampler) -> None:
     assert h.dealt(4, partition="four", batch_index=2, dp_rank=0) is None
 
 
-def test_a_users_sampler_of_other_groups_is_refused() -> None:
+def test_a_user_sampler_with_another_group_size_is_refused() -> None:
     class Mine(GRPOGroupNSampler):
-        """Deals by itself, and knows of no other size."""
+        """Deals by itself, with its own group size only."""
 
     h = Harness(Mine(2))
     h.create(group_size=4)
@@ -210,7 +210,7 @@ def test_a_users_sampler_of_other_groups_is_refused() -> None:
         h.dealt(4, dp_rank=0, batch_index=0)
 
 
-# ---------------------------------------------------------------- a sampler that was made without a size
+# ---------------------------------------------------------------- a sampler without a group size
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_users_sampler_of_other_groups_is_refused() -> None:
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_without_a_size_declared_groups_are_dealt_whole(sampler: BaseSampler) -> None:
+def test_without_a_size_declared_groups_are_dealt_completely(sampler: BaseSampler) -> None:
     h = Harness(sampler)
     tag = {"total_lengths": 1}
     h.put(6, groups=list("ababab"), tags=[tag] * 6)
@@ -236,7 +236,7 @@ def test_without_a_size_declared_groups_are_dealt_whole(sampler: BaseSampler) ->
     assert h.dealt(3, batch_index=1, dp_rank=0) == [1, 3, 5]
 
 
-def test_without_a_size_one_can_be_declared_by_the_partition_or_named_by_the_claim() -> None:
+def test_without_a_size_the_partition_or_the_claim_can_set_one() -> None:
     h = Harness()
     h.put(4, groups=list("aabb"))
     assert h.dealt(2, sampler="GRPOGroupNSampler") == [0, 1]
@@ -249,7 +249,7 @@ def test_without_a_size_one_can_be_declared_by_the_partition_or_named_by_the_cla
     assert grpo.dealt(3) == [0, 1, 2]
 
 
-def test_without_a_size_a_claim_that_waits_takes_the_size_of_new_groups() -> None:
+def test_without_a_size_a_waiting_claim_uses_the_size_of_new_groups() -> None:
     h = Harness(GRPOGroupNSampler())
     fits, does_not = h.claim(4, wait=10), h.claim(3, "u", wait=10)
     h.put(3, groups=["a", "b", "b"])
@@ -260,7 +260,7 @@ def test_without_a_size_a_claim_that_waits_takes_the_size_of_new_groups() -> Non
     assert h.got(fits) == [0, 3, 1, 2]
 
 
-def test_without_a_size_the_size_outlives_the_groups() -> None:
+def test_without_a_size_the_last_size_is_kept_after_the_groups() -> None:
     h = Harness(GRPOGroupNSampler())
     h.put(2, groups=["a", "a"])
     h.clear([0, 1])
@@ -273,7 +273,7 @@ def test_without_a_size_the_size_outlives_the_groups() -> None:
 
 
 def test_explain_names_a_group_of_which_samples_were_already_dealt() -> None:
-    """Its first sample was put alone, when the size of the group was not known."""
+    """Its first sample was dealt by itself, before the size of the group was known."""
     h = Harness(GRPOGroupNSampler())
     h.put(1, groups=["a"])
     assert h.dealt(1) == [0]
@@ -286,7 +286,7 @@ def test_explain_names_a_group_of_which_samples_were_already_dealt() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (4, 4)])
-def test_sizes_that_disagree_are_named(size: int, count: int) -> None:
+def test_the_error_names_sizes_that_differ(size: int, count: int) -> None:
     h = Harness(GRPOGroupNSampler(size))
     h.put(6, groups=list("aaabbb"))
     sequence = h.claim(count, wait=5)
@@ -301,23 +301,23 @@ def test_sizes_that_disagree_are_named(size: int, count: int) -> None:
         assert "group 'b' has 3 samples, but the sampler deals groups of 1, so it can never be dealt" in explained(h, 3)
 
 
-# ---------------------------------------------------------------- orphans and ends
+# ---------------------------------------------------------------- orphaned groups and ends
 
 
 @pytest.mark.design("an orphaned group is reported, explained, ignored for the end")
-def test_an_orphan_is_reported_and_explained(g: Harness) -> None:
+def test_an_orphaned_group_is_reported_and_explained(g: Harness) -> None:
     g.put(4, groups=["g", "g", "k", "k"])
     g.clear([1])
     assert orphaned(g) == 1
     assert "group 'g', which is orphaned: 1 of its members were cleared" in explained(g, 0)
     assert g.dealt(2) == [2, 3]
     g.clear([0])
-    assert orphaned(g) == 0, "a group goes with its last member"
+    assert orphaned(g) == 0, "a group is removed with its last member"
     g.put(2, groups=["g", "g"])
-    assert g.dealt(2) == [4, 5], "and its name may be used anew"
+    assert g.dealt(2) == [4, 5], "and its id may be used again"
 
 
-def test_orphans_by_order_are_explained(g: Harness) -> None:
+def test_orphaned_groups_by_order_are_explained(g: Harness) -> None:
     g.put(5)
     g.clear([1])
     assert "number 1 of the 2 samples that form a group by order of reservation, which is orphaned" in explained(g, 0)
@@ -328,22 +328,22 @@ def test_orphans_by_order_are_explained(g: Harness) -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.design("an orphaned group is reported, explained, ignored for the end")
-def test_orphans_are_ignored_for_the_end(g: Harness, declared: bool) -> None:
-    """A member that was never written holds up nobody once its group can never be whole."""
+def test_orphaned_groups_do_not_delay_the_end(g: Harness, declared: bool) -> None:
+    """A member that was never written delays no claim once its group can never be complete."""
     groups = ["a", "a", "b", "b"] if declared else None
     g.ask(Reserve("p", 4, None, 0, groups))
     g.put(3, rows=[0, 2, 3])
     g.ask(Seal("p"))
     sequence = g.claim(4, wait=10)
-    assert g.parked(sequence), "row 1 may still come"
+    assert g.parked(sequence), "row 1 may still be put"
     g.clear([0])
     assert g.got(sequence) == [2, 3]
     assert g.dealt(4) is None
     assert g.dealt(1, sampler="SequentialSampler", task="u") == [2]
-    assert g.dealt(2, sampler="SequentialSampler", task="u") == [], "single rows may still come"
+    assert g.dealt(2, sampler="SequentialSampler", task="u") == [], "single rows may still be put"
 
 
-def test_a_group_cut_off_by_the_seal_is_an_orphan(g: Harness) -> None:
+def test_a_group_that_a_seal_leaves_incomplete_is_orphaned(g: Harness) -> None:
     g.create(group_size=2)
     g.ask(Reserve("p", 3, None, 0, ["a", "a", "b"]))
     g.put(2, rows=[0, 1])
@@ -354,7 +354,7 @@ def test_a_group_cut_off_by_the_seal_is_an_orphan(g: Harness) -> None:
     assert g.dealt(2) is None
 
 
-def test_the_tail_by_order_is_cut_off_by_the_seal(g: Harness) -> None:
+def test_the_last_incomplete_group_by_order_is_orphaned_by_the_seal(g: Harness) -> None:
     g.put(3)
     g.put(1, ("y",))
     g.put(1)
@@ -366,8 +366,8 @@ def test_the_tail_by_order_is_cut_off_by_the_seal(g: Harness) -> None:
     assert g.dealt(2) is None
 
 
-def test_the_end_is_found_when_the_last_value_comes(g: Harness) -> None:
-    """Two claims wait after a seal; a row that completes nothing leaves them, the last one ends both."""
+def test_waiting_claims_end_with_the_last_value(g: Harness) -> None:
+    """Two claims wait after a seal. A row that completes no group leaves them waiting; the last row ends both."""
     g.put(4, groups=["a", "a", "b", "b"])
     g.ask(Seal("p"))
     waiting = [(g.claim(4, fields=("x", "y"), wait=10, name=name), name) for name in "ab"]
@@ -379,14 +379,14 @@ def test_the_end_is_found_when_the_last_value_comes(g: Harness) -> None:
     assert [g.got(*each) for each in waiting] == [[0, 1], None]
 
 
-def test_balanced_deals_keep_groups_whole() -> None:
+def test_balanced_deals_do_not_split_groups() -> None:
     h = Harness(SeqlenBalancedSampler(2, 2))
     h.put(6, groups=["a", "b", "c", "a", "b", "c"], tags=[{"total_lengths": n} for n in (1, 2, 3, 4, 5, 6)])
     shares = [h.dealt(2, dp_rank=rank, batch_index=0) for rank in (0, 1)]
     assert sorted(map(tuple, shares)) == [(0, 3), (1, 4)]  # type: ignore[arg-type]
 
 
-def test_what_a_group_waits_for(g: Harness) -> None:
+def test_explain_names_what_a_group_waits_for(g: Harness) -> None:
     g.create(group_size=4)
     g.put(2, groups=["a", "a"])
     g.put(1, ("y",), groups=["a"])
@@ -396,7 +396,7 @@ def test_what_a_group_waits_for(g: Harness) -> None:
 
 
 def test_joining_a_group_after_the_seal_may_end_a_stream(g: Harness) -> None:
-    """With the first declared group there are none by order: what waited for a neighbour waits for nothing more."""
+    """With the first declared group there are no groups by order, so no row waits for a neighbor any more."""
     g.put(1, ("y",))
     g.put(2)
     g.put(1, ("y",))

@@ -1,4 +1,4 @@
-"""Leases: rows are claimed until they are acknowledged, and delivered again where they are not."""
+"""Leases: rows are claimed until they are acknowledged, and delivered again if they are not."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_rows_are_claimed_until_the_ack(h: Harness) -> None:
     assert not h.look(CheckConsumption("p", "t")).value
     assert h.ack(second)
     assert h.look(CheckConsumption("p", "t")).value
-    assert not h.ack(second), "it counts once"
+    assert not h.ack(second), "an acknowledgement counts once"
 
 
-def test_without_a_lease_rows_are_consumed_as_ever(h: Harness) -> None:
+def test_without_a_lease_rows_are_consumed_at_once(h: Harness) -> None:
     h.put(2)
     reply = h.result(h.claim(2), "r")
     assert (reply.token, reply.deliveries) == (0, None)
@@ -80,13 +80,13 @@ def test_an_expired_lease_makes_its_rows_ready_again(h: Harness) -> None:
     assert rows_of(again) == [0, 1]
     assert deliveries(again) == [2, 2]
     assert again.token > lost.token
-    assert not h.ack(lost), "a late ack counts for nothing"
+    assert not h.ack(lost), "a late ack has no effect"
     assert consumed(h) == [0, 0]
     assert h.ack(again, name="other")
     assert consumed(h) == [1, 1]
 
 
-def test_a_nack_gives_back_at_once_and_may_not_count(h: Harness) -> None:
+def test_a_nack_returns_rows_at_once_and_can_leave_the_delivery_count(h: Harness) -> None:
     h.put(2)
     assert h.nack(h.lease(2))
     again = h.lease(2)
@@ -96,7 +96,7 @@ def test_a_nack_gives_back_at_once_and_may_not_count(h: Harness) -> None:
     assert deliveries(h.lease(2)) == [2, 2]
 
 
-def test_a_renewed_lease_goes_on(h: Harness) -> None:
+def test_a_renewed_lease_continues(h: Harness) -> None:
     h.put(2)
     reply = h.lease(2, lease=10.0)
     for now in (8.0, 16.0, 24.0):
@@ -111,7 +111,7 @@ def test_a_renewed_lease_goes_on(h: Harness) -> None:
     assert h.controller.next_deadline() is None
 
 
-def test_parts_are_acknowledged_and_given_back(h: Harness) -> None:
+def test_parts_of_a_lease_are_acknowledged_and_returned(h: Harness) -> None:
     h.put(4)
     reply = h.lease(4)
     assert h.ack(reply, [0, 2])
@@ -126,31 +126,31 @@ def test_parts_are_acknowledged_and_given_back(h: Harness) -> None:
     assert not h.ack(reply, [3, 99])
 
 
-def test_a_lost_reply_is_given_again_with_its_token(h: Harness) -> None:
+def test_a_retry_gets_the_lost_reply_with_the_same_token(h: Harness) -> None:
     h.put(2)
     sequence = h.claim(2, lease=10.0)
     first = h.result(sequence, "r")
     h.disconnect("r")
     h.connect("r")
-    request = h.claim(2)  # another sequence: nothing is there
+    request = h.claim(2)  # another sequence: no row is ready
     assert h.got(request) == []
     h.send(Renew([]), "r", sequence)
     assert h.result(sequence, "r") == first
-    assert consumed(h) == [0, 0], "that its client has gone for a while ends no lease"
+    assert consumed(h) == [0, 0], "a short disconnection of the client ends no lease"
 
 
-def test_a_fetch_that_is_cancelled_as_it_is_met_loses_nothing(h: Harness) -> None:
+def test_a_fetch_that_is_cancelled_when_it_is_answered_loses_no_rows(h: Harness) -> None:
     sequence = h.claim(2, wait=100.0, lease=1000.0)
     h.put(2)
     h.ask(Cancel(sequence), "r")
     again = h.lease(2)
     assert rows_of(again) == [0, 1]
-    assert deliveries(again) is None, "nobody has seen them"
+    assert deliveries(again) is None, "no client has received them"
     h.ask(Cancel(sequence), "r")
     assert h.ack(again)
 
 
-def test_tokens_never_go_back(h: Harness) -> None:
+def test_tokens_never_decrease(h: Harness) -> None:
     h.put(2)
     tokens = []
     for event in (ResetConsumption("p"), ClearPartition("p"), None):
@@ -163,12 +163,12 @@ def test_tokens_never_go_back(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0])
-def test_a_lease_that_cannot_be_is_an_error(h: Harness, lease: float) -> None:
+def test_an_impossible_lease_is_an_error(h: Harness, lease: float) -> None:
     with pytest.raises(InvalidArgumentError, match="lease must be from 0"):
         h.lease(1, lease=lease)
 
 
-def test_leases_of_a_restored_state_run_anew(h: Harness) -> None:
+def test_leases_of_a_restored_state_start_again(h: Harness) -> None:
     h.put(4)
     first, second = h.lease(2, lease=10.0), h.lease(2, lease=10.0)
     deadlines = LeaseDeadlines(h.state)
@@ -181,7 +181,7 @@ def test_leases_of_a_restored_state_run_anew(h: Harness) -> None:
     assert (partition.name, due.token) == ("p", second.token)
 
 
-def test_deadlines_of_what_is_acknowledged_do_not_pile_up(h: Harness) -> None:
+def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
     h.put(1)
     lease = h.state.partitions["p"].leases.by_token[h.lease(1).token]
     for _ in range(3 * LEAST):
@@ -193,7 +193,7 @@ def test_deadlines_of_what_is_acknowledged_do_not_pile_up(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("sampler", [None, RankAwareSampler()])
-def test_a_reset_fences(sampler: BaseSampler | None) -> None:
+def test_a_reset_fences_leases(sampler: BaseSampler | None) -> None:
     h = Harness(sampler)
     h.put(2)
     reply = h.lease(2, dp_rank=0, batch_index=0)
@@ -223,7 +223,7 @@ def test_cleared_rows_and_partitions_end_leases(h: Harness) -> None:
     assert h.dealt(1) == [4]
 
 
-# ---------------------------------------------------------------- kept batches
+# ---------------------------------------------------------------- dealt batches
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def ranks() -> Harness:
     return Harness(RankAwareSampler())
 
 
-def test_a_kept_batch_comes_again_under_its_key_alone(ranks: Harness) -> None:
+def test_a_dealt_batch_is_delivered_again_only_under_its_key(ranks: Harness) -> None:
     h = ranks
     h.put(4)
     lost = h.lease(2, dp_rank=0, batch_index=0)
@@ -253,17 +253,17 @@ def test_the_first_ack_finishes_a_share(ranks: Harness) -> None:
     assert rows_of(one) == rows_of(two) == [0, 1]
     assert one.token != two.token
     assert h.ack(two)
-    assert not h.ack(one), "no error, but it counts for nothing"
+    assert not h.ack(one), "no error, and no effect"
     assert consumed(h) == [1, 1]
     assert renewed(h, one, two) == [False, False]
 
 
-def test_replicas_are_waited_for(ranks: Harness) -> None:
+def test_a_share_needs_the_acks_of_all_replicas(ranks: Harness) -> None:
     h = ranks
     h.put(2)
     one, two = (h.lease(2, name=name, replicas=2, dp_rank=0, batch_index=0) for name in ("a", "b"))
     assert h.ack(one)
-    assert not h.ack(one), "an ack of the same token is none of another replica"
+    assert not h.ack(one), "a second ack of the same token does not count for another replica"
     assert consumed(h) == [0, 0]
     h.tick(10.0)
     assert not h.ack(two)
@@ -282,12 +282,12 @@ def test_a_delivery_counts_once_for_all_replicas(ranks: Harness) -> None:
     h.tick(5.0)
     h.lease(2, name="b", dp_rank=0, batch_index=0)
     h.tick(10.0)
-    assert deliveries(h.lease(2, name="c", lease=1.0, dp_rank=0, batch_index=0)) is None, "b still has it"
+    assert deliveries(h.lease(2, name="c", lease=1.0, dp_rank=0, batch_index=0)) is None, "b still holds it"
     h.tick(15.0)
     assert deliveries(h.lease(2, name="d", dp_rank=0, batch_index=0)) == [2, 2]
 
 
-def test_who_asks_without_a_lease_consumes(ranks: Harness) -> None:
+def test_a_claim_without_a_lease_consumes(ranks: Harness) -> None:
     h = ranks
     h.put(2)
     leased = h.lease(2, dp_rank=0, batch_index=0)
@@ -296,7 +296,7 @@ def test_who_asks_without_a_lease_consumes(ranks: Harness) -> None:
     assert not h.ack(leased)
 
 
-def test_shares_of_all_ranks_wait_for_their_acks() -> None:
+def test_the_shares_of_all_ranks_need_acks() -> None:
     h = Harness(SeqlenBalancedSampler(dp_size=2))
     h.put(4, tags=[{"total_lengths": 1}] * 4)
     mine = h.lease(2, dp_rank=0, batch_index=0)
@@ -309,7 +309,7 @@ def test_shares_of_all_ranks_wait_for_their_acks() -> None:
     assert rows_of(h.lease(2, name="b", dp_rank=1, batch_index=0)) == rows_of(other)
 
 
-def test_the_rows_of_a_rank_that_is_gone_are_anybodys(ranks: Harness) -> None:
+def test_the_rows_of_a_rank_that_is_gone_are_ready_for_every_rank(ranks: Harness) -> None:
     h = ranks
     h.put(6)
     acked = h.lease(2, dp_rank=1, batch_index=0)
@@ -319,7 +319,7 @@ def test_the_rows_of_a_rank_that_is_gone_are_anybodys(ranks: Harness) -> None:
     mine = h.lease(2, name="a", dp_rank=0, batch_index=0)
     h.ack(mine)
     waits = h.claim(2, name="a", wait=1000.0, lease=10.0, dp_rank=0, batch_index=1)
-    assert h.parked(waits, "a"), "what may come back is not the end"
+    assert h.parked(waits, "a"), "rows that may become ready again are not the end"
     h.tick(50.0)
     assert h.parked(waits, "a")
     assert h.ask(RankGone("p", "t", 1)).value == 2
@@ -327,15 +327,15 @@ def test_the_rows_of_a_rank_that_is_gone_are_anybodys(ranks: Harness) -> None:
     assert (rows_of(again), deliveries(again)) == (rows_of(lost), [2, 2])
     assert not h.ack(lost)
     assert h.ack(again, name="a")
-    assert h.dealt(2, name="a", dp_rank=0, batch_index=2) is None, "nothing is owed to who is gone"
-    assert h.dealt(2, dp_rank=1, batch_index=0) == rows_of(acked), "what it has acknowledged stays its own"
+    assert h.dealt(2, name="a", dp_rank=0, batch_index=2) is None, "no share is reserved for a rank that is gone"
+    assert h.dealt(2, dp_rank=1, batch_index=0) == rows_of(acked), "its acknowledged batch remains"
     with pytest.raises(BatchGoneError, match="declared gone"):
         h.lease(2, dp_rank=1, batch_index=1)
     assert h.ask(RankGone("p", "t", 1)).value == 0
 
 
 def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) -> None:
-    """The oldest first, also if the first lease of a batch has ended and another of it goes on."""
+    """The oldest lease is first, also if the first lease of a batch has ended and another one continues."""
     ranks.put(4)
     first = ranks.lease(2, dp_rank=0, batch_index=0, replicas=2)
     tokens = [ranks.lease(2, dp_rank=0, batch_index=batch, name="s", replicas=2).token for batch in (1, 0)]
@@ -344,7 +344,7 @@ def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) 
         assert [lease.token for lease in state.partitions["p"].leases.of_rank("t", 0)] == tokens
 
 
-def test_a_rank_is_gone_in_the_middle_of_a_lease(ranks: Harness) -> None:
+def test_a_rank_can_be_gone_during_a_lease(ranks: Harness) -> None:
     h = ranks
     h.put(4)
     lost = h.lease(4, dp_rank=1, batch_index=0)
@@ -357,7 +357,7 @@ def test_a_rank_is_gone_in_the_middle_of_a_lease(ranks: Harness) -> None:
         h.ask(RankGone("none", "t", 1))
 
 
-def test_replicas_need_a_kept_batch(h: Harness) -> None:
+def test_replicas_need_a_dealt_batch(h: Harness) -> None:
     with pytest.raises(InvalidArgumentError, match="leave replicas out"):
         h.lease(1, replicas=2)
     with pytest.raises(InvalidArgumentError, match="replicas must be 1 or more"):
@@ -369,7 +369,7 @@ def test_replicas_need_a_kept_batch(h: Harness) -> None:
 # ---------------------------------------------------------------- groups
 
 
-def test_groups_are_acknowledged_whole() -> None:
+def test_groups_are_acknowledged_completely() -> None:
     h = Harness(GRPOGroupNSampler(2))
     h.put(4)
     reply = h.lease(4)
@@ -383,7 +383,7 @@ def test_groups_are_acknowledged_whole() -> None:
     assert rows_of(h.lease(2)) == [0, 1]
 
 
-def test_groups_of_other_claims_do_not_come_apart() -> None:
+def test_a_lease_of_several_groups_is_acknowledged_by_complete_groups() -> None:
     h = Harness(GRPOGroupNSampler(2))
     h.put(4, groups=["a", "b", "a", "b"])
     reply = h.lease(4)
@@ -391,7 +391,7 @@ def test_groups_of_other_claims_do_not_come_apart() -> None:
     with pytest.raises(InvalidArgumentError):
         h.ack(reply, [0, 1])
     h.clear([1])
-    assert h.ack(reply, [3]), "of what is left of its group it is the whole"
+    assert h.ack(reply, [3]), "it is all that is left of its group"
     h.tick(10.0)
     assert rows_of(h.lease(2)) == [0, 2]
 
@@ -412,7 +412,7 @@ def test_a_claimed_row_is_not_the_end() -> None:
 # ---------------------------------------------------------------- poison
 
 
-def test_what_is_never_acknowledged_is_set_aside(h: Harness) -> None:
+def test_rows_that_are_never_acknowledged_are_skipped(h: Harness) -> None:
     h.create(max_deliveries=3)
     h.put(2)
     h.ask(Seal("p"))
@@ -429,7 +429,7 @@ def test_what_is_never_acknowledged_is_set_aside(h: Harness) -> None:
     assert deliveries(h.lease(2)) is None
 
 
-def test_the_system_says_how_often_where_the_partition_does_not(h: Harness) -> None:
+def test_the_system_limit_applies_if_the_partition_has_none(h: Harness) -> None:
     h.controller.max_deliveries = 1
     h.put(1)
     h.create("q", max_deliveries=0)
@@ -442,7 +442,7 @@ def test_the_system_says_how_often_where_the_partition_does_not(h: Harness) -> N
     assert deliveries(h.lease(1, partition="q")) == [22]
 
 
-def test_poison_takes_its_group_with_it() -> None:
+def test_the_group_of_a_poison_row_is_skipped() -> None:
     h = Harness(GRPOGroupNSampler(2))
     h.create(max_deliveries=2)
     h.put(4)
@@ -452,7 +452,7 @@ def test_poison_takes_its_group_with_it() -> None:
     assert h.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
 
 
-def test_a_kept_batch_that_is_set_aside_is_an_error(ranks: Harness) -> None:
+def test_a_dealt_batch_with_skipped_rows_is_an_error(ranks: Harness) -> None:
     h = ranks
     h.create(max_deliveries=2)
     h.put(4)
@@ -464,7 +464,7 @@ def test_a_kept_batch_that_is_set_aside_is_an_error(ranks: Harness) -> None:
     assert h.ask(RankGone("p", "t", 0)).value == 2
 
 
-def test_poison_of_a_rank_that_is_gone(ranks: Harness) -> None:
+def test_poison_rows_of_a_rank_that_is_gone_are_skipped(ranks: Harness) -> None:
     h = ranks
     h.create(max_deliveries=1)
     h.put(2)
@@ -473,18 +473,18 @@ def test_poison_of_a_rank_that_is_gone(ranks: Harness) -> None:
     assert h.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
 
 
-# ---------------------------------------------------------------- beside other abilities
+# ---------------------------------------------------------------- together with other features
 
 
 @pytest.mark.parametrize("sampler", [None, RankAwareSampler()])
-def test_an_ack_frees(sampler: BaseSampler | None) -> None:
+def test_an_ack_frees_rows(sampler: BaseSampler | None) -> None:
     h = Harness(sampler)
     h.create(free_when=["t"])
     h.put(4)
     reply = h.lease(2, dp_rank=0, batch_index=0)
     more = h.lease(2, dp_rank=0, batch_index=1)
     h.disconnect("r")
-    assert h.state.partitions["p"].row_count == 4, "who has gone may still acknowledge"
+    assert h.state.partitions["p"].row_count == 4, "a client that has disconnected may still acknowledge"
     h.connect("r")
     assert h.ack(reply)
     assert h.state.partitions["p"].row_count == 2
@@ -496,7 +496,7 @@ def test_an_ack_frees(sampler: BaseSampler | None) -> None:
     assert h.state.partitions["p"].row_count == 0
 
 
-def test_replicas_of_the_partition_count_for_leases() -> None:
+def test_the_replicas_of_the_partition_apply_to_leases() -> None:
     h = Harness(RankAwareSampler())
     h.create(free_when=["t"], replicas=2)
     h.put(2)
@@ -507,7 +507,7 @@ def test_replicas_of_the_partition_count_for_leases() -> None:
     assert h.state.partitions["p"].row_count == 0
 
 
-def test_a_reader_without_a_lease_holds_what_another_has_acknowledged(ranks: Harness) -> None:
+def test_a_reader_without_a_lease_keeps_rows_that_another_has_acknowledged(ranks: Harness) -> None:
     h = ranks
     h.create(free_when=["t"])
     h.put(2)
@@ -520,14 +520,14 @@ def test_a_reader_without_a_lease_holds_what_another_has_acknowledged(ranks: Har
 
 
 class Both(BaseSampler):
-    """Gives two rows, and takes another one out with the first of them."""
+    """Deals two rows, and consumes another one together with the first of them."""
 
     def sample(self, ready_indexes, batch_size, *args, **kwargs):
         ready = list(ready_indexes)
         return ready[:2], [ready[0], ready[2]]
 
 
-def test_a_users_sampler_claims_what_it_gives_and_consumes_the_rest() -> None:
+def test_a_user_sampler_claims_the_dealt_rows_and_consumes_the_others() -> None:
     h = Harness(Both())
     h.put(3)
     reply = h.lease(3)
@@ -538,7 +538,7 @@ def test_a_users_sampler_claims_what_it_gives_and_consumes_the_rest() -> None:
     assert consumed(h) == [1, 0, 1]
 
 
-def test_explain_says_who_has_a_row(ranks: Harness) -> None:
+def test_explain_names_the_client_that_holds_a_row(ranks: Harness) -> None:
     h = ranks
     h.put(2)
     h.lease(2, name="trainer", dp_rank=3, batch_index=5)
@@ -551,7 +551,7 @@ def test_explain_says_who_has_a_row(ranks: Harness) -> None:
     assert "2 of them are not acknowledged yet (among them batch 5 of dp_rank 3)" in words
 
 
-def test_the_invariants_see_what_is_wrong(h: Harness) -> None:
+def test_the_invariants_find_wrong_leases(h: Harness) -> None:
     h.put(2)
     reply = h.lease(2)
     partition = h.state.partitions["p"]

@@ -1,4 +1,4 @@
-"""Values that were lost with their storage: who is told, who waits on, what becomes of them."""
+"""Values that were lost with their storage: which errors name them, which claims wait, and when they return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 
 def lose(h: Harness, when: str = "at noon") -> None:
-    """The unit of the harness comes back with nothing of what it had."""
+    """Register the unit of the harness again with an empty arena."""
     h.disconnect("unit-0")
     h.connect("unit-0")
     h.ask(RegisterUnit("unit.sock", "/arena", when=when, extents=b""), "unit-0")
@@ -28,7 +28,7 @@ def numbers(values: bytes) -> list[int]:
 
 @pytest.fixture
 def h() -> Harness:
-    """Rows 0 to 3 with x and y; y of the last two in another extent."""
+    """Return a harness with rows 0 to 3 that have x and y; y of the last two is in another extent."""
     h = Harness()
     h.put(4, ["x"], keys=["a", "b", "c", "d"])
     h.put(2, ["y"], rows=[0, 1])
@@ -47,7 +47,7 @@ def test_a_lost_value_is_not_produced(h: Harness) -> None:
     assert progress.nbytes == 0
 
 
-def test_lookups_say_what_was_lost_and_when(h: Harness) -> None:
+def test_errors_of_lookups_say_what_was_lost_and_when(h: Harness) -> None:
     lose(h)
     for request in (
         Lookup("p", rows=column([1, 2]), fields=["x"]),
@@ -66,7 +66,7 @@ def test_lookups_say_what_was_lost_and_when(h: Harness) -> None:
         h.got(sequence)
 
 
-def test_a_value_put_again_meets_who_waits(h: Harness) -> None:
+def test_a_value_that_is_put_again_answers_a_waiting_claim(h: Harness) -> None:
     lose(h)
     waiting = h.claim(2, wait=10.0)
     h.put(1, ["x"], keys=["b"])
@@ -79,7 +79,7 @@ def test_a_value_put_again_meets_who_waits(h: Harness) -> None:
         h.lookup([0, 1, 2, 3], ["x"])
 
 
-def test_losses_end_with_their_rows(h: Harness) -> None:
+def test_losses_are_forgotten_with_their_rows(h: Harness) -> None:
     lose(h)
     h.clear([0, 1])
     assert h.state.partitions["p"].losses.counts == {"x": 2}
@@ -116,7 +116,7 @@ def test_a_dealt_batch_is_the_same_when_its_values_are_put_again_and_until_then_
     assert len(h.lookup(first or [], ["x"])) == 4
 
 
-def test_whole_groups_are_whole_no_more() -> None:
+def test_a_group_with_a_lost_value_is_not_complete() -> None:
     h = Harness(GRPOGroupNSampler(n_samples_per_prompt=2))
     h.put(2, groups=["g", "g"])
     h.put(2, groups=["h", "h"])
@@ -130,7 +130,7 @@ def test_whole_groups_are_whole_no_more() -> None:
     assert h.dealt(2) == [2, 3]
 
 
-def test_who_watches_is_told_of_losses(h: Harness) -> None:
+def test_watches_report_losses(h: Harness) -> None:
     since = h.look(Watch("p")).version
     waiting = h.send(Watch("p", since, wait=10.0), "r")
     picky = h.send(Watch("p", since, where={"a": 1}, wait=10.0), "r")
@@ -147,10 +147,10 @@ def test_who_watches_is_told_of_losses(h: Harness) -> None:
     later = h.look(Watch("p", reply.version))
     assert (later.changed, later.lost, later.lost_fields) == (True, b"", {})
     assert h.parked(picky, "r"), "no row with these tags has changed"
-    assert numbers(h.look(Watch("p")).lost) == [0, 1, 2, 3], "who asks for the first time is told what is lost now"
+    assert numbers(h.look(Watch("p")).lost) == [0, 1, 2, 3], "the first watch of a client returns what is lost now"
 
 
-def test_a_block_with_another_place_is_not_lost() -> None:
+def test_a_block_with_another_location_is_not_lost() -> None:
     h = Harness()
     h.ask(RegisterUnit("other.sock", "/other", name="other"), "unit-1")
     request = h.publish(2)
@@ -165,7 +165,7 @@ def test_a_block_with_another_place_is_not_lost() -> None:
         h.lookup([0, 1], ["x"])
 
 
-def test_many_chunks_and_partitions() -> None:
+def test_losses_in_many_chunks_and_partitions_are_counted() -> None:
     h = Harness()
     h.put(5000, ["x"], "p")
     h.put(10, ["x"], "q")

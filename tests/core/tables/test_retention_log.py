@@ -1,4 +1,4 @@
-"""Samples that are dropped for a reason, and those that nobody is left to put."""
+"""Samples that are dropped for a reason, and reserved samples whose producer is gone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def groups(*names: str) -> list[str]:
 
 
 class TestDrop:
-    def test_whole_groups_go_and_are_counted(self):
+    def test_complete_groups_are_dropped_and_counted(self):
         h = Harness(GRPOGroupNSampler(2))
         rows = h.put(6, groups=groups("a", "b", "c"))
         assert h.ask(Drop("p", "all alike", groups=["b", "unknown"])).value == 2
@@ -33,7 +33,7 @@ class TestDrop:
         assert h.dealt(2) == rows[:2]
         assert h.dealt(2) == []
 
-    def test_who_asks_for_a_dropped_row_is_told_why(self):
+    def test_a_lookup_of_a_dropped_row_says_why(self):
         h = Harness()
         rows = h.put(2)
         h.ask(Drop("p", "all alike", rows=column(rows[:1])))
@@ -54,14 +54,14 @@ class TestDrop:
         assert h.dealt(2, dp_rank=0, batch_index=1) == [late[1], late[1] + 1]
         assert h.state.partitions["p"].groups.unborn == {}
 
-    def test_what_cannot_be_right(self):
+    def test_wrong_drops_are_refused(self):
         h = Harness()
         h.put(1)
         with pytest.raises(InvalidArgumentError, match="reason must not be empty"):
             h.ask(Drop("p", "", groups=["a"]))
         assert h.ask(Drop("q", "why", groups=["a"])).value == 0
 
-    def test_memory_of_reasons_is_bounded(self, monkeypatch):
+    def test_the_number_of_remembered_reasons_is_bounded(self, monkeypatch):
         monkeypatch.setattr(retention_log, "REMEMBERED", 10)
         h = Harness()
         for _ in range(10):
@@ -75,10 +75,10 @@ class TestDrop:
 
 
 class TestNeverPut:
-    """Reserved rows may still be published after a seal, or expire with their owner."""
+    """Reserved rows may still be published after a seal, or expire when their client is gone."""
 
     @pytest.mark.design("reserved rows expire with their owner")
-    def test_they_expire_with_their_owner(self):
+    def test_they_expire_when_their_client_is_gone(self):
         h = Harness()
         h.put(2)
         h.ask(Reserve("p", 3, None, 0), "gone")
@@ -89,16 +89,16 @@ class TestNeverPut:
         assert h.got(waits) == [0, 1]
         assert dropped(h) == {"reserved by a client that is gone": 3}
 
-    def test_they_expire_at_the_seal_where_the_owner_went_before(self):
+    def test_they_expire_at_the_seal_if_their_client_is_already_gone(self):
         h = Harness()
         h.put(1)
         h.ask(Reserve("p", 3, None, 0), "gone")
         h.disconnect("gone")
-        assert dropped(h) == {}, "before the seal another process may know of them"
+        assert dropped(h) == {}, "before the seal another process may put them"
         h.ask(Seal("p"))
         assert dropped(h) == {"reserved by a client that is gone": 3}
 
-    def test_what_was_written_stays(self):
+    def test_written_rows_remain(self):
         h = Harness()
         h.ask(Reserve("p", 2, None, 0), "gone")
         h.put(1, ["x"], name="gone", rows=[0])
@@ -108,7 +108,7 @@ class TestNeverPut:
         assert dropped(h) == {}
 
     @pytest.mark.design("reserved rows may still be published")
-    def test_a_living_owner_may_still_publish(self):
+    def test_a_connected_client_may_still_publish(self):
         h = Harness()
         h.ask(Reserve("p", 2, None, 0), "alive")
         h.ask(Seal("p"))
@@ -118,7 +118,7 @@ class TestNeverPut:
 
 
 class TestSpanningGroups:
-    """A fallback group, by order of reservation, that spans clients warns once and shows in `explain`."""
+    """A group by order of reservation that contains rows of several clients causes one warning."""
 
     def test_it_warns_once(self):
         h = Harness(GRPOGroupNSampler(2))
@@ -129,13 +129,13 @@ class TestSpanningGroups:
         assert "[0, 1]" in first.warning
         assert h.result(h.claim(2), "r").warning is None
 
-    def test_it_shows_in_explain(self):
+    def test_explain_names_it(self):
         h = Harness(GRPOGroupNSampler(2))
         h.put(1, name="a")
         h.put(1, name="b")
         assert "reserved by 2 clients: put samples with group_ids=" in h.look(Explain("p", row=0)).value
 
-    def test_groups_of_one_client_or_declared_ones_do_not(self):
+    def test_groups_of_one_client_and_declared_groups_do_not_warn(self):
         h = Harness(GRPOGroupNSampler(2))
         h.put(2, name="a")
         h.put(2, name="b")

@@ -1,4 +1,4 @@
-"""Partitions that free their rows by themselves, once tasks have consumed them and are through with them."""
+"""Partitions with `free_when` free their rows once all tasks have finished them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def live(h: Harness) -> list[int]:
 
 
 @pytest.mark.design("free_when=consumed_by[tasks] per partition frees rows by themselves")
-def test_a_row_goes_when_all_tasks_are_through():
+def test_a_row_is_freed_when_all_tasks_have_finished_it():
     h = made()
     h.put(4)
     assert h.dealt(2, "a", name="a") == [0, 1]
     assert h.dealt(2, "b", name="b") == [0, 1]
-    assert live(h) == [0, 1, 2, 3], "both still hold them"
+    assert live(h) == [0, 1, 2, 3], "both tasks still refer to them"
     assert h.dealt(2, "a", name="a") == [2, 3]
     assert live(h) == [0, 1, 2, 3]
     assert h.dealt(2, "b", name="b") == [2, 3]
@@ -38,11 +38,11 @@ def test_a_row_goes_when_all_tasks_are_through():
     assert h.look(Status()).partitions[0].freed == 2
     h.disconnect("a")
     h.disconnect("b")
-    assert live(h) == [], "who is gone holds nothing"
+    assert live(h) == [], "a client that is gone has no references"
 
 
-def test_asking_for_more_frees_though_nothing_is_there():
-    """Else the space that is to be freed could be what the next row waits for."""
+def test_asking_for_more_frees_rows_although_no_row_is_ready():
+    """Otherwise the next row could wait for the space that is to be freed."""
     h = made(capacity=2)
     h.put(2)
     puts = h.send(h.publish(1, wait=100.0))
@@ -63,7 +63,7 @@ def test_other_tasks_do_not_matter():
     assert live(h) == []
 
 
-def test_a_fetch_that_holds_frees_nothing_until_it_says_so():
+def test_a_fetch_that_holds_its_batches_frees_rows_only_by_finish():
     h = Harness()
     h.create(free_when=["a"])
     h.put(2)
@@ -77,7 +77,7 @@ def test_a_fetch_that_holds_frees_nothing_until_it_says_so():
     assert live(h) == [1]
 
 
-def test_every_replica_must_be_through():
+def test_every_replica_must_finish():
     h = Harness(RankAwareSampler())
     h.create(free_when=["a"], replicas=2)
     h.put(4)
@@ -85,12 +85,12 @@ def test_every_replica_must_be_through():
         assert h.dealt(2, "a", name=name, dp_rank=0, batch_index=0) == [0, 1]
     assert h.dealt(2, "a", name="one", dp_rank=0, batch_index=1) == [2, 3]
     assert live(h) == [0, 1, 2, 3]
-    assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=0) == [0, 1], "asked again, it is held on"
+    assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=0) == [0, 1], "asking for it again renews the reference"
     assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=1) == [2, 3]
     assert live(h) == [2, 3]
 
 
-def test_a_replica_that_still_reads_is_waited_for():
+def test_a_row_is_not_freed_while_a_replica_still_reads_it():
     h = Harness(RankAwareSampler())
     h.create(free_when=["a"])
     h.put(2)
@@ -102,7 +102,7 @@ def test_a_replica_that_still_reads_is_waited_for():
     assert live(h) == []
 
 
-def test_a_reset_begins_anew():
+def test_a_reset_forgets_finished_rows():
     h = Harness()
     h.create(free_when=["a", "b"])
     h.put(1)
@@ -116,8 +116,8 @@ def test_a_reset_begins_anew():
     assert live(h) == []
 
 
-def test_a_row_that_one_client_holds_for_two_ranks():
-    """As with a sampler that gives a row more than once."""
+def test_one_client_can_refer_to_a_row_for_two_ranks():
+    """A sampler may deal a row more than once."""
 
     class Again(SequentialSampler):
         def sample(self, ready_indexes, batch_size, *args, **kwargs):
@@ -132,7 +132,7 @@ def test_a_row_that_one_client_holds_for_two_ranks():
     assert live(h) == []
 
 
-def test_a_sealed_partition_ends_empty():
+def test_a_sealed_partition_is_empty_at_its_end():
     h = Harness()
     h.create(free_when=["a"])
     h.put(2)
@@ -149,7 +149,7 @@ def test_a_sealed_partition_ends_empty():
     )
 )
 def test_a_row_lives_exactly_as_long_as_it_is_needed(steps):
-    """Against a model: a row is there while a task has not consumed it, or somebody holds it."""
+    """Compared with a model: a row exists while a task has not consumed it or a client refers to it."""
     h = Harness()
     h.create(free_when=["a", "b"])
     there: set[int] = set()

@@ -23,7 +23,7 @@ def test_indexes_ascend_over_partitions(h: Harness) -> None:
     assert h.state.partitions["p"].rows.positions_of(np.arange(-1, 8)).tolist() == [-1, 0, 1, 2, -1, -1, 3, -1, -1]
 
 
-def test_several_chunks(h: Harness) -> None:
+def test_rows_fill_several_chunks(h: Harness) -> None:
     many = CHUNK + CHUNK // 2
     first = h.put(many)
     h.put(7, partition="q")
@@ -39,7 +39,7 @@ def test_several_chunks(h: Harness) -> None:
     assert looked[0]["x"][0] == looked[2]["x"][0] != looked[1]["x"][0]
 
 
-def test_positions_between_interleaved_partitions(h: Harness) -> None:
+def test_positions_are_found_in_interleaved_partitions(h: Harness) -> None:
     for _ in range(40):
         h.put(300)
         h.put(300, partition="q")
@@ -51,7 +51,7 @@ def test_positions_between_interleaved_partitions(h: Harness) -> None:
     assert (q.positions_of(everything)[~mine] == np.arange(12000)).all()
 
 
-def test_cleared_rows_are_nowhere(h: Harness) -> None:
+def test_cleared_rows_are_not_found(h: Harness) -> None:
     h.put(10)
     h.clear([3, 4, 4, 77, -5])
     assert h.state.partitions["p"].rows.positions_of(np.arange(10)).tolist() == [0, 1, 2, -1, -1, 5, 6, 7, 8, 9]
@@ -61,7 +61,7 @@ def test_cleared_rows_are_nowhere(h: Harness) -> None:
     assert h.put(1) == [10], "an index is never used again"
 
 
-def test_dropped_chunks(h: Harness) -> None:
+def test_a_chunk_without_live_rows_is_removed(h: Harness) -> None:
     rows = h.put(3 * CHUNK)
     h.clear(rows[CHUNK : 2 * CHUNK])
     partition = h.state.partitions["p"]
@@ -83,7 +83,7 @@ def test_an_endless_partition_stays_small(h: Harness) -> None:
     assert h.state.blocks.live_bytes == partition.nbytes == 0
 
 
-def test_columns_of_indexes() -> None:
+def test_a_column_of_indexes_has_8_bytes_for_each_row() -> None:
     assert indexes_in(column([1, 2])).tolist() == [1, 2]
     with pytest.raises(InvalidArgumentError, match="9 bytes"):
         indexes_in(b"123456789")
@@ -92,7 +92,7 @@ def test_columns_of_indexes() -> None:
 @pytest.mark.parametrize(
     "request_", [ClearRows("p", b"123"), Lookup("p", b"123"), RetrieveKeys("p", b"1"), Publish("p", 1, b"12")], ids=repr
 )
-def test_ragged_columns_are_refused(h: Harness, request_: object) -> None:
+def test_columns_of_a_wrong_length_are_refused(h: Harness, request_: object) -> None:
     h.put(1)
     with pytest.raises(InvalidArgumentError):
         h.ask(request_)
@@ -112,7 +112,7 @@ def test_split_covers_everything_once(picked: list[int], step: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-2, 6))), st.integers(-1, 45))
-def test_intervals(added: list[tuple[int, int]], dropped: int) -> None:
+def test_intervals_equal_a_set_of_integers(added: list[tuple[int, int]], dropped: int) -> None:
     intervals, expected = IntervalSet(), set()
     for first, more in added:
         intervals.add(first, first + more)
