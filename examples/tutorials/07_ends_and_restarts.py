@@ -70,7 +70,7 @@ def orphaned() -> None:
     by_group = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": 2}
     batches = [client.await_batch("answer", 2, "groups", "update", by_group) for _ in range(2)]
     assert [(len(meta), ended) for meta, ended in batches] == [(2, False), (0, True)]
-    assert "orphaned: 1 of its members were never put" in client.explain("groups", global_index=put.global_indexes[2])
+    assert "orphaned: 1 of its members was never put" in client.explain("groups", global_index=put.global_indexes[2])
     assert client.status().partitions[0].orphaned_groups == 1
 
 

@@ -1,6 +1,6 @@
 """Samplers: they decide which of the ready samples form the next batch.
 
-A sampler is given the indexes of ready samples. It returns those that it deals and those that are consumed with them.
+A sampler gets the indexes of ready samples. It returns those that it deals and those that are consumed with them.
 Samplers import numpy and the errors of the package; only `factory` knows the configuration.
 """
 

@@ -547,5 +547,7 @@ def saved(state: Mapping[str, Any], name: str) -> dict[Any, Any]:
     """Return a copy of one part of a saved state. Raises InvalidArgumentError if it is missing."""
     found = state.get(name) if isinstance(state, Mapping) else None
     if not isinstance(found, dict):
-        raise InvalidArgumentError(f"load_checkpoint takes what save_checkpoint returned, a dict with {name!r} in it")
+        raise InvalidArgumentError(
+            f"state must be a dict with {name!r} that save_checkpoint returned, got a {type(state).__name__}"
+        )
     return copy.deepcopy(found)

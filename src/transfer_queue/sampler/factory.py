@@ -22,7 +22,7 @@ def sampler_object(settings: Settings, conf: DictConfig | Mapping[str, Any] | No
 
     Args:
         settings: The settings of this conf.
-        conf: What the caller gave.
+        conf: The conf that the caller passed.
 
     Returns:
         An instance or a class. None for the name of a built-in sampler, which every process finds by this name.

@@ -11,7 +11,7 @@ from transfer_queue.sampler.base import BaseSampler, Share, natural
 from transfer_queue.sampler.ready_views import FilteredRows, RankKey, tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
-LATE = "of a group of which others were passed over, consumed or cleared"
+LATE = "in a group of which other samples were skipped, consumed or cleared"
 
 
 class FreshnessSampler(SamplerWrapper):

@@ -1,4 +1,4 @@
-"""Tags that are numbers: reading them, and telling apart what is missing from what is no number."""
+"""Reads tags as numbers, and distinguishes a missing tag from one that is not a number."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 class TagColumns(Protocol):
-    """What samplers that read tags need of a partition."""
+    """The method of a partition by which samplers read tags."""
 
     def get_custom_meta(self, indexes: list[int], /) -> Mapping[int, Mapping[str, Any]]:
-        """The tags of these rows by global index; rows without any may be left out."""
+        """Return the tags of these rows by global index. Rows without tags may be left out."""
         ...
 
 
 class PartitionTags(ABC):
-    """The system's own view of a partition. Samplers call more methods of it than of an object of a user's."""
+    """The system's own view of a partition, with a method that a user's object need not have."""
 
     @abstractmethod
     def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return {global index: tag}, as copies, for those of these rows that live."""
+        """Return {global index: tag}, as copies, for those of these rows that exist."""
 
     @abstractmethod
     def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
@@ -38,7 +38,7 @@ class PartitionTags(ABC):
 
 
 def number(value: object) -> float | None:
-    """A tag as a float, NaN where it is missing (None); None where it is no number. Beyond float64 it is infinite."""
+    """Return a tag as a float: NaN if it is missing (None), infinite beyond float64. Returns None for other values."""
     if value is None:
         return math.nan
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -51,7 +51,7 @@ def number(value: object) -> float | None:
 
 
 def numbers_of(values: list[Any]) -> Floats | None:
-    """Plain ints and floats as floats, without a step for each; None where one is something else, or no number."""
+    """Return plain ints and floats as an array in one step; None if a value is of another type, NaN or too large."""
     if not set(map(type, values)) <= {int, float}:
         return None
     try:
@@ -62,7 +62,7 @@ def numbers_of(values: list[Any]) -> Floats | None:
 
 
 def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> Floats:
-    """This tag of these rows, NaN where it is missing. Raises InvalidArgumentError for one that is no number."""
+    """Return this tag of these rows, NaN if it is missing. Raises InvalidArgumentError if one is not a number."""
     tags = partition.get_custom_meta(list(indexes)) if partition is not None else {}
     out = np.empty(len(indexes))
     for place, index in enumerate(indexes):
@@ -75,7 +75,7 @@ def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> F
 
 
 def no_number(index: int, tag: str, value: object) -> InvalidArgumentError:
-    """The error for a row whose tag is no number."""
+    """Return the error for a row whose tag is not a number."""
     return InvalidArgumentError(
         f"tag {tag!r} of row {index} must be a number, got {reprlib.repr(value)} ({type(value).__name__}); "
         f"set it to a plain int or float"

@@ -61,9 +61,9 @@ class PrioritySampler(SamplerWrapper):
         return RankedRows(tagged(ready_indexes, config.get("partition")), self.key)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """Return that of the inner sampler, because the order makes no difference."""
+        """Return the result of the inner sampler, because the order makes no difference."""
         return self.inner.remainder(ready_indexes, **config)
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
-        """Return those of the inner sampler, because the order makes no difference."""
+        """Return the result of the inner sampler, because the order makes no difference."""
         return self.inner.passes_over(ready_indexes, **config)

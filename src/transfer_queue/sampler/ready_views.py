@@ -1,7 +1,7 @@
-"""Ready rows as samplers inside of others see them: in another order, or without some of them.
+"""Views of ready rows for samplers inside other samplers: in another order, or without some rows.
 
-All of them read tags through one protocol, `TaggedIndexes`. The controller's ready rows keep tags as columns and
-answer without looking at every row; `ListedRows` answers for any plain list, from a partition's `get_custom_meta`.
+All of them read tags through one protocol, `TaggedIndexes`. The controller's ready rows keep tags in columns, so they
+need not read every row. `ListedRows` implements the protocol for any list, with a partition's `get_custom_meta`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from transfer_queue.sampler.numeric_tags import Floats, TagColumns, numbers
 
 
 class RankKey(NamedTuple):
-    """The order of rows, the highest first: `sign * tag - aging * global_index`.
-
-    `missing` replaces `sign * tag` for a row without the tag. Of equal rows the one that comes first is the higher.
-    """
+    """An order of rows, the highest first: `sign * tag - aging * global_index`. Equal rows keep their order."""
 
     tag: str
     sign: float = 1.0
     missing: float = 0.0
+    """Replaces `sign * tag` for a row without the tag."""
     aging: float = 0.0
 
     def of(self, values: Floats, indexes: np.ndarray) -> Floats:
-        """The keys of rows with these values of the tag (NaN: missing) and global indexes."""
+        """Return the keys of rows with these values of the tag (NaN: missing) and global indexes."""
         keys = values if self.sign == 1.0 else self.sign * values
         missing = np.isnan(values)
         if missing.any():
@@ -39,34 +37,37 @@ class RankKey(NamedTuple):
 
 @runtime_checkable
 class TaggedIndexes(ReadyIndexes, Protocol):
-    """Ready rows that can be ordered and picked by a tag. All raise InvalidArgumentError for one that is no number."""
+    """Ready rows that can be ordered and picked by a tag.
+
+    The methods raise InvalidArgumentError if a tag is not a number.
+    """
 
     def ranked(self, key: RankKey) -> Iterator[int]:
-        """The rows, the highest key first."""
+        """Iterate over the rows, the highest key first."""
         ...
 
     def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
-        """The whole groups of `size`, that with the highest member first; members ascending."""
+        """Iterate over the complete groups of `size`, that with the highest member first; members ascending."""
         ...
 
     def above(self, key: RankKey, bound: float) -> list[int]:
-        """The rows whose key is above the bound, ascending."""
+        """Return the rows whose key is above the bound, ascending."""
         ...
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
-        """The rows of all groups of `size` of which a ready member is above the bound, ascending.
+        """Return the rows of all groups of `size` with a ready member above the bound, ascending.
 
-        Members that are not ready yet are among them; rows that belong to no group are there by themselves.
+        This includes members that are not ready yet. A row without a group counts as a group of its own.
         """
         ...
 
     def orphans(self, size: int) -> list[int]:
-        """The rows of groups of `size` with ready members of which others were cleared or consumed by the task."""
+        """Return the ready rows of groups of `size` of which other members were cleared or consumed by the task."""
         ...
 
 
 class ListedRows(Sequence[int]):
-    """Ready rows given as any sequence, with the tags of a partition. Groups as in `groups.whole_groups`."""
+    """Ready rows in any sequence, with the tags of a partition. Groups are those of `whole_groups`."""
 
     def __init__(self, ready_indexes: Sequence[int], partition: TagColumns | None) -> None:
         self._ready = ready_indexes
@@ -106,7 +107,7 @@ class ListedRows(Sequence[int]):
         return [rows[place] for place in np.flatnonzero(self._keys(rows, key) > bound).tolist()]
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
-        """See `TaggedIndexes`; of groups that are not whole nothing is known here."""
+        """See `TaggedIndexes`. Only complete groups are known here."""
         found = set(self.above(key, bound))
         for group in self.whole_groups(size):
             if not found.isdisjoint(group):
@@ -114,7 +115,7 @@ class ListedRows(Sequence[int]):
         return sorted(found)
 
     def orphans(self, size: int) -> list[int]:
-        """None: of groups that are not whole nothing is known here."""
+        """Return [], because only complete groups are known here."""
         return []
 
     def _keys(self, rows: list[int], key: RankKey) -> Floats:
@@ -122,12 +123,12 @@ class ListedRows(Sequence[int]):
 
 
 def tagged(ready_indexes: Sequence[int], partition: TagColumns | None) -> TaggedIndexes:
-    """Ready rows whose tags can be asked for."""
+    """Return ready rows by whose tags one can order and pick."""
     return ready_indexes if isinstance(ready_indexes, TaggedIndexes) else ListedRows(ready_indexes, partition)
 
 
 class RankedRows(Sequence[int]):
-    """Ready rows in the order of a key, read lazily: a slice from the start costs what it holds."""
+    """Ready rows in the order of a key, read lazily: a slice from the start costs only the rows in it."""
 
     def __init__(self, base: TaggedIndexes, key: RankKey) -> None:
         self._base = base
@@ -155,15 +156,15 @@ class RankedRows(Sequence[int]):
         return self._base.ranked(self._key)
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
-        """The groups of `size` of which all are ready, that with the highest member first."""
+        """Iterate over the complete groups of `size`, that with the highest member first."""
         return self._base.ranked_groups(self._key, size)
 
     def ranked(self, key: RankKey) -> Iterator[int]:
-        """See `TaggedIndexes`; this order is gone."""
+        """See `TaggedIndexes`. The new order replaces this one."""
         return self._base.ranked(key)
 
     def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
-        """See `TaggedIndexes`; this order is gone."""
+        """See `TaggedIndexes`. The new order replaces this one."""
         return self._base.ranked_groups(key, size)
 
     def above(self, key: RankKey, bound: float) -> list[int]:
@@ -180,7 +181,7 @@ class RankedRows(Sequence[int]):
 
 
 class FilteredRows(Sequence[int]):
-    """Ready rows without some of them, and without the groups that these belong to."""
+    """Ready rows without some rows, and without the groups of these rows."""
 
     def __init__(self, base: TaggedIndexes, rows: Sequence[int]) -> None:
         self._base = base
@@ -275,7 +276,7 @@ def pick_rows(ready_indexes: Sequence[int], size: int, count: int) -> np.ndarray
     none = np.zeros((0, size), "i8")
     if len(ready_indexes) < size * count:
         return none
-    first = getattr(ready_indexes, "first_groups", None)  # all at once, where they can
+    first = getattr(ready_indexes, "first_groups", None)  # the controller's ready rows return all groups at once
     found = first(size, count) if first is not None else list(islice(whole_groups(ready_indexes, size), count))
     return np.array(found, "i8").reshape(-1, size) if len(found) == count else none
 

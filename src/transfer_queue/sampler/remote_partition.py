@@ -1,4 +1,4 @@
-"""A partition and its ready rows, as a user's sampler sees them in a process of its own.
+"""A partition and its ready rows for a user's sampler in a process of its own.
 
 A call contains the first ready rows. The sampler process requests further rows, tags and groups when the sampler reads
 them. The controller replies from its state at that time, and also checks the result of the sampler against it.
@@ -22,27 +22,26 @@ FIRST_GROUPS = 256  # groups in the first request; each further one has 8 times 
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """The rows in a call of a sampler. total: how many rows are ready. rows: the first of them, i8.
-
-    after: the position from which further rows are requested; -1: these are all.
-    """
+    """The ready rows in a call of a sampler."""
 
     partition: str = ""
     group_size: int | None = None
     policy_version: int = 0
     total: int = 0
+    """The number of ready rows."""
     rows: bytes = b""
+    """The first of them, global indexes, i8."""
     after: int = -1
+    """The position from which further rows are requested; -1 if `rows` has all."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A request for what a sampler reads.
-
-    kind: "rows" (from position `after` on), "tags" (of `rows`), "groups" (the first `count` of `size`), "spoiled"
-    (`key`, `bound`, `size`) or "orphans" (`size`).
-    """
+    """A request for what a sampler reads."""
 
     kind: str
+    """"rows" (from position `after` on), "tags" (of `rows`), "groups" (the first `count` of `size`), "spoiled" (`key`,
+    `bound`, `size`) or "orphans" (`size`).
+    """
     rows: bytes = b""
     after: int = 0
     count: int = 0
@@ -52,18 +51,21 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class ViewReply(msgspec.Struct, frozen=True):
-    """rows: i8. after: see `Shown`. tags: of live rows by global index."""
+    """The reply to a question."""
 
     rows: bytes = b""
+    """Global indexes, i8."""
     after: int = -1
+    """See `Shown`."""
     tags: dict[int, dict[str, Any]] = {}
+    """The tags of existing rows, by global index."""
 
 
 Asks = Callable[[Question], ViewReply]
 
 
 class RowsChanged(NotTheSamplers):
-    """Rows that the sampler was offered are not ready any more: its call is repeated."""
+    """Rows that the sampler was offered are not ready any more, so its call is repeated."""
 
 
 class RemotePartition(PartitionTags):
@@ -92,7 +94,7 @@ class RemotePartition(PartitionTags):
 
 
 class RemoteReady(Sequence[int]):
-    """Ready rows, ascending, read a page at a time."""
+    """The ready rows, ascending, which are read in pages."""
 
     def __init__(self, shown: Shown, asks: Asks, partition: RemotePartition) -> None:
         self._total = shown.total
@@ -106,7 +108,7 @@ class RemoteReady(Sequence[int]):
         return self._total
 
     def _read(self, count: int) -> np.ndarray:
-        """The first `count` rows."""
+        """Return the first `count` rows."""
         while self._known < count:
             if self._after < 0:
                 raise RowsChanged
@@ -161,25 +163,25 @@ class RemoteReady(Sequence[int]):
             count *= 8
 
     def ranked(self, key: RankKey) -> Iterator[int]:
-        """See `views.TaggedIndexes`."""
+        """See `ready_views.TaggedIndexes`."""
         return ListedRows(self, self._partition).ranked(key)
 
     def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
-        """See `views.TaggedIndexes`."""
+        """See `ready_views.TaggedIndexes`."""
         return ListedRows(self, self._partition).ranked_groups(key, size)
 
     def above(self, key: RankKey, bound: float) -> list[int]:
-        """See `views.TaggedIndexes`."""
+        """See `ready_views.TaggedIndexes`."""
         return ListedRows(self, self._partition).above(key, bound)
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
-        """See `views.TaggedIndexes`."""
+        """See `ready_views.TaggedIndexes`."""
         return self._listed(
             Question("spoiled", size=size, key=(key.tag, key.sign, key.missing, key.aging), bound=bound)
         )
 
     def orphans(self, size: int) -> list[int]:
-        """See `views.TaggedIndexes`."""
+        """See `ready_views.TaggedIndexes`."""
         return self._listed(Question("orphans", size=size))
 
     def _listed(self, question: Question) -> list[int]:

@@ -20,7 +20,7 @@ from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in, dealer, ranked_tags
 
 SLACK = 64  # batches that a sampler may keep although the controller has dropped them
-MOST = 2**62  # ranks and batch indexes are below it
+MOST = 2**62  # ranks and batch indexes are less than this
 EMPTY = "nothing was dealt"
 
 
@@ -32,7 +32,7 @@ class Facts(msgspec.Struct, frozen=True):
     """What the controller knows about a user's sampler without calling it."""
 
     name: str
-    """Name of its class."""
+    """The name of its class."""
     built_in: bool = False
     """Whether it, and all samplers in it, are built in: its result depends only on the ready rows."""
     ranked: bool = False
@@ -49,38 +49,37 @@ class Facts(msgspec.Struct, frozen=True):
     wants_list: bool = True
     """Whether it gets the ready rows as a list."""
     group_size: int | None = None
-    """Samples of a group; None if it deals single samples."""
+    """The number of samples in a group; None if it deals single samples."""
     tags: list[str] = []
-    """Tags by which it, or a sampler inside it, orders rows."""
+    """The tags by which it, or a sampler inside it, orders rows."""
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """The first answer of a sampler about a claim. key: (dp_rank, batch_index) of a batch that is to be kept, or None.
-
-    cached: whether the sampler has dealt this batch before, and keeps it itself.
-    """
+    """The first answer of a sampler about a claim."""
 
     key: tuple[int, int] | None
+    """The (dp_rank, batch_index) of a batch that the controller keeps; None if it does not keep the batch."""
     cached: bool
+    """Whether the sampler has dealt this batch before, and keeps it itself."""
 
 
 class Given(msgspec.Struct, frozen=True):
-    """A deal of a sampler. shares: dp_rank -> (sampled, consumed), i8 columns as bytes.
-
-    cached: how many batches of the task it keeps in `_states`.
-    """
+    """A deal of a sampler."""
 
     shares: dict[int, tuple[bytes, bytes]]
+    """dp_rank -> (sampled, consumed), i8 columns as bytes."""
     cached: int = 0
+    """How many batches of the task the sampler keeps in `_states`."""
 
 
 class SamplerRequest(msgspec.Struct, frozen=True):
-    """A claim, as a sampler sees it. sampling: its sampling_config with task_name and partition_id filled in."""
+    """The part of a claim that a sampler gets."""
 
     partition: str
     task: str
     count: int
     sampling: dict[str, Any]
+    """The sampling_config of the claim, with task_name and partition_id added."""
 
 
 def describe(sampler: BaseSampler) -> Facts:
@@ -105,18 +104,19 @@ def describe(sampler: BaseSampler) -> Facts:
 
 
 class SamplerCall(msgspec.Struct, frozen=True):
-    """One call of a sampler. kind: a key of `CALLS`.
-
-    key: of the requested batch. kept: the batches of the task that the controller keeps, so that the sampler can forget
-    all others; None: it need not. final: see `Facts.finally_`. state: the argument of `load_checkpoint`.
-    """
+    """One call of a sampler."""
 
     kind: str
+    """A key of `CALLS`."""
     request: SamplerRequest
     key: tuple[int, int] | None = None
+    """The (dp_rank, batch_index) of the requested batch."""
     kept: list[tuple[int, int]] | None = None
+    """The batches of the task that the controller keeps, so that the sampler forgets all others; None: it keeps all."""
     final: bool = False
+    """See `Facts.finally_`."""
     state: Any = None
+    """The argument of `load_checkpoint`."""
 
 
 def answer(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Any:
@@ -146,14 +146,14 @@ def _passes_over(
     if not isinstance(passed, Mapping):
         raise SamplerError(
             f"{_name(sampler)}.passes_over must return a dict from reasons to rows, but returned {passed!r:.200}; "
-            f"nothing was passed over"
+            f"nothing was skipped"
         )
     try:
         return {str(reason): _column(rows) for reason, rows in passed.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise SamplerError(
             f"{_name(sampler)}.passes_over must return a dict from reasons to lists of global indexes, but returned "
-            f"{passed!r:.200} ({error}); nothing was passed over"
+            f"{passed!r:.200} ({error}); nothing was skipped"
         ) from None
 
 
@@ -322,6 +322,6 @@ def failure(name: str, error: BaseException) -> SamplerError:
     try:
         words = str(error)
         told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except BaseException:  # its own __str__
+    except BaseException:  # the __str__ of the error may raise one, too
         words, told = "(it cannot be shown)", ""
     return kind(f"the sampler {name} raised {type(error).__name__}: {words}\n{told}")

@@ -1,4 +1,4 @@
-"""SamplerWrapper: a sampler around another one, and what the controller must know of the inner sampler."""
+"""SamplerWrapper: a sampler around another one, and the facts about the inner sampler that the controller needs."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class SamplerWrapper(BaseSampler):
         return self._dealing().prepare(self.view(ready_indexes, config), batch_size, **config)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
-        """Return that of the inner sampler, for the rows that it is shown."""
+        """Return the remainder of the inner sampler for the rows that it is shown."""
         return self.inner.remainder(self.view(ready_indexes, config), **config)
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
@@ -186,7 +186,7 @@ class SamplerWrapper(BaseSampler):
         return self.inner.passes_over(self.view(ready_indexes, config), **config)
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
-        """Return that of the inner sampler."""
+        """Return the result of the inner sampler."""
         return self.inner.has_cached_result(partition_id, task_name, sampling_config)
 
     def clear_cache(self, partition_id: str) -> None:
@@ -194,7 +194,7 @@ class SamplerWrapper(BaseSampler):
         self.inner.clear_cache(partition_id)
 
     def save_checkpoint(self) -> dict[str, Any]:
-        """Return that of the inner sampler."""
+        """Return the state of the inner sampler."""
         return self.inner.save_checkpoint()
 
     def load_checkpoint(self, state: Mapping[str, Any]) -> None:

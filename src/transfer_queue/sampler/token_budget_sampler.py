@@ -15,7 +15,7 @@ from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, chec
 from transfer_queue.sampler.numeric_tags import TagColumns, numbers
 from transfer_queue.sampler.ready_views import DealsGroups, whole_groups
 
-WEIGHT = 40  # one group here takes about as long as this many that are only balanced
+WEIGHT = 40  # the time for one group here, in groups that are only balanced
 
 
 class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
@@ -147,7 +147,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         held = self._groups_in(batch_size, config)
         size = self._group_size(config)
         ranks = 1 if config.get("batch_index") is None else self.dp_size
-        # one group more than the ranks can hold tells whether all of them are full
+        # One group more than the ranks can hold shows whether all of them are full.
         groups = list(islice(whole_groups(ready_indexes, size), ranks * held + 1))
         lengths = self._lengths(groups, partition)
         bins = self._in_order(lengths, ranks, held)
@@ -193,7 +193,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         As an empty rank accepts any group, a rank stays empty only if there are fewer groups than ranks.
         """
         bins: list[list[int]] = [[] for _ in range(ranks)]
-        # (tokens, rank) of those that have room for one more, the lightest first; -1 tokens where it is empty
+        # (tokens, rank) of the ranks that have space for one more group, the lightest first; -1 tokens if it is empty
         open_ = [(-1.0, rank) for rank in range(ranks)] if held else []
         for place, length in enumerate(lengths):
             if not open_ or (open_[0][0] + length > self.token_budget and open_[0][0] >= 0):

@@ -96,7 +96,7 @@ def test_a_whole_partition(h: Harness) -> None:
     h.put(1, ("y",), rows=[2])
     text = explain(h, task="t", fields=["x", "y", "z"])
     assert text.startswith("Nearest to ready: sample 2 (key 'c') is missing the fields ['z'] (it has ['x', 'y'])")
-    assert ". sample 0 (key 'a') is missing the fields ['y', 'z']" in text
+    assert ". Sample 0 (key 'a') is missing the fields ['y', 'z']" in text
     assert "key 'd'" not in text, "three are enough"
     assert explain(h, task="t", fields=["x"]) == "All 4 samples that task 't' has not consumed are ready."
     h.dealt(4)

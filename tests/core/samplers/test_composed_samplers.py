@@ -24,7 +24,7 @@ from transfer_queue.sampler import (
 )
 
 STALE = "stale: more than 1 policy versions behind"
-LATE = "of a group of which others were passed over, consumed or cleared"
+LATE = "in a group of which other samples were skipped, consumed or cleared"
 
 
 def by(tag: str, *values: Any) -> list[dict[str, Any]]:

@@ -267,7 +267,7 @@ def test_without_a_size_the_last_size_is_kept_after_the_groups() -> None:
     h.restart()
     h.put(1, groups=["b"])
     assert h.dealt(2) == []
-    assert "waits for 1 samples that were not put yet" in explained(h, 2)
+    assert "waits for 1 sample that was not put yet" in explained(h, 2)
     h.put(1, groups=["b"])
     assert h.dealt(2) == [2, 3]
 
@@ -309,7 +309,7 @@ def test_an_orphaned_group_is_reported_and_explained(g: Harness) -> None:
     g.put(4, groups=["g", "g", "k", "k"])
     g.clear([1])
     assert orphaned(g) == 1
-    assert "group 'g', which is orphaned: 1 of its members were cleared" in explained(g, 0)
+    assert "group 'g', which is orphaned: 1 of its members was cleared" in explained(g, 0)
     assert g.dealt(2) == [2, 3]
     g.clear([0])
     assert orphaned(g) == 0, "a group is removed with its last member"
@@ -321,9 +321,9 @@ def test_orphaned_groups_by_order_are_explained(g: Harness) -> None:
     g.put(5)
     g.clear([1])
     assert "number 1 of the 2 samples that form a group by order of reservation, which is orphaned" in explained(g, 0)
-    assert "waits for 1 samples that were not put yet" in explained(g, 4)
+    assert "waits for 1 sample that was not put yet" in explained(g, 4)
     g.ask(Seal("p"))
-    assert "orphaned: 1 of its members were never put, and the partition is sealed" in explained(g, 4)
+    assert "orphaned: 1 of its members was never put, and the partition is sealed" in explained(g, 4)
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -349,7 +349,7 @@ def test_a_group_that_a_seal_leaves_incomplete_is_orphaned(g: Harness) -> None:
     g.put(2, rows=[0, 1])
     g.ask(Seal("p"))
     assert orphaned(g) == 1
-    assert "1 of its members were never put, and the partition is sealed" in explained(g, 2)
+    assert "1 of its members was never put, and the partition is sealed" in explained(g, 2)
     assert g.dealt(2) == [0, 1]
     assert g.dealt(2) is None
 

@@ -104,7 +104,7 @@ def _check_new(state: State, partition: Partition, count: int) -> None:
     if count and partition.sealed:
         raise SealedError(
             f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows. "
-            f"Put the {count} rows into another partition."
+            f"Put new rows ({count} here) into another partition."
         )
     flow_control.check_staleness(partition, count)
     check_capacity(state, count)

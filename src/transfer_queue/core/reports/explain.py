@@ -173,11 +173,13 @@ def _group_words(
     if number < 0:
         return "", "has no group_id, but other samples of the partition have one, so group samplers never deal it"
     group = groups.declared[number]
-    words = f"is one of {len(group.members)} samples of group {group.name!r}"
+    count = len(group.members)
+    words = f"is one of {count} samples" if count > 1 else "is the only sample"
+    words += f" of group {group.name!r}"
     if groups.size is not None:
         words += f" (group_size {groups.size})"
     if group.cleared:
-        return words, f", which is orphaned: {group.cleared} of its members were cleared, so it can never be complete"
+        return words, f", which is orphaned: {_members(group.cleared)} cleared, so it can never be complete"
     if size is not None and len(group.members) > size:
         return words, f", which is too large: {_disagree(group, size)}, so it can never be dealt"
     if task is not None and dealt is not None and not partition.taken(task, np.array([position]))[0]:
@@ -186,8 +188,12 @@ def _group_words(
             return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is never dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {absent} of its members were never put, and the partition is sealed"
+        return words, f", which is orphaned: {_members(absent)} never put, and the partition is sealed"
     return words, _waits_for(partition, group.members, fields, absent)
+
+
+def _members(count: int) -> str:
+    return f"{count} of its members {'was' if count == 1 else 'were'}"
 
 
 def _disagree(group: Group, size: int) -> str:
@@ -220,7 +226,7 @@ def _words_by_order(partition: Partition, position: int, fields: list[str], size
         words += f" (reserved by {clients} clients: put samples with group_ids= so that groups do not mix prompts)"
     absent = size - len(there)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {absent} of its members were never put, and the partition is sealed"
+        return words, f", which is orphaned: {_members(absent)} never put, and the partition is sealed"
     return words, _waits_for(partition, list(there), fields, absent)
 
 
@@ -233,7 +239,7 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
             index = int(partition.rows.indexes_of(np.array([member]))[0])
             missing.append(f"sample {index} (missing {lack})")
     if absent:
-        missing.append(f"{absent} samples that were not put yet")
+        missing.append(f"{absent} {'sample that was' if absent == 1 else 'samples that were'} not put yet")
     if not missing:
         return ""
     more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
@@ -307,7 +313,7 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
         index = int(partition.rows.indexes_of(np.array([position]))[0])
         (key,) = partition.keys_of(np.array([position]))
         request = Explain(partition.name, row=index, task=task, fields=fields)
-        name = f"sample {index}" + (f" (key {key!r})" if key is not None else "")
+        name = f"{'Sample' if told else 'sample'} {index}" + (f" (key {key!r})" if key is not None else "")
         told.append(f"{name} " + "; it ".join(_row_words(partition, position, request, dealt, waits)[:2]))
     return "Nearest to ready: " + ". ".join(told) + "." + sizes
 
