@@ -144,7 +144,7 @@ def test_few_lengths_find_their_way():
 
 def test_a_miss_says_how_many_parts_do():
     """9 + 7 + 13 and 17 + 4 + 4 + 4 would be 29 each."""
-    with pytest.raises(BalanceInputError, match=r"found no way .* at least 2 parts are needed.* 3 parts do"):
+    with pytest.raises(BalanceInputError, match=r"found no way .* at least 2 parts are needed.* 3 parts are enough"):
         balance([13, 4, 9, 7, 4, 4, 17], 2, max_tokens=29)
     assert_capped(balance([13, 4, 9, 7, 4, 4, 17], 3, max_tokens=29), [13, 4, 9, 7, 4, 4, 17], 29)
 

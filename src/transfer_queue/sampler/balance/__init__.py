@@ -1,4 +1,4 @@
-"""Division of lengths into parts of nearly equal load, and packing into few bins under a cap of tokens.
+"""Divides lengths into parts of nearly equal load, and packs them into few bins under a cap of tokens.
 
 This package does not depend on samples, tags or ranks: it takes lengths and returns lists of positions. All results are
 deterministic.

@@ -96,7 +96,7 @@ def imbalance(lengths: Numbers, parts: Sequence[Sequence[int]]) -> float:
     except TypeError:
         covered = False
     if not covered:
-        raise BalanceInputError(f"parts must hold each of the {len(checked)} positions once, and there must be some")
+        raise BalanceInputError(f"parts must contain each of the {len(checked)} positions once, and not be empty")
     heaviest = max(float(checked[np.asarray(part, np.int64)].sum()) for part in parts)
     least = max(float(checked.sum()) / len(parts), float(checked.max()))
     return heaviest / least if least else 1.0

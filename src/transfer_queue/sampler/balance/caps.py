@@ -1,4 +1,4 @@
-"""Division under a cap of tokens: no part ever holds more, but for an item above the cap, which stands alone."""
+"""Divides under a cap of tokens: no part exceeds the cap, except for an item above it, which has its own part."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transfer_queue.sampler.balance.local_search import Cap, refine
 from transfer_queue.sampler.balance.multistart import greedy, spread
 from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first, members
 
-# Pairs of parts that one levelling looks at: as long as packing takes, a few ms.
+# Pairs of parts that one levelling tries. This takes a few ms, as long as packing.
 _LEVEL_PAIRS = 300
 
 
 def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> Ints:
-    """The part of each item, of k parts, none empty, even by cost; each part's tokens are within the cap.
+    """Return the part of each item, of k parts, none empty, even by cost; each part keeps the cap of tokens.
 
-    Raises BalanceInputError where k parts cannot keep the cap, or where no way to keep it was found.
+    Raises BalanceInputError if k parts cannot keep the cap, or if no way to keep it was found.
     """
     long = tokens > cap
     alone, rest = np.flatnonzero(long), np.flatnonzero(~long)
@@ -32,8 +32,8 @@ def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: boo
         )
     if equal and len(alone) and len(rest) > 2 * room:
         raise BalanceInputError(
-            f"the length at position {alone[0]} is above {cap} tokens and stands alone, so that {len(tokens)} lengths "
-            f"have no equal counts in {k} parts; allow free counts or more tokens"
+            f"the length at position {alone[0]} is above {cap} tokens and has its own part, so {len(tokens)} lengths "
+            f"cannot have equal counts in {k} parts; allow free counts or more tokens"
         )
     part_of = np.empty(len(tokens), np.int64)
     part_of[alone] = np.arange(room, k)
@@ -45,7 +45,7 @@ def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: boo
                 found = _refined(costs[rest], tokens[rest], cap, room, split(tokens[rest], packed, room), free=True)
         if found is None:
             counts = "equal counts" if equal else "any counts"
-            advice = "allow free counts, or more parts" if equal else f"{len(alone) + bins} parts do"
+            advice = "allow free counts, or more parts" if equal else f"{len(alone) + bins} parts are enough"
             raise BalanceInputError(
                 f"found no way to divide {len(tokens)} lengths in {counts} into {k} parts of at most {cap} tokens: "
                 f"at least {least} parts are needed, whatever the counts; {advice}"
@@ -55,13 +55,13 @@ def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: boo
 
 
 def level(tokens: Floats, cap: int, k: int, packed: Ints) -> Ints:
-    """The part of each item, of k parts, none empty, even by tokens. packed: bins of the items, k at most, none empty.
+    """Return the part of each item, of k parts, none empty, even by tokens. Much faster than `spread_capped`.
 
-    Takes a small part of the time of `spread_capped`.
+    packed: the bin of each item; at most k bins, none empty.
     """
     order = largest_first(tokens)
     ranked = tokens[order]
-    # What ignores the cap is nearly even at once; where it keeps the cap all the same it is the better start.
+    # A division that ignores the cap is nearly even at once. If it keeps the cap by chance, it is the better start.
     start = greedy(ranked, k)
     if not _keeps(start, ranked, cap, k):
         start = split(tokens, packed, k)[order]
@@ -69,7 +69,7 @@ def level(tokens: Floats, cap: int, k: int, packed: Ints) -> Ints:
 
 
 def split(tokens: Floats, bin_of: Ints, k: int) -> Ints:
-    """Of some bins k, by halving the fullest of those with more than one item; there must be k items."""
+    """Make k parts of fewer bins by halving the fullest bin with several items, again and again. Needs k items."""
     bins = int(bin_of.max()) + 1
     order = largest_first(tokens)
     parts = members(bin_of[order], bins)  # ranks, so that each lists its largest first
@@ -91,7 +91,7 @@ def split(tokens: Floats, bin_of: Ints, k: int) -> Ints:
 
 
 def _within(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> Ints | None:
-    """The part of each item, if what is even by cost or by tokens keeps the cap by itself, as it mostly does."""
+    """Return the part of each item if a division even by cost or by tokens keeps the cap, as it usually does."""
     part_of = spread(costs, k, equal=equal)
     if _keeps(part_of, tokens, cap, k):
         return part_of

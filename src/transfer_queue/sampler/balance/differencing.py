@@ -1,4 +1,4 @@
-"""Largest differencing for k parts (Karmarkar & Karp, "The differencing method of set partitioning", 1982)."""
+"""Largest differencing for k parts (Karmarkar and Karp, "The differencing method of set partitioning", 1982)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def plain(ranked: Floats, k: int, *, equal: bool, ties: Ties = Ties.LARGEST) -> 
 def differencing(ranked: Floats, rows: Ints, k: int, ties: Ties) -> Ints:
     """Return the part of each rank, of k parts, none empty.
 
-    A state is k sums, falling. The two states with the largest spread are merged, the largest sums of one with the
-    smallest of the other, until one is left.
+    A state is k sums in descending order. The two states with the largest spread are merged, the largest sums of one
+    with the smallest of the other, until one state is left.
 
     Args:
         ranked: Values in descending order.

@@ -1,4 +1,4 @@
-"""Bin packing: first fit decreasing, and how many bins any packing needs at least."""
+"""Bin packing: first fit decreasing, and a lower bound of the number of bins."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from transfer_queue.sampler.balance.validation import Floats, Ints, by_position,
 
 
 def first_fit(tokens: Floats, cap: int) -> tuple[Ints, int]:
-    """The bin of each item by first fit decreasing, and the number of bins. No item is above the cap.
+    """Return the bin of each item by first fit decreasing, and the number of bins. No item may be above the cap.
 
-    Bin by bin: the longest item left that still fits, again and again. That is first fit decreasing, as what the
-    first bin holds depends on nothing that the others hold.
+    Each bin is filled in turn with the longest remaining items that fit. This is the same as first fit decreasing,
+    because the items of a bin do not depend on the bins after it.
     """
     order = largest_first(tokens)
     falling = tokens[order].astype(np.int64).tolist()
     rising = [-value for value in falling]
     count = len(falling)
-    # The first item from each one on that is in no bin yet, found along a path that is halved at each use.
+    # For each item, the first one from it on that is in no bin. The paths to it are halved at each use.
     left = list(range(count + 1))
     bin_of = [0] * count
     first = bins = 0
@@ -30,7 +30,7 @@ def first_fit(tokens: Floats, cap: int) -> tuple[Ints, int]:
             bin_of[item] = bins
             left[item] = item + 1
             room -= falling[item]
-            # Nothing before the item fits: it was passed over when there was more room.
+            # No item before this one fits: it did not fit when the bin had more space.
             item = bisect_left(rising, -room, item + 1)
             while left[item] != item:
                 left[item] = left[left[item]]
@@ -43,10 +43,10 @@ def first_fit(tokens: Floats, cap: int) -> tuple[Ints, int]:
 
 
 def least_bins(tokens: Floats, cap: int) -> int:
-    """A number that no packing goes below (bound L2 of Martello & Toth, "Knapsack problems", 1990, section 8.3).
+    """Return a lower bound of the number of bins (L2 of Martello and Toth, "Knapsack problems", 1990, section 8.3).
 
-    For each threshold up to half a bin: the items above half a bin have a bin each, and those of them that leave a
-    threshold's room or more can take in items from the threshold up to half a bin; what is left of these needs more.
+    For each threshold up to half a bin: each item above half a bin has its own bin. The items from the threshold up to
+    half a bin use the space in those bins that have at least the threshold free, and need further bins for the rest.
     """
     if not len(tokens):
         return 0
@@ -55,7 +55,7 @@ def least_bins(tokens: Floats, cap: int) -> int:
     half = int(np.searchsorted(rising, cap / 2, side="right"))
     thresholds = np.concatenate([[0.0], rising[:half]])
     smallest = np.searchsorted(rising, thresholds)
-    # Items from here on have too little room for anything that reaches the threshold.
+    # The bins of items from here on have less space than the threshold.
     closed = np.maximum(np.searchsorted(rising, cap - thresholds, side="right"), half)
     room = (closed - half) * cap - (sums[closed] - sums[half])
     more = np.ceil((sums[half] - sums[smallest] - room) / cap)

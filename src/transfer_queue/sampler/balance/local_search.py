@@ -1,4 +1,4 @@
-"""Refinement of a division: relieves the heaviest part by exchanges with lighter ones until none helps."""
+"""Refines a division: exchanges items of the heaviest part with lighter parts until no exchange helps."""
 
 from __future__ import annotations
 
@@ -9,38 +9,43 @@ import numpy as np
 
 from transfer_queue.sampler.balance.validation import Floats, Ints, members
 
-# Pairs of parts that one refinement looks at; bounds the time where the parts cannot become even
-# (at 64 items a part a pair costs about 10 us).
+# Pairs of parts that one refinement tries. It limits the time if the parts cannot become even
+# (with 64 items in a part, a pair takes about 10 us).
 _MAX_PAIRS = 2500
-# Parts whose sums differ by no more than this share of the even load are even enough. The steps of the last
-# digits would be many and worth nothing.
+# Parts whose sums differ by at most this fraction of the even load are even enough. Further steps would be many and
+# would improve only the last digits.
 EVEN = 1e-6
 
 
 @dataclass(frozen=True)
 class Cap:
-    """A cap that both parts of an exchange must keep. tokens: by rank, whole."""
+    """A cap that both parts of an exchange must keep."""
 
     tokens: Floats
+    """The tokens of each rank, whole numbers."""
     most: int
+    """The maximum number of tokens in a part."""
 
 
 @dataclass(frozen=True)
 class _Gain:
-    """How many tokens the lighter part may gain in an exchange, and how many it must (the heavier loses as many)."""
+    """The tokens that the lighter part may gain in an exchange, which are those that the heavier part loses."""
 
     tokens: Floats
+    """The tokens of each rank."""
     least: float
+    """The minimum of the gain, without which the heavier part would exceed the cap."""
     most: float
+    """The maximum of the gain."""
 
     def allows(self, given: Ints, taken: Floats) -> np.ndarray:
-        """For each of these ranks given, and tokens taken in return."""
+        """Return for each rank in `given` whether it may be exchanged for the tokens in `taken`."""
         gained = self.tokens[given] - taken
         return (gained <= self.most) & (gained >= self.least)
 
 
 def step(ranked: Floats, even: float) -> float:
-    """The difference of two sums that need not become smaller."""
+    """Return the difference of two sums that need not become smaller."""
     integral = bool((ranked == np.floor(ranked)).all())
     return max(even * EVEN, 1.0 if integral else 0.0)
 
@@ -48,19 +53,20 @@ def step(ranked: Floats, even: float) -> float:
 def refine(
     ranked: Floats, part_of: Ints, k: int, *, free: bool, cap: Cap | None = None, most_pairs: int = _MAX_PAIRS
 ) -> Ints:
-    """The part of each rank, better than the given one, which is overwritten.
+    """Return an improved part of each rank. Overwrites `part_of`.
 
-    An exchange is one item for one, or one for none where counts are `free` or the heavier part has more items, and
-    leaves both parts lighter than the heavier was; with a `cap`, which the given parts keep, both keep it.
-    A part that cannot be relieved stands aside until any other part changes.
-    most_pairs: how many pairs of parts to look at.
+    An exchange is one item for one, or one for none if counts are `free` or the heavier part has more items. It leaves
+    both parts lighter than the heavier one was. With a `cap`, which the given parts keep, both parts keep it. A part
+    that no exchange improves is ignored until another part changes.
+
+    most_pairs: the number of pairs of parts to try.
     """
     # Ranks descend in value; reversed, a part is sorted by rising value.
     parts = [part[::-1] for part in members(part_of, k)]
     sums = np.array([ranked[part].sum() for part in parts])
     held = np.bincount(part_of, cap.tokens, k) if cap else sums
     enough = step(ranked, float(sums.mean()))
-    # A single item cannot be relieved: whoever takes it is as heavy.
+    # A part with a single item cannot become lighter: the part that takes the item would be as heavy.
     stuck = np.bincount(part_of, minlength=k) == 1
     single = stuck.copy()
     pairs = 0
@@ -89,7 +95,7 @@ def refine(
 
 
 def _lightest_first(sums: Floats) -> Iterator[int]:
-    """Parts by rising sum; mostly the first is enough, and a full sort not needed."""
+    """Iterate over the parts by ascending sum. Usually the first is enough, and a full sort is not needed."""
     yield int(sums.argmin())
     yield from np.argsort(sums, kind="stable")[1:].tolist()
 
@@ -97,13 +103,14 @@ def _lightest_first(sums: Floats) -> Iterator[int]:
 def _exchange(
     ranked: Floats, heavy: Ints, light: Ints, gap: float, may_move: bool, gain: _Gain | None
 ) -> tuple[Ints, Ints] | None:
-    """Both parts after the one exchange that brings their sums nearest; None if none brings them nearer.
+    """Return both parts after the exchange that brings their sums nearest; None if no exchange brings them nearer.
 
-    heavy, light: ranks by rising value. An item a for an item b takes 2 (a - b) off the gap, best is a - b = gap / 2.
+    heavy, light: ranks by ascending value. Exchanging an item a for an item b reduces the gap by 2 (a - b), so that
+    a - b = gap / 2 is best.
     """
     have = ranked[light]
     if may_move:
-        have = np.concatenate([[0.0], have])  # taking nothing in return
+        have = np.concatenate([[0.0], have])  # 0: move an item and take nothing for it
     want = ranked[heavy] - gap / 2
     above = np.searchsorted(have, want)
     below = np.maximum(above - 1, 0)
@@ -118,7 +125,7 @@ def _exchange(
     nearest = np.where(over < under, above, below)
     rest = np.minimum(over, under)
     give = int(rest.argmin())
-    # Rounding must not pass for progress.
+    # Rounding errors must not count as progress.
     if rest[give] >= gap / 2 * (1 - 1e-9):
         return None
     take = int(nearest[give]) - int(may_move)
@@ -131,5 +138,5 @@ def _exchange(
 
 
 def _insert(part: Ints, rank: np.int64) -> Ints:
-    """The part with one more rank, in falling order."""
+    """Return the part with one more rank, in descending order."""
     return np.insert(part, int(np.searchsorted(-part, -rank)), rank)

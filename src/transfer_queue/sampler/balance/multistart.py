@@ -1,4 +1,4 @@
-"""Division without a cap: the best of refined starts."""
+"""Divides without a cap: refines several starts and takes the best result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transfer_queue.sampler.balance.differencing import Ties, plain
 from transfer_queue.sampler.balance.local_search import EVEN, refine, step
 from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first
 
-# Up to this many values, all ways to break ties are tried: with few values they make a difference, and cost little.
+# Up to this number of values, all ways to break ties are tried: with few values they matter, and take little time.
 _FEW = 128
 
 
@@ -51,12 +51,12 @@ def spread(values: Floats, k: int, *, equal: bool) -> Ints:
 
 
 def _starts(count: int, *, equal: bool) -> list[_Start]:
-    """Return the starts for `count` values, in the order in which they are tried. The first one is mostly enough."""
+    """Return the starts for `count` values, in the order in which they are tried. The first one is usually enough."""
     even_counts = _Start(partial(plain, equal=True))
     if equal:
         starts = [even_counts, _Start(greedy_rows)]
     else:
-        # if counts are free the greedy start is mostly the best one, and refining takes longer than all starts
+        # With free counts the greedy start is usually the best one, and refining takes longer than all starts.
         starts = [_Start(greedy), even_counts, _Start(partial(plain, equal=False), if_ahead=count > _FEW)]
     if count <= _FEW:
         others = (ties for ties in Ties if ties is not Ties.LARGEST)
@@ -71,7 +71,7 @@ def _score(ranked: Floats, part_of: Ints, k: int) -> tuple[float, float]:
 
 
 def greedy(ranked: Floats, k: int) -> Ints:
-    """The part of each rank: each item goes to the part that is lightest, of those to the one with fewest items."""
+    """Return the part of each rank: each item goes to the lightest part, with the fewest items if several are."""
     heap = [(0.0, 0, part) for part in range(k)]
     part_of = []
     for value in ranked.tolist():
@@ -82,7 +82,10 @@ def greedy(ranked: Floats, k: int) -> Ints:
 
 
 def greedy_rows(ranked: Floats, k: int) -> Ints:
-    """The same in rows of k, largest to lightest, so that counts are equal; in the last row the lightest get one."""
+    """Do the same in rows of k items, the largest item to the lightest part, so that counts are equal.
+
+    In an incomplete last row only the lightest parts get an item.
+    """
     part_of = np.empty(len(ranked), np.int64)
     sums = np.zeros(k)
     for first in range(0, len(ranked), k):

@@ -1,7 +1,7 @@
-"""The arrays that all modules here work on, and the way back to lists of positions.
+"""Checks arguments, and converts them to the arrays of this package and results to lists of positions.
 
-A division is `part_of`: the number of the part of each item. Methods that need the items by falling size name an
-item by its rank in that order.
+A division is `part_of`: the number of the part of each item. Functions that need the items by descending size identify
+an item by its rank in this order.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def largest_first(values: Floats) -> Ints:
-    """Positions by falling value; ties go to the lower position."""
+    """Return the positions by descending value; of equal values the lower position is first."""
     return np.argsort(-values, kind="stable")
 
 
 def by_position(part_of_rank: Ints, order: Ints) -> Ints:
-    """The part of each position, given the part of each rank."""
+    """Return the part of each position from the part of each rank."""
     part_of = np.empty_like(part_of_rank)
     part_of[order] = part_of_rank
     return part_of
 
 
 def members(part_of: Ints, k: int) -> list[Ints]:
-    """The items of each part, ascending."""
+    """Return the items of each part, ascending."""
     by_part = np.argsort(part_of, kind="stable")
     cuts = np.cumsum(np.bincount(part_of, minlength=k))[:-1]
     return np.split(by_part, cuts)
 
 
 def as_lists(part_of: Ints, k: int) -> list[list[int]]:
-    """The positions in each part, ascending; the lists in the order of their first positions. No part is empty."""
+    """Return the positions in each part, ascending, in the order of their first positions. No part may be empty."""
     return sorted(part.tolist() for part in members(part_of, k))
 
 
@@ -53,7 +53,7 @@ _EXACT = 2**53
 
 
 def numbers(values: Numbers, name: str = "lengths") -> Floats:
-    """Finite, non-negative numbers, whose sum is finite too."""
+    """Return the numbers as float64. Raises BalanceInputError unless all are non-negative and their sum is finite."""
     found = _array(values, name)
     wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
     if len(wrong):
@@ -67,12 +67,12 @@ def numbers(values: Numbers, name: str = "lengths") -> Floats:
 
 
 def scalar(value: Any) -> Any:
-    """A value that a tensor holds without dimensions, as the number that it is; any other value as it is."""
+    """Return the number in a tensor without dimensions; any other value is returned itself."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def whole(value: int, name: str) -> int:
-    """A positive int."""
+    """Return the value as an int. Raises BalanceInputError unless it is a positive int."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -85,7 +85,7 @@ def whole(value: int, name: str) -> int:
 
 
 def parts_for(count: int, k: int, name: str = "parts") -> int:
-    """A number of parts that so many items can fill."""
+    """Return the number of parts k. Raises BalanceInputError if `count` items cannot fill k parts."""
     k = whole(k, name)
     if count < k:
         raise BalanceInputError(
@@ -95,7 +95,7 @@ def parts_for(count: int, k: int, name: str = "parts") -> int:
 
 
 def cap_of(max_tokens: float) -> int:
-    """The most whole tokens under this cap."""
+    """Return the cap as a whole number of tokens."""
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, Real):
         raise BalanceInputError(f"max_tokens must be a number, got a {type(max_tokens).__name__}")
     if not (math.isfinite(max_tokens) and max_tokens >= 1):
@@ -104,7 +104,7 @@ def cap_of(max_tokens: float) -> int:
 
 
 def tokens_of(lengths: Floats) -> Floats:
-    """Whole tokens, a fraction counted as one, so that every sum of them is exact."""
+    """Return whole tokens, with a fraction counted as one, so that every sum is exact."""
     tokens = np.ceil(lengths)
     if tokens.sum() >= _EXACT:
         raise BalanceInputError(f"the lengths sum to {tokens.sum():.3g} tokens, beyond exact counting; scale them down")
@@ -138,7 +138,7 @@ Cost: TypeAlias = Callable[[Floats], Floats]
 
 
 def linear(lengths: Floats) -> Floats:
-    """Return the lengths themselves: the cost of what grows with the tokens, as memory and matrix products do.
+    """Return the lengths themselves, for costs in proportion to the tokens, such as memory and matrix products.
 
     Args:
         lengths: The lengths, float64 [n].
@@ -171,7 +171,7 @@ class Quadratic:
 
     def __call__(self, lengths: Floats) -> Floats:
         """Return the cost of each length."""
-        with np.errstate(over="ignore"):  # refused by who asked for the costs
+        with np.errstate(over="ignore"):  # `costs_of` refuses infinite costs
             return self.a * lengths + self.b * lengths**2
 
 
@@ -208,5 +208,5 @@ def costs_of(cost: Cost, lengths: Floats) -> Floats:
         raise BalanceInputError(f"cost must be a function of the lengths, got a {type(cost).__name__}")
     costs = numbers(cost(lengths.copy()), "costs")
     if costs.shape != lengths.shape:
-        raise BalanceInputError(f"cost gave {len(costs)} costs for {len(lengths)} lengths; give one for each")
+        raise BalanceInputError(f"cost must return one cost per length, got {len(costs)} for {len(lengths)} lengths")
     return costs
