@@ -44,8 +44,9 @@ from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.messages.unit_reports import DrainFinished, Move, RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
-from transfer_queue.sampler.remote_partition import Question, RemotePartition, RemoteReady, RowsChanged, ViewReply
-from transfer_queue.sampler.sampler_calls import RESULTS, answer, describe
+from transfer_queue.sampler.calls.call_messages import Question, ViewReply
+from transfer_queue.sampler.calls.remote_partition import RemotePartition, RemoteReady, RowsChanged
+from transfer_queue.sampler.calls.sampler_calls import RESULTS, answer, describe
 from transfer_queue.sampler.sampler_wrapper import built_in
 
 DELETE = msgspec.msgpack.Ext(DELETE_CODE, b"")

@@ -48,7 +48,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvel
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.sampler.remote_partition import Question, ViewReply
+from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 
 MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
 MAX_DEPARTED = 1024  # clients without a connection whose replies are kept

@@ -392,7 +392,7 @@ def test_explain_names_what_a_group_waits_for(g: Harness) -> None:
     g.put(1, ("y",), groups=["a"])
     text = explained(g, 0, fields=["x"])
     assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (missing ['x'])" in text
-    assert "1 samples that were not put yet" in text
+    assert "1 sample that was not put yet" in text
 
 
 def test_joining_a_group_after_the_seal_may_end_a_stream(g: Harness) -> None:

@@ -26,8 +26,7 @@ from transfer_queue.node.samplers.sampler_host import SamplerHost
 from transfer_queue.node.samplers.sampler_process import CHANNEL, LoadSampler
 from transfer_queue.node.system.processes import Process
 from transfer_queue.sampler import BaseSampler, PrioritySampler, SequentialSampler
-from transfer_queue.sampler.remote_partition import Question, Shown, ViewReply
-from transfer_queue.sampler.sampler_calls import Given, SamplerCall, SamplerRequest
+from transfer_queue.sampler.calls.call_messages import Given, Question, SamplerCall, SamplerRequest, Shown, ViewReply
 
 
 class Newest(BaseSampler):

@@ -9,8 +9,7 @@ import msgspec
 
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.unit_reports import DrainFinished, Move
-from transfer_queue.sampler.remote_partition import Shown
-from transfer_queue.sampler.sampler_calls import SamplerCall
+from transfer_queue.sampler.calls.call_messages import SamplerCall, Shown
 
 
 class Send(msgspec.Struct, frozen=True):

@@ -21,9 +21,9 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import SamplerError, TransferQueueError
+from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, SamplerRequest, Shown, ViewReply
+from transfer_queue.sampler.calls.remote_partition import PAGE
 from transfer_queue.sampler.ready_views import RankKey
-from transfer_queue.sampler.remote_partition import PAGE, Question, Shown, ViewReply
-from transfer_queue.sampler.sampler_calls import SamplerCall, SamplerRequest
 
 MOST_GROUPS = 1 << 16  # groups in the reply to one question
 NOTHING_SHOWN = Shown()

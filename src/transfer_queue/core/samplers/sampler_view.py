@@ -1,6 +1,6 @@
 """The view of a partition that samplers get, and the calls of built-in samplers.
 
-`sampler.sampler_calls` converts the errors of a user's sampler.
+`sampler.calls.sampler_calls` converts the errors of a user's sampler.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.calls.sampler_calls import failure
 from transfer_queue.sampler.numeric_tags import PartitionTags
-from transfer_queue.sampler.sampler_calls import failure
 
 
 class PartitionView(PartitionTags):

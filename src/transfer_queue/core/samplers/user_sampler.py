@@ -18,16 +18,8 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import SamplerError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.sampler_calls import (
-    SLACK,
-    Begun,
-    Facts,
-    SamplerCall,
-    SamplerRequest,
-    answer,
-    describe,
-    errors_of,
-)
+from transfer_queue.sampler.calls.call_messages import Begun, Facts, SamplerCall, SamplerRequest
+from transfer_queue.sampler.calls.sampler_calls import SLACK, answer, describe, errors_of
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 
 NONE = np.zeros(0, "i8")

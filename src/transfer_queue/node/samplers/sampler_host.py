@@ -36,8 +36,8 @@ from transfer_queue.node.samplers.sampler_process import (
     ToldSampler,
     ToSampler,
 )
-from transfer_queue.sampler.remote_partition import Question, Shown, ViewReply
-from transfer_queue.sampler.sampler_calls import RESULTS, Facts, SamplerCall
+from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
+from transfer_queue.sampler.calls.sampler_calls import RESULTS
 
 if TYPE_CHECKING:
     import subprocess  # a megabyte, which systems without a user's sampler do without

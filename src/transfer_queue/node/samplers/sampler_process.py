@@ -28,24 +28,10 @@ from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.node.hosting.server_log import LOG_SECONDS, configure_logging, write_log_to
 from transfer_queue.node.system.sampler_transfer import PickledSampler, load
 from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
+from transfer_queue.sampler.calls.remote_partition import RemotePartition, RemoteReady, RowsChanged
+from transfer_queue.sampler.calls.sampler_calls import NotTheSamplers, answer, describe, errors_of, failure
 from transfer_queue.sampler.factory import sampler_from
-from transfer_queue.sampler.remote_partition import (
-    Question,
-    RemotePartition,
-    RemoteReady,
-    RowsChanged,
-    Shown,
-    ViewReply,
-)
-from transfer_queue.sampler.sampler_calls import (
-    Facts,
-    NotTheSamplers,
-    SamplerCall,
-    answer,
-    describe,
-    errors_of,
-    failure,
-)
 from transfer_queue.wire.objects.object_values import decoded_tag_value
 
 CHANNEL = 3

@@ -1,4 +1,4 @@
-"""Calls of a user's sampler: the requests, the conversion of its results, and its errors.
+"""Makes the calls of a user's sampler, and converts its results and its errors.
 
 User code runs only in `answer` and `describe`, in the controller or in a process of its own. They convert everything
 that it returns to plain numbers, and everything that it raises to errors of the tree.
@@ -17,6 +17,7 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, SamplerError, SamplerValueError, TransferQueueError
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
+from transfer_queue.sampler.calls.call_messages import Begun, Facts, Given, SamplerCall, SamplerRequest
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in, dealer, ranked_tags
 
 SLACK = 64  # batches that a sampler may keep although the controller has dropped them
@@ -26,60 +27,6 @@ EMPTY = "nothing was dealt"
 
 class NotTheSamplers(BaseException):
     """Ends a call of a sampler for a reason other than its own error. `except Exception` in a sampler misses it."""
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What the controller knows about a user's sampler without calling it."""
-
-    name: str
-    """The name of its class."""
-    built_in: bool = False
-    """Whether it, and all samplers in it, are built in: its result depends only on the ready rows."""
-    ranked: bool = False
-    """Whether its batches may belong to a (dp_rank, batch_index)."""
-    deals: bool = False
-    """Whether `deal` can be called instead of `sample`: no class of it, or of a sampler around it, overrides `sample`.
-    """
-    finally_: bool = False
-    """Whether `deal` takes `final=True`."""
-    begins: bool = False
-    """Whether the call "begin" (see `Begun`) is needed before a claim is decided."""
-    passes: bool = False
-    """Whether it defines `passes_over`."""
-    wants_list: bool = True
-    """Whether it gets the ready rows as a list."""
-    group_size: int | None = None
-    """The number of samples in a group; None if it deals single samples."""
-    tags: list[str] = []
-    """The tags by which it, or a sampler inside it, orders rows."""
-
-
-class Begun(msgspec.Struct, frozen=True):
-    """The first answer of a sampler about a claim."""
-
-    key: tuple[int, int] | None
-    """The (dp_rank, batch_index) of a batch that the controller keeps; None if it does not keep the batch."""
-    cached: bool
-    """Whether the sampler has dealt this batch before, and keeps it itself."""
-
-
-class Given(msgspec.Struct, frozen=True):
-    """A deal of a sampler."""
-
-    shares: dict[int, tuple[bytes, bytes]]
-    """dp_rank -> (sampled, consumed), i8 columns as bytes."""
-    cached: int = 0
-    """How many batches of the task the sampler keeps in `_states`."""
-
-
-class SamplerRequest(msgspec.Struct, frozen=True):
-    """The part of a claim that a sampler gets."""
-
-    partition: str
-    task: str
-    count: int
-    sampling: dict[str, Any]
-    """The sampling_config of the claim, with task_name and partition_id added."""
 
 
 def describe(sampler: BaseSampler) -> Facts:
@@ -101,22 +48,6 @@ def describe(sampler: BaseSampler) -> Facts:
             group_size=_group_size(sampler),
             tags=[tag for tag in ranked_tags(sampler) if isinstance(tag, str)],
         )
-
-
-class SamplerCall(msgspec.Struct, frozen=True):
-    """One call of a sampler."""
-
-    kind: str
-    """A key of `CALLS`."""
-    request: SamplerRequest
-    key: tuple[int, int] | None = None
-    """The (dp_rank, batch_index) of the requested batch."""
-    kept: list[tuple[int, int]] | None = None
-    """The batches of the task that the controller keeps, so that the sampler forgets all others; None: it keeps all."""
-    final: bool = False
-    """See `Facts.finally_`."""
-    state: Any = None
-    """The argument of `load_checkpoint`."""
 
 
 def answer(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Any:

@@ -10,55 +10,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-import msgspec
 import numpy as np
 
+from transfer_queue.sampler.calls.call_messages import Question, Shown, ViewReply
+from transfer_queue.sampler.calls.sampler_calls import NotTheSamplers
 from transfer_queue.sampler.numeric_tags import PartitionTags
 from transfer_queue.sampler.ready_views import ListedRows, RankKey
-from transfer_queue.sampler.sampler_calls import NotTheSamplers
 
 PAGE = 8192  # rows in one message
 FIRST_GROUPS = 256  # groups in the first request; each further one has 8 times as many
-
-
-class Shown(msgspec.Struct, frozen=True):
-    """The ready rows in a call of a sampler."""
-
-    partition: str = ""
-    group_size: int | None = None
-    policy_version: int = 0
-    total: int = 0
-    """The number of ready rows."""
-    rows: bytes = b""
-    """The first of them, global indexes, i8."""
-    after: int = -1
-    """The position from which further rows are requested; -1 if `rows` has all."""
-
-
-class Question(msgspec.Struct, frozen=True):
-    """A request for what a sampler reads."""
-
-    kind: str
-    """"rows" (from position `after` on), "tags" (of `rows`), "groups" (the first `count` of `size`), "spoiled" (`key`,
-    `bound`, `size`) or "orphans" (`size`).
-    """
-    rows: bytes = b""
-    after: int = 0
-    count: int = 0
-    size: int = 0
-    key: tuple[str, float, float, float] | None = None
-    bound: float = 0.0
-
-
-class ViewReply(msgspec.Struct, frozen=True):
-    """The reply to a question."""
-
-    rows: bytes = b""
-    """Global indexes, i8."""
-    after: int = -1
-    """See `Shown`."""
-    tags: dict[int, dict[str, Any]] = {}
-    """The tags of existing rows, by global index."""
 
 
 Asks = Callable[[Question], ViewReply]
