@@ -147,7 +147,7 @@ def test_table_of_everything() -> None:
     counts = [0, 0, 0, 100, *[0] * (len(LOOP_BOUNDS) - 3)]
     busy = SystemStatus([], {}, requests=[Timing("Publish", counts, 0.01)], longest=("Claim", 0.0042))
     assert table(busy).splitlines()[-1] == (
-        "controller, 99 % of requests within: Publish 0.1 ms x 100; longest event of late 4.2 ms (Claim)"
+        "controller, 99 % of requests within: Publish 0.1 ms x 100; longest recent event 4.2 ms (Claim)"
     )
 
 

@@ -183,7 +183,7 @@ def test_a_folder_that_others_can_change_is_a_problem(folder: Path) -> None:
 
 
 def test_systems_are_listed_with_what_dead_ones_left(folder: Path) -> None:
-    assert found(runtime.check_systems)["systems"].words == "none runs"
+    assert found(runtime.check_systems)["systems"].words == "none is running"
     for name in ("killed", "crashed"):
         (folder / name / "logs").mkdir(parents=True)
         (folder / name).chmod(0o700)
@@ -212,7 +212,7 @@ def test_samples_that_nobody_uses_are_found(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
     got = found(runtime.check_systems)[str(arena)]
     assert got.level == "warning"
-    assert got.words.startswith("2 MiB of a system that is gone")
+    assert got.words.startswith("2 MiB of a system that has ended")
 
 
 def test_every_variable_is_known() -> None:
@@ -229,7 +229,7 @@ def test_variables_say_what_they_do(monkeypatch: pytest.MonkeyPatch, folder: Pat
     assert got["TQ_SYSTEM"].words == "mine (the name of the system to start or attach to)"
     assert (got["TQ_ADDRESS"].level, got["TQ_ADDRESS"].advice[:8]) == ("warning", "unset it")
     assert got["TQ_PRE_ALLOC_SAMPLE_NUM"].level == "problem"
-    assert "which nothing here reads" in got["TQ_SYSTEMS"].words
+    assert "does not read this variable" in got["TQ_SYSTEMS"].words
 
 
 # ---------------------------------------------------------------- the self-test

@@ -135,7 +135,7 @@ def test_a_silent_controller_is_asked_again(answers: list[Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         watch.follow(fake_system("s", b"1"), 0.001, said)
     assert len(said.lines) == 1
-    assert "no answer within 10 s; its log is in /logs" in said.lines[0]
+    assert "did not reply within 10 s; its log is in /logs" in said.lines[0]
     speeds = said.shown[1][1]
     assert speeds is not None
     assert speeds["p", "field", "x"] > 0
@@ -205,7 +205,7 @@ def test_watch_leaves_the_terminal_in_order(system: RunningSystem, number: signa
     process = tq("status", "--watch", LONG, "--name", "w", stdout=its)
     os.close(its)
     seen = b""
-    while b"Ctrl-C ends" not in seen:
+    while b"press Ctrl-C to end" not in seen:
         seen += os.read(terminal, 4096)
     process.send_signal(number)
     with contextlib.suppress(OSError):  # EIO: the other end is closed
@@ -238,7 +238,7 @@ def test_an_impossible_interval_is_an_error_of_usage(seconds: str, capsys: pytes
     with pytest.raises(SystemExit) as ended:
         main(["status", "--watch", seconds])
     assert ended.value.code == 2
-    assert "no number of seconds" in capsys.readouterr().err
+    assert "must be a number of seconds >= 0.1" in capsys.readouterr().err
 
 
 def test_explain_of_an_unknown_partition_fails(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,12 +251,12 @@ def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.Capt
     assert "Sample 77 is not in partition 'p': no sample has this index yet." in capsys.readouterr().out
 
 
-def test_explain_names_what_nobody_has_used(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_names_what_was_never_used(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "p", "--key", "a", "--task", "t", "--fields", "x, typo", "--name", "w"]) == 0
     answer, field, task = capsys.readouterr().out.splitlines()
     assert "is missing the fields ['typo']" in answer
-    assert field == "No sample has had a field 'typo' yet; the fields are: x."
-    assert task == "Task 't' has taken no sample yet, and no claim of it waits; the tasks are: none."
+    assert field == "No sample has a field 'typo'; the fields are: x."
+    assert task == "Task 't' has not received a sample yet, and no claim of it waits; the tasks are: none."
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The command `tq`: `main` is the entry point, and each module in COMMANDS has one or two commands.
 
-A module's `add` adds the parsers of its commands, and sets as `run` the function that carries the command out. Nothing
+A module's `add` adds the parsers of its commands, and sets as `run` the function that executes the command. Nothing
 heavy is imported before a command runs.
 """
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # who read us (head, a pager) has had enough; the interpreter's own last flush must not complain
+        # the reader of the pipe (head, a pager) has ended; the interpreter's own last flush must not raise an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version. Looks it up only then, because that takes time."""
+    """Print the version. It is looked up only then, because that takes time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from transfer_queue.cli.doctor.software import version_of

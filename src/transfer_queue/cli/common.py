@@ -1,4 +1,4 @@
-"""What the commands share: their words, and how they find a system."""
+"""The option `--name`, and the search for a running system, which several commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Commands = Any  # argparse has no public name for what `add_subparsers` returns
 
 
 def add_name(command: argparse.ArgumentParser) -> None:
-    """The option that says which system is meant."""
+    """Add the option `--name`, which selects the system."""
     command.add_argument("--name", type=_name, help="the system's name (TQ_SYSTEM, or your default one)")
 
 
@@ -31,7 +31,11 @@ def _name(text: str) -> str:
 
 
 def find_system(name: str | None) -> RunningSystem:
-    """The running system of this name; with RAY_ADDRESS, of that cluster first. AttachError where there is none."""
+    """Return the running system of this name; with RAY_ADDRESS, that of the Ray cluster first.
+
+    Raises:
+        AttachError: No system is running under this name.
+    """
     from transfer_queue.node.system.launcher import find
     from transfer_queue.ray_runtime import launcher as on_ray
 

@@ -1,4 +1,4 @@
-"""`tq dashboard`: the dashboard for Grafana, to be imported there."""
+"""`tq dashboard`: print the dashboard for Grafana."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes it to stdout."""
+    """Print the dashboard."""
     sys.stdout.write(FILE.read_text())
     return 0

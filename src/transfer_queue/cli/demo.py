@@ -1,4 +1,4 @@
-"""`tq demo`: a real asynchronous GRPO training through the system."""
+"""`tq demo`: run a real asynchronous GRPO training through the system."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from transfer_queue.cli.common import Commands
 
 
 def add(commands: Commands) -> None:
-    """Its line in the help; `main` hands all its words over to the demo."""
+    """Add the command to the help. `main` passes all arguments to the demo unchanged."""
     commands.add_parser("demo", help="a real asynchronous GRPO training through the system (--help for its options)")
 
 
 def run(arguments: list[str]) -> int:
-    """Becomes the demo, so that Ctrl-C and its exit code are the demo's own; returns only where it is not there."""
+    """Replace this process by the demo, so that Ctrl-C and the exit code are the demo's own.
+
+    Returns only if the demo does not exist.
+    """
     script = Path(__file__).resolve().parents[3] / "examples" / "grpo" / "run.py"
     if script.is_file():
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, str(script), *arguments])
     print(
-        f"tq: the demo lies in examples/grpo of the source tree, and {script} is not there; clone the repository and "
+        f"tq: the demo is in examples/grpo of the source tree, but {script} does not exist; clone the repository and "
         f"run `make demo` in it",
         file=sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""`tq explain`: why a sample is not handed out."""
+"""`tq explain`: print why a task does not get a sample."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from transfer_queue.messages.progress import PartitionProgress
 def add(commands: Commands) -> None:
     """Its words."""
     command = commands.add_parser(
-        "explain", help="why a sample is not handed out",
-        description="Says why a sample is not handed out; without --index or --key, which samples are nearest to "
-        "ready for --task and --fields. Exit 1 where there is no such partition.",
+        "explain", help="why a task does not get a sample",
+        description="Prints why a task does not get a sample. Without --index or --key: which samples are nearest to "
+        "ready for --task and --fields. Exit code 1 if the partition does not exist.",
     )  # fmt: skip
     command.add_argument("partition")
     sample = command.add_mutually_exclusive_group()
     sample.add_argument("--index", type=int, help="the sample's global index")
     sample.add_argument("--key", help="the sample's key")
     command.add_argument("--task", help="the task that waits for it")
-    command.add_argument("--fields", type=_names, help="the fields that the task wants, separated by commas")
+    command.add_argument("--fields", type=_names, help="the fields that the task asks for, separated by commas")
     add_name(command)
     command.set_defaults(run=run, usage_error=command.error)
 
@@ -31,12 +31,12 @@ def add(commands: Commands) -> None:
 def _names(text: str) -> list[str]:
     names = [name for name in map(str.strip, text.split(",")) if name]
     if not names:
-        raise argparse.ArgumentTypeError("no field is named")
+        raise argparse.ArgumentTypeError("must contain at least one field name, got none")
     return names
 
 
 def run(options: argparse.Namespace) -> int:
-    """Says it in a sentence, and which of the given names nobody has used yet."""
+    """Print the reason in a sentence, and which of the given names are unknown in the partition."""
     from transfer_queue.client.control_client import ControlClient
 
     if options.index is None and options.key is None and (options.task is None or options.fields is None):
@@ -54,14 +54,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -> Iterator[str]:
-    """A name that nobody has used yet is often a wrong one."""
+    """Yield a sentence for each name that was never used, because it is often a wrong one."""
     produced = [field.name for field in partition.fields]
     for name in fields:
         if name not in produced:
-            yield f"No sample has had a field {name!r} yet; the fields are: {_list(produced)}."
+            yield f"No sample has a field {name!r}; the fields are: {_list(produced)}."
     tasks = [found.name for found in partition.tasks]
     if task is not None and task not in tasks:
-        yield f"Task {task!r} has taken no sample yet, and no claim of it waits; the tasks are: {_list(tasks)}."
+        yield f"Task {task!r} has not received a sample yet, and no claim of it waits; the tasks are: {_list(tasks)}."
 
 
 def _list(names: list[str]) -> str:

@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 
 class _HelpWithSettings(argparse.Action):
-    """Prints the help of the command and the settings, which are imported only then."""
+    """Print the help of the command and the settings, which are imported only then."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)

@@ -1,4 +1,4 @@
-"""`tq status`: partitions by field and task, once or over and over."""
+"""`tq status`: print the partitions with their fields and tasks, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import math
 from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.cli.status_table import as_line, table
 
-EVERY = 2.0  # seconds between two looks of --watch
-LEAST = 0.1
+EVERY = 2.0  # default of --watch: seconds between two queries
+LEAST = 0.1  # the minimum of --watch, in seconds
 
 
 def add(commands: Commands) -> None:
-    """Its words."""
-    command = commands.add_parser("status", help="partitions by field and task, and where the logs are")
+    """Add the command to the parser of `tq`."""
+    command = commands.add_parser("status", help="show partitions with fields and tasks, and the logs' folder")
     command.add_argument(
         "--watch", nargs="?", type=_seconds, const=EVERY, metavar="SECONDS",
-        help=f"look again every so often (every {EVERY:g} s), with rates, until Ctrl-C; exit 1 when the system ends",
+        help=f"repeat every SECONDS (default: {EVERY:g}), with rates, until Ctrl-C; exit code 1 if the system ends",
     )  # fmt: skip
-    command.add_argument("--json", action="store_true", help="one JSON document; with --watch one a line")
+    command.add_argument("--json", action="store_true", help="print one JSON document; with --watch one on each line")
     add_name(command)
     command.set_defaults(run=run)
 
@@ -30,12 +30,12 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not LEAST <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds >= {LEAST}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds >= {LEAST}, got {text!r}")
     return seconds
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows the system once, or until it ends."""
+    """Print the status once, or until the system ends."""
     if options.watch is not None:
         from transfer_queue.cli.watch import watch
 

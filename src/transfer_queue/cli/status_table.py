@@ -1,4 +1,4 @@
-"""A system's progress as text for people and as JSON for scripts, and its rates between two looks."""
+"""Formats the status of a system as text for people and as JSON for scripts, and computes rates between two queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transfer_queue.node.system.launcher import RunningSystem
 
 Rates = dict[tuple[str, str, str], float]
-"""(partition, "field" or "task", its name) -> rows a second produced or consumed."""
+"""(partition, "field" or "task", its name) -> rows per second that were produced or consumed."""
 
 NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: f"{p.rows} samples",
@@ -35,18 +35,18 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     ),
     lambda p: f"{p.waiting_puts} puts wait for space" if p.waiting_puts else None,
 )
-"""What stands beside a partition's name, in this order; None: there is nothing to say of it."""
+"""The texts after a partition's name, in this order. A function that returns None or "" adds nothing."""
 
 COSTLY = 5  # types of requests that are shown
 REASONS = {POISON: "poison: delivered max_deliveries times, never acknowledged"}
-"""Reasons to pass over samples that need more words than their name."""
+"""Explanations of reasons to skip samples whose name alone is not clear."""
 
 
 def rates(before: SystemStatus, after: SystemStatus, seconds: float) -> Rates:
-    """Rows a second between two looks, `seconds` apart, of everything that the later one knows.
+    """Return the rows per second between two statuses that are `seconds` apart, for every field and task of the later.
 
-    They come of what was counted so far: clears do not lower them. What is new since the first look began at zero,
-    and so did a partition that was dropped and made again.
+    The rates come from counters that only grow, so clears do not lower them. Fields, tasks and partitions that the
+    first status does not have, or that were dropped and created again, count from zero.
     """
     old, new = _counts(before), _counts(after)
     grown = {key: count - old.get(key, 0) for key, count in new.items()}
@@ -64,7 +64,7 @@ def _counts(status: SystemStatus) -> dict[tuple[str, str, str], int]:
 
 
 def table(status: SystemStatus, speeds: Rates | None = None) -> str:
-    """All partitions as text, one line a field and a task, with rates where there are some."""
+    """Return all partitions as text, with a line for each field and task, and with rates if they are given."""
     parts = ["\n".join(_lines(partition, speeds or {})) for partition in status.partitions] or ["no partitions"]
     if status.trouble:
         parts.insert(0, f"TROUBLE: {status.trouble}")
@@ -80,16 +80,16 @@ def table(status: SystemStatus, speeds: Rates | None = None) -> str:
 
 
 def _loop(status: SystemStatus) -> str:
-    """What the controller's loop is busy with: the requests that took most of its time, and the longest event."""
+    """Return a line with the types of requests that took most time of the controller's loop, and the longest event."""
     costly = sorted(status.requests, key=lambda timing: -timing.seconds)[:COSTLY]
     told = [f"{t.name} {quantile(LOOP_BOUNDS, t.counts, 0.99) * 1000:.2g} ms x {sum(t.counts)}" for t in costly]
     what, seconds = status.longest
-    longest = f"; longest event of late {seconds * 1000:.1f} ms ({what})" if what else ""
+    longest = f"; longest recent event {seconds * 1000:.1f} ms ({what})" if what else ""
     return f"controller, 99 % of requests within: {', '.join(told)}{longest}"
 
 
 def _tiers(partition: PartitionProgress) -> str:
-    """How many of its bytes lie where, unless all of them lie in one tier."""
+    """Return the bytes by tier, or "" if all of them are in one tier."""
     if len(partition.stored) < 2:
         return ""
     return f" ({', '.join(f'{nbytes / 2**20:.1f} {_in(tier)}' for tier, nbytes in partition.stored.items())})"
@@ -105,7 +105,7 @@ def _policy(policy: PolicyProgress) -> str:
 
 
 def _storage(units: Sequence[UnitProgress]) -> list[str]:
-    """A line for each tier."""
+    """Return a line for each tier."""
     lines = []
     for tier in dict.fromkeys(unit.tier for unit in units):
         some = [unit for unit in units if unit.tier == tier]
@@ -123,7 +123,7 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
     width = max((len(shown(name)) for name in names), default=0)
     for field in partition.fields:
         name, speed = f"{shown(field.name):<{width}}", _speed(speeds.get((partition.name, "field", field.name)))
-        lost = f"  {field.lost} LOST with their storage unit, put them again" if field.lost else ""
+        lost = f"  {field.lost} LOST with their storage unit; put them again" if field.lost else ""
         lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}{lost}")
     for task in partition.tasks:
         name, speed = f"{shown(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
@@ -140,12 +140,12 @@ def _speed(speed: float | None) -> str:
 
 
 def shown(name: str) -> str:
-    """A name as it may be printed: one with control characters in it must not move the cursor."""
+    """Return a name in a form that is safe to print, because control characters could move the cursor."""
     return name if name.isprintable() else repr(name)
 
 
 def document(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:
-    """The same as JSON values: every field of the messages by its name, and the rates, null where there are none."""
+    """Return the status as JSON values: every field of the messages by its name, and the rates; null if unknown."""
     values: dict[str, Any] = _plain(status)
     known = speeds or {}
     for partition in values["partitions"]:

@@ -1,4 +1,4 @@
-"""`tq status --watch`: the table over and over, in place on a terminal, until Ctrl-C or the system's end."""
+"""`tq status --watch`: show the table repeatedly, in place on a terminal, until Ctrl-C or the system's end."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.node.system.processes import Process
 
-ANSWER_SECONDS = 10.0  # after which a look is given up, and the next one tries again
-RESTART_SECONDS = 2.0  # for a system that ended to be there again
-PAUSE = 0.05  # between two looks whether it is
+ANSWER_SECONDS = 10.0  # timeout of one query; the next one tries again
+RESTART_SECONDS = 2.0  # how long to wait for another system to start after the system has ended
+PAUSE = 0.05  # seconds between two checks for the other system
 
-_LEFT = (ConnectionLostError, AttachError, AuthenticationError)  # what a call meets when the system has ended
+_LEFT = (ConnectionLostError, AttachError, AuthenticationError)  # errors of a call if the system has ended
 
 
 class Display(Protocol):
-    """Where looks are shown."""
+    """The output of statuses and messages."""
 
     def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None) -> None:
-        """One look, with the rates since the one before."""
+        """Show a status, with the rates since the previous one."""
 
     def say(self, line: str) -> None:
-        """What happened besides."""
+        """Show a message about an event."""
 
 
 def watch(name: str | None, seconds: float, as_json: bool) -> int:
-    """Looks every so many seconds. 0 after Ctrl-C; 1 when the system has ended and is not started again at once."""
+    """Show the status every `seconds`. Return 0 after Ctrl-C, 1 if the system has ended and was not started again."""
     try:
         system = find_system(name)
         if sys.stdout.isatty() and not as_json:
@@ -58,7 +58,7 @@ def watch(name: str | None, seconds: float, as_json: bool) -> int:
 
 
 def follow_all(name: str | None, system: RunningSystem, seconds: float, display: Display) -> RunningSystem:
-    """Follows the system, and each that is started in its place; returns the last one when it has ended."""
+    """Show the system, and each one that is started in its place. Return the last one when it has ended."""
     while True:
         follow(system, seconds, display)
         later = _restarted(name, system)
@@ -69,7 +69,7 @@ def follow_all(name: str | None, system: RunningSystem, seconds: float, display:
 
 
 def follow(system: RunningSystem, seconds: float, display: Display) -> None:
-    """Shows a system until it ends."""
+    """Show a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
     its = system.description
     with ControlClient(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
@@ -77,7 +77,7 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
             try:
                 status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
-                display.say(f"the controller gave no answer within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
+                display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
             except _LEFT:
                 return
             else:
@@ -90,21 +90,21 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
 
 
 def _ended_within(system: RunningSystem, supervisor: Process, seconds: float) -> bool:
-    """Waits so long, or less if the system ends."""
+    """Wait for `seconds`, or less if the system ends; return whether it has ended."""
     limit = time.monotonic() + seconds
     if supervisor.wait(seconds) and system.alive():
-        time.sleep(max(0.0, limit - time.monotonic()))  # its process is in a container of its own, unseen from here
+        time.sleep(max(0.0, limit - time.monotonic()))  # the supervisor is in another container
     return not system.alive()
 
 
 def _restarted(name: str | None, old: RunningSystem) -> RunningSystem | None:
-    """The system that took its place, None if none does in time."""
+    """Return the system that was started in its place; None if none is in time."""
     limit = time.monotonic() + RESTART_SECONDS
     while True:
         try:
             later = find(name)
         except TransferQueueError:
-            later = None  # in the middle of a start
+            later = None  # it is still starting
         if later is not None and later.key != old.key:
             return later
         if time.monotonic() > limit:
@@ -113,7 +113,7 @@ def _restarted(name: str | None, old: RunningSystem) -> RunningSystem | None:
 
 
 class Lines:
-    """For pipes and files: a table and an empty line each time, or a line of JSON; what is said goes to stderr."""
+    """The display for pipes and files: a table and an empty line, or a line of JSON; messages go to stderr."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -129,7 +129,7 @@ class Lines:
 
 
 class Screen:
-    """For terminals: a second screen, drawn over in place; the last look stays behind on the first one."""
+    """The display for terminals: the alternate screen, drawn in place. The last status stays on the normal screen."""
 
     _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
     _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -140,7 +140,7 @@ class Screen:
         self._shown = ""
 
     def __enter__(self) -> Screen:
-        # also when ended or stopped from outside, the terminal is left as it was
+        # the terminal is restored also if a signal ends or stops this process
         self._before = {
             signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)),
             signal.SIGTSTP: signal.signal(signal.SIGTSTP, self._stop),
@@ -160,7 +160,7 @@ class Screen:
             print(self._said)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the first screen until it goes on."""
+        """Handle Ctrl-Z: show the normal screen until the process continues."""
         self._write(self._LEAVE)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._write(self._ENTER)
@@ -182,9 +182,9 @@ class Screen:
         if len(lines) > room:
             lines = [
                 *lines[: room - 1],
-                f"... and {len(lines) - room + 1} lines more; the terminal is too low for them",
+                f"... and {len(lines) - room + 1} more lines, for which the terminal has no space",
             ]
-        lines += ["", self._said, f"every {self._seconds:g} s; Ctrl-C ends"]
+        lines += ["", self._said, f"every {self._seconds:g} s; press Ctrl-C to end"]
         drawn = (self._END_OF_LINE + "\r\n").join(line[: size.columns] for line in lines)
         self._write(self._HOME + drawn + self._END_OF_LINE + self._END_OF_SCREEN)
 

@@ -1,4 +1,4 @@
-"""`tq doctor`: what this machine offers, what is in the way, and what to do about it."""
+"""`tq doctor`: check whether this machine can run a system, and print what to do about each problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     """Its words."""
     command = commands.add_parser(
         "doctor", help="check this machine, and measure the rates of put, get, claim and wake-up on it",
-        description="Checks versions, processors, memory, limits and folders. Then starts a system of its own, moves "
+        description="Checks versions, processors, memory, limits and folders. Then starts a separate system, moves "
         "data between two processes, compares every byte, measures the rates of put, get and claim and the time until "
         "a waiting consumer wakes up, and stops the system. The exit code is 1 if there is a problem.",
     )  # fmt: skip
@@ -33,13 +33,13 @@ def add(commands: Commands) -> None:
 
 def _size(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of MiB >= 1")
+        raise argparse.ArgumentTypeError(f"must be a whole number of MiB >= 1, got {text!r}")
     return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Checks everything and tells it as it goes; 0 where nothing is a problem."""
-    # an end from outside also removes what the self-test has made
+    """Run all checks and print each result at once. Return 0 if there is no problem, otherwise 1."""
+    # a signal that ends this process also removes what the self-test has made
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         found = _told(options)
@@ -61,7 +61,7 @@ def _told(options: argparse.Namespace) -> list[tuple[str, Finding]]:
     for topic, check in todo:
         if not options.json:
             print(topic, flush=True)
-        with closing(findings_of(topic, check)) as findings:  # an interrupt ends what a check has begun
+        with closing(findings_of(topic, check)) as findings:  # an interrupt ends what a check has started
             for finding in findings:
                 found.append((topic, finding))
                 if not options.json:
@@ -76,7 +76,7 @@ def _selftest(mebibytes: int) -> Iterator[Finding]:
 
 
 def checks() -> list[tuple[str, Check]]:
-    """Everything that is looked at, by topic and in this order."""
+    """Return all checks by topic, in the order in which they run."""
     from transfer_queue.cli.doctor import limits, machine, runtime, shared_memory, software
 
     return [

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from transfer_queue.cli.doctor import shared_memory
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
 
-MANY_CLIENTS = 4096  # connections that a big training opens: clients times their threads
-CLIENT_FILES = 256  # a client with 64 idle connections to each of two servers, and what the program has open
+MANY_CLIENTS = 4096  # connections that a large training opens: clients times their threads
+CLIENT_FILES = 256  # for a client with 64 idle connections to each of two servers, and for the files of the program
 
 INFINITE = resource.RLIM_INFINITY
 
 
 def limit(number: int) -> tuple[int, int]:
-    """The soft and hard limit."""
+    """Return the soft and the hard limit."""
     return resource.getrlimit(number)
 
 
 def check() -> Iterator[Finding]:
-    """Open files, address space, sizes of files; locked memory for completeness."""
+    """Check the limits on open files, address space and sizes of files; report locked memory for completeness."""
     yield _files(*limit(resource.RLIMIT_NOFILE))
     folder = shared_memory.choice().folder
     size = shared_memory.room(folder)[0] if folder.is_dir() else 0
@@ -28,7 +28,9 @@ def check() -> Iterator[Finding]:
     yield _file_size(limit(resource.RLIMIT_FSIZE)[0], size)
     locked = limit(resource.RLIMIT_MEMLOCK)[0]
     words = "unlimited" if locked == INFINITE else mebibytes(locked)
-    yield Finding("locked memory", OK, f"{words} (not needed: nothing is locked)", values={"limit": _known(locked)})
+    yield Finding(
+        "locked memory", OK, f"{words} (not needed: the system locks no memory)", values={"limit": _known(locked)}
+    )
 
 
 def _known(value: int) -> int | None:

@@ -11,13 +11,18 @@ from transfer_queue.cli.doctor.report import OK, WARNING, Finding, mebibytes
 FEW_CPUS = 2.0  # below this servers and tasks take turns
 LITTLE_MEMORY = 2 << 30
 GROUPS = Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60  # what version 1 of control groups says for "no limit" is beyond
+UNLIMITED = 1 << 60  # larger values mean "no limit" in version 1 of control groups
 
 
 def group_values(name: str, controller: str = "", name_1: str = "") -> list[str]:
-    """What a file of this process's control group and those above it says, innermost first.
+    """Return the contents of a file of this process's control group and of those above it, innermost first.
 
-    name: the file in version 2; controller, name_1: in version 1. Unreadable ones are left out.
+    Files that cannot be read are left out.
+
+    Args:
+        name: The file in version 2 of control groups.
+        controller: The controller in version 1.
+        name_1: The file in version 1.
     """
     found = []
     for folder, file in _groups(name, controller, name_1):
@@ -45,17 +50,17 @@ def _groups(name: str, controller: str, name_1: str) -> Iterator[tuple[Path, str
         for folder in (
             inside,
             *inside.parents,
-        ):  # in a container the path may be the host's: then only the top is there
+        ):  # in a container the path may be the host's: then only the top exists
             yield top / folder, file
 
 
 def cpus_allowed() -> int:
-    """Processors that this process may run on."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu_quota() -> float | None:
-    """Processors' worth of time that the control groups allow; None where there is no limit."""
+    """Return the processor time that the control groups allow, in processors; None if there is no limit."""
     quotas = []
     for text in group_values("cpu.max"):
         quota, _, period = text.partition(" ")
@@ -69,7 +74,7 @@ def cpu_quota() -> float | None:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of the machine: all, and those that can be had now."""
+    """Return the bytes of memory of the machine, and those that are available now."""
     found = {}
     for line in Path("/proc/meminfo").read_text("ascii").splitlines():
         name, _, rest = line.partition(":")
@@ -78,14 +83,14 @@ def memory() -> tuple[int, int]:
 
 
 def memory_limit() -> int | None:
-    """Bytes that the control groups allow, shared memory included; None where there is no limit."""
+    """Return the bytes that the control groups allow, including shared memory; None if there is no limit."""
     texts = group_values("memory.max", "memory", "memory.limit_in_bytes")
     limits = [int(text) for text in texts if text.isdecimal() and int(text) < UNLIMITED]
     return min(limits, default=None)
 
 
 def check() -> Iterator[Finding]:
-    """Processors, then memory."""
+    """Check the processors, then the memory."""
     yield _processors(cpus_allowed(), cpu_quota())
     yield _memory(*memory(), memory_limit())
 
@@ -105,6 +110,6 @@ def _memory(total: int, available: int, limit: int | None) -> Finding:
     words += "" if limit is None else f", limited to {mebibytes(limit)} here"
     values = {"total": total, "available": available, "limit": limit}
     if min(available, limit or available) < LITTLE_MEMORY:
-        advice = "samples and tasks share this memory; end what is not needed, or allow more (docker run --memory)"
+        advice = "samples and tasks share this memory; end other programs, or allow more (docker run --memory)"
         return Finding("memory", WARNING, words, advice, values)
     return Finding("memory", OK, words, values=values)

@@ -1,4 +1,4 @@
-"""What the doctor finds, and how it is told."""
+"""The findings of `tq doctor`, and how they are printed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 class Finding:
     """One line of the checklist.
 
-    name: what was looked at. level: "ok", "warning" (it works, but ...) or "problem" (it does not). words: what is
-    there. advice: what to do; "" where nothing is. values: the same for scripts.
+    name: what was checked. level: "ok", "warning" (it works, but ...) or "problem" (it does not). words: what was
+    found. advice: what to do; "" if nothing. values: the result for scripts.
     """
 
     name: str
@@ -26,12 +26,12 @@ class Finding:
     values: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> str:
-        """As people read it."""
+        """Return the finding as text."""
         text = f"  {self.level:<8} {self.name}: {self.words}"
         return f"{text}\n           -> {self.advice}" if self.advice else text
 
     def as_json(self, topic: str) -> dict[str, Any]:
-        """As scripts read it."""
+        """Return the finding as JSON values."""
         return {"topic": topic, **asdict(self)}
 
 
@@ -39,13 +39,13 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def findings_of(name: str, check: Check) -> Generator[Finding, None, None]:
-    """What a check finds; one that the machine does not let look is itself a finding."""
+    """Yield the findings of a check. An OSError or an error of this package becomes a finding, too."""
     try:
         yield from check()
     except (TransferQueueError, OSError) as error:
-        yield Finding(name, PROBLEM, str(error), "see what the message says; the checks after this one go on")
+        yield Finding(name, PROBLEM, str(error), "follow the message; the checks after this one continue")
 
 
 def mebibytes(nbytes: float) -> str:
-    """A size as people read it."""
+    """Return a size as text."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""The runtime folder, the systems in it, what dead ones have left, and the variables that choose among them."""
+"""Checks of the runtime folder, its systems, leftovers of dead systems, and the variables that select a system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLES = {variable.name: variable for variable in environment.VARIABLES if va
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """The runtime folder; if it was not there it is not there afterwards."""
+    """Yield the runtime folder; remove it afterwards if it did not exist before."""
     before = _candidates()
     folder = runtime_dir()
     try:
@@ -30,12 +30,12 @@ def _folder() -> Iterator[Path]:
     finally:
         for path in (folder, *folder.parents):
             if path in before:
-                with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+                with contextlib.suppress(OSError):  # another process has put something there meanwhile
                     path.rmdir()
 
 
 def _candidates() -> set[Path]:
-    """Folders that finding the runtime folder may make."""
+    """Return the folders that the search for the runtime folder may create."""
     asked = environment.runtime_dir()
     paths = [Path(asked)] if asked is not None else []
     paths += [
@@ -46,14 +46,14 @@ def _candidates() -> set[Path]:
 
 
 def check_folder() -> Iterator[Finding]:
-    """Whether systems can live there: its owner, its mode, and whether the paths of sockets fit."""
+    """Check that systems can use the folder: its owner, its mode, and the length of the paths of sockets."""
     with _folder() as folder:
         found = folder.stat()
         if not os.access(folder, os.W_OK | os.X_OK):
-            advice = "make it writable, or set TQ_RUNTIME_DIR to a folder of yours"
+            advice = "make it writable, or set TQ_RUNTIME_DIR to your own folder"
             yield Finding("folder", PROBLEM, f"{folder} cannot be written", advice, {"folder": str(folder)})
         elif found.st_mode & 0o077:
-            words = f"{folder}, which others may look into (mode {found.st_mode & 0o7777:o}); systems in it are private"
+            words = f"{folder}, which other users can read (mode {found.st_mode & 0o7777:o}); systems in it are private"
             yield Finding("folder", OK, words, values={"folder": str(folder), "private": False})
         else:
             yield Finding("folder", OK, f"{folder}, private", values={"folder": str(folder), "private": True})
@@ -71,7 +71,7 @@ def _paths(folder: Path) -> Finding:
 
 
 def check_systems() -> Iterator[Finding]:
-    """Systems that run, and what is left of dead ones."""
+    """Report running systems and leftovers of dead ones."""
     with _folder() as folder:
         linked = set()
         for path in sorted(folder.iterdir()):
@@ -83,7 +83,7 @@ def check_systems() -> Iterator[Finding]:
                     linked.add(Path(os.readlink(system.arena)))
                 yield from _system(system)
         if not any(not path.name.startswith(".") for path in folder.iterdir()):
-            yield Finding("systems", OK, "none runs")
+            yield Finding("systems", OK, "none is running")
     yield from _arenas(linked)
 
 
@@ -97,16 +97,16 @@ def _system(system: SystemFolder) -> Iterator[Finding]:
         return
     if is_alive(system.alive):
         age = None if description is None else max(0.0, time.time() - description.started_at)
-        words = "starts or ends" if description is None or age is None else (
-            f"runs since {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
+        words = "is starting or ending" if description is None or age is None else (
+            f"running for {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
         )  # fmt: skip
         yield Finding(name, OK, words, values={"alive": True, "age": age})
     elif system.key.exists():
         words = f"all its processes were killed, and their files are still in {system.folder}"
-        yield _leftover(name, words, f"tq start --name {name} sweeps and starts it anew")
+        yield _leftover(name, words, f"tq start --name {name} removes them and starts the system again")
     elif system.logs.exists():
         words = f"it crashed; its logs are in {system.logs}"
-        yield _leftover(name, words, f"read them, then rm -r {system.folder}, or start it anew under its name")
+        yield _leftover(name, words, f"read them, then rm -r {system.folder}, or start it again under its name")
 
 
 def _leftover(name: str, words: str, advice: str) -> Finding:
@@ -121,7 +121,7 @@ def _duration(seconds: float) -> str:
 
 
 def _arenas(linked: set[Path]) -> Iterator[Finding]:
-    """Samples in memory that belong to no system here and that no process uses."""
+    """Report arenas that belong to no system here and that no process uses."""
     folders = {Path("/dev/shm"), shared_memory.choice().folder}
     found = [
         path for folder in folders for path in folder.glob(f"{ARENA_PREFIX}{os.geteuid()}-*") if path not in linked
@@ -133,16 +133,16 @@ def _arenas(linked: set[Path]) -> Iterator[Finding]:
         try:
             nbytes = sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
         except OSError:
-            continue  # its system has just ended, or it is no arena's
+            continue  # its system has just ended, or it is not a folder of arenas
         if any(path.glob("unit-*/header")) and not any(f"{path}/" in text for text in maps):
             owner = path / OWNER
             of = f" ({os.readlink(owner)})" if owner.is_symlink() else ""
-            words = f"{mebibytes(nbytes)} of a system that is gone{of}; no process here uses them"
+            words = f"{mebibytes(nbytes)} of a system that has ended{of}; no process here uses them"
             yield _leftover(str(path), words, f"rm -r {path}, unless a system in another container uses it")
 
 
 def _mapped() -> list[str]:
-    """What every process that this user may look at has mapped."""
+    """Return the memory maps of every process that this user may read."""
     texts = []
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -151,15 +151,15 @@ def _mapped() -> list[str]:
 
 
 def check_environment() -> Iterator[Finding]:
-    """Every variable of ours that is set: what it does, and whether it can."""
+    """Report each variable TQ_* that is set: what it does, and whether its value can be used."""
     given = {name: value for name, value in environment.process_environment().items() if name.startswith("TQ_")}
     if not given:
-        yield Finding("variables", OK, "none of TQ_* is set")
+        yield Finding("variables", OK, "no variable TQ_* is set")
     for name, value in sorted(given.items()):
         values = {"value": value}
         if name not in VARIABLES:
             advice = f"there are: {', '.join(VARIABLES)}"
-            yield Finding(name, WARNING, f"{value!r}, which nothing here reads", advice, values)
+            yield Finding(name, WARNING, f"{value!r}; this package does not read this variable", advice, values)
             continue
         meaning = VARIABLES[name].summary
         try:
@@ -179,4 +179,4 @@ def _address(value: str, meaning: str) -> Finding:
     if not value.strip() or is_alive(SystemFolder(Path(value.strip())).alive):
         return Finding("TQ_ADDRESS", OK, f"{value} ({meaning})", values=values)
     advice = "unset it; it was left by a program that has ended"
-    return Finding("TQ_ADDRESS", WARNING, f"{value}, where no system runs", advice, values)
+    return Finding("TQ_ADDRESS", WARNING, f"{value}, but no system is running there", advice, values)

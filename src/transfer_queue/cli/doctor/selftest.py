@@ -37,12 +37,12 @@ WARM_UPS = 5
 ROUND_TRIPS = 200
 COPIES = 6  # copies of the payload that exist at the same time, at most
 READER_SECONDS = 10.0  # for the reader to end
-WAIT_SECONDS = 60.0  # for its claim to arrive, and then to be met
+WAIT_SECONDS = 60.0  # for its claim to arrive, and then to be answered
 NAME = "doctor"
 
 
 def selftest(nbytes: int) -> Iterator[Finding]:
-    """Start a system, measure it and stop it; what does not work is reported as a problem.
+    """Start a system, measure it and stop it; each failure is reported as a problem.
 
     Args:
         nbytes: The size of the payload with large rows, in bytes. Less is used if the memory is small.
@@ -63,7 +63,7 @@ def selftest(nbytes: int) -> Iterator[Finding]:
             yield _claims(client)
             yield _wake_ups(client, reader)
             yield _round_trip(client)
-    yield Finding("end", OK, "the system was stopped; nothing of it is left")
+    yield Finding("end", OK, "the system was stopped and left no files")
 
 
 @contextlib.contextmanager
@@ -223,7 +223,7 @@ def _wake_ups(client: TransferQueueClient, reader: _Reader) -> Finding:
     """Measure the time from a put until the reader, whose claim waits for it, has its row."""
     times: list[float] = []
     wrong = 0
-    client.create_partition("wake-ups")  # `status` shows who waits only in partitions that exist
+    client.create_partition("wake-ups")  # `status` shows waiting claims only for partitions that exist
     for number in range(WARM_UPS + WAKEUPS):
         reader.begin("wait", partition="wake-ups", seconds=WAIT_SECONDS)
         _await_claim(client, "wake-ups", reader)
@@ -251,7 +251,7 @@ def _await_claim(client: TransferQueueClient, partition: str, reader: _Reader) -
         if reader.has_ended():
             reader.result()  # raises the error with what the process wrote
         if time.monotonic() > limit:
-            raise TransferQueueError(f"the reading process did not begin to wait within {WAIT_SECONDS:g} s")
+            raise TransferQueueError(f"the reading process did not start to wait within {WAIT_SECONDS:g} s")
 
 
 def _round_trip(client: TransferQueueClient) -> Finding:

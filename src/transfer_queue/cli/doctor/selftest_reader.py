@@ -57,7 +57,7 @@ def keys_of(payload: TensorDict) -> list[str]:
 
 
 def differences(got: TensorDict, wanted: TensorDict) -> list[str]:
-    """Return the names of the fields that are not the same to the byte."""
+    """Return the names of the fields whose bytes differ."""
     return [name for name in map(str, wanted.keys()) if not _same(got, wanted, name)]
 
 
@@ -90,7 +90,7 @@ JOBS: dict[str, Callable[[TransferQueueClient, dict[str, Any]], dict[str, Any]]]
 
 
 def main() -> None:
-    """Carry out jobs until stdin is closed."""
+    """Execute jobs until stdin is closed."""
     system = find(sys.argv[1])
     if system is None:
         sys.exit(f"no system is running in {sys.argv[1]}")

@@ -1,4 +1,4 @@
-"""Where samples would lie: the folder that the system chooses, and what its file system can do."""
+"""Checks of the folder in which a system would store samples, and of its file system."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PROBE = 64 * 1024  # bytes that are allocated to see whether that works
 
 
 def choice() -> FolderChoice:
-    """The folder that a system of this user would take, by the system's own rule."""
+    """Return the folder that a system of this user would choose, by the system's own rule."""
     return choose_folder()
 
 
 def room(folder: Path) -> tuple[int, int]:
-    """Bytes of the file system, all and free to this user; a tmpfs without a size has all memory."""
+    """Return the total and the free bytes of the file system for this user. A tmpfs without a size has all memory."""
     found = os.statvfs(folder)
     if found.f_blocks == 0:
         return machine.memory()
@@ -31,7 +31,7 @@ def room(folder: Path) -> tuple[int, int]:
 
 
 def allocation_error(folder: Path) -> OSError | None:
-    """Why space cannot be allocated ahead in this folder; None where it can. Leaves nothing."""
+    """Return the error of allocating space ahead in this folder; None if it works. No file is left."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, _PROBE)
@@ -41,7 +41,7 @@ def allocation_error(folder: Path) -> OSError | None:
 
 
 def huge_pages() -> str:
-    """What the kernel says of huge pages in shared memory: "never", "advise", ..., "unknown"."""
+    """Return the kernel's setting of huge pages in shared memory: "never", "advise", ..., or "unknown"."""
     try:
         chosen = re.search(r"\[(\w+)\]", _HUGE.read_text("ascii"))
     except OSError:
@@ -50,7 +50,7 @@ def huge_pages() -> str:
 
 
 def check() -> Iterator[Finding]:
-    """The folder, its size against the memory that may be used, allocation, huge pages."""
+    """Check the folder, its size against the memory that may be used, allocation, and huge pages."""
     chosen = choice()
     folder = chosen.folder
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def check() -> Iterator[Finding]:
     if chosen.warning is None and limit is not None and limit < size:
         yield Finding(
             "folder against memory", WARNING,
-            f"samples may grow to {mebibytes(size)}, and this process group may only use {mebibytes(limit)}",
+            f"samples may grow to {mebibytes(size)}, but this control group may only use {mebibytes(limit)}",
             "a system that grows beyond that is killed: set backend.SimpleStorage.arena_bytes to less",
             {"size": size, "limit": limit},
         )  # fmt: skip
@@ -79,7 +79,7 @@ def _folder(chosen: FolderChoice, kind: str, size: int, free: int) -> Finding:
     words = f"{chosen.folder} ({kind}), {mebibytes(size)}, {mebibytes(free)} free"
     values = {"folder": str(chosen.folder), "type": kind, "size": size, "free": free, "fallback": bool(chosen.warning)}
     if free < LEAST_SHARED_MEMORY:
-        little = f"{mebibytes(LEAST_SHARED_MEMORY)} are the least for samples: free some, or set TMPDIR"
+        little = f"samples need at least {mebibytes(LEAST_SHARED_MEMORY)}: free some, or set TMPDIR"
         advice = "; ".join(filter(None, (chosen.warning, little)))
         return Finding("folder", PROBLEM, words, advice, values)
     if chosen.warning is not None:
@@ -91,10 +91,10 @@ def _allocation(folder: Path) -> Finding:
     error = allocation_error(folder)
     if error is None:
         return Finding("allocation ahead", OK, "posix_fallocate works there", values={"works": True})
-    advice = "where it is not supported, zeros are written instead, which is slower; else see what the error says"
+    advice = "if it is not supported, zeros are written instead, which is slower; otherwise follow the error"
     return Finding("allocation ahead", WARNING, f"posix_fallocate fails there: {error}", advice, {"works": False})
 
 
 def temporary() -> Path:
-    """The folder of temporary files."""
+    """Return the folder of temporary files."""
     return Path(tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""Versions: Python, the packages, the kernel. Nothing is imported to know them."""
+"""Checks of the versions of Python, the packages and the kernel, which are found without importing the packages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transfer_queue.utils.installations import PACKAGE, advice, all_installation
 PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}
 OPTIONAL = {"ray": (2, 40)}
-KERNEL = (5, 14)  # MADV_POPULATE_WRITE; all else that is used came before
+KERNEL = (5, 14)  # has MADV_POPULATE_WRITE; everything else that is used is older
 
 
 def version_of(package: str) -> str | None:
-    """The installed version, None where the package is not installed."""
+    """Return the installed version; None if the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -26,12 +26,12 @@ def version_of(package: str) -> str | None:
 
 
 def kernel() -> tuple[str, str]:
-    """The system and its release."""
+    """Return the name of the operating system and its release."""
     return platform.system(), platform.release()
 
 
 def check() -> Iterator[Finding]:
-    """Each version against the least that is needed."""
+    """Compare each version with the lowest one that is supported."""
     own = version_of("transfer_queue")
     yield Finding("transfer_queue", OK, own or "from the source tree", values={"version": own})
     yield _installations()
@@ -49,12 +49,12 @@ def _installations() -> Finding:
     values = {"folder": str(own_folder()), "others": [str(each) for each in others]}
     if others:
         words = f"other distributions have files of the import name {PACKAGE}: {', '.join(map(str, others))}; "
-        return Finding("installation", PROBLEM, f"{words}this one is in {own_folder()}", advice(others), values)
+        return Finding("installation", PROBLEM, f"{words}this package is in {own_folder()}", advice(others), values)
     return Finding("installation", OK, f"{own_folder()}, and no other distribution has files there", values=values)
 
 
 def canonical(name: str) -> str:
-    """The name of a distribution as package indexes compare it."""
+    """Return the name of a distribution in the form in which package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -81,14 +81,14 @@ def _kernel() -> Finding:
         return Finding("kernel", PROBLEM, f"{system} {release}", "only Linux is supported", values)
     if numbers(release) < KERNEL:
         advice = (
-            f"a kernel of {_dotted(KERNEL)} or later warms shared memory up ahead of need; first puts are slower here"
+            f"a kernel of {_dotted(KERNEL)} or later prepares shared memory ahead of need; first puts are slower here"
         )
         return Finding("kernel", WARNING, f"Linux {release}", advice, values)
     return Finding("kernel", OK, f"Linux {release}", values=values)
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: (2, 6, 0) of "2.6.0+cpu"."""
+    """Return the numbers at the start of a version: (2, 6, 0) for "2.6.0+cpu"."""
     return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
 
 
