@@ -6,8 +6,8 @@
     tq.kv_put(key="a", partition_id="train_0", fields={"prompt": torch.tensor([1, 2])})
     tq.close()
 
-Names are imported at their first use (PEP 562) and are plain module attributes from then on: a process that
-only serves metadata imports this package without torch. `_WHERE` says where each name lives.
+Names are imported at their first use (PEP 562) and are plain module attributes from then on: a process that only serves
+metadata imports this package without torch. `_WHERE` has the module of each name.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     )
     from transfer_queue.wire.objects.object_values import DELETE
 
-__version__ = "0.2.0"  # the one place that states it; pyproject.toml reads it here
+__version__ = "0.2.0"  # the only definition; pyproject.toml reads it here
 
 __all__ = [
     "DELETE",
@@ -157,7 +157,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
-# Where names live that are neither functions of `interface` nor exceptions.
+# The modules of names that are neither functions of `interface` nor exceptions.
 _WHERE = {
     "AsyncTransferQueueClient": "client",
     "BaseSampler": "sampler",
@@ -185,7 +185,7 @@ _MODULES = frozenset({"client", "controller", "dataloader", "errors", "interface
 
 
 def _find(name: str) -> Any:
-    """What the public name stands for; imports the module that holds it."""
+    """Return the object of a public name. Imports its module."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
@@ -196,7 +196,7 @@ def _find(name: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     value = _find(name)
-    # From now on a plain attribute, which code may replace and put back.
+    # From now on it is a plain attribute, which code may replace and restore.
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """The system that this process is attached to, and its client.
 
-`interface.py` sets it, the KV functions use it. A process that never called `init` attaches by itself where a
-system exists: by TQ_ADDRESS, or by name.
+`interface.py` sets it, the KV functions use it. A process that never called `init` attaches by itself if a system is
+running: by TQ_ADDRESS, or by name.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from transfer_queue.ray_runtime import launcher as on_ray
 
 
 class Current:
-    """system: what this process started or attached to; client: its client. Both None where it has none.
-
-    found: the same system, where the process attached to it by itself: it attaches to another once that has ended.
-    """
+    """The system that this process is attached to."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.system: RunningSystem | None = None
+        """The system that this process started or attached to; None if it has none."""
         self.client: TransferQueueClient | None = None
+        """The client of that system; None if it has none."""
         self.found: RunningSystem | None = None
+        """The same system, if the process attached to it without `init`. When it ends, the process attaches again."""
 
     def has_ended(self) -> bool:
-        """Whether there is nothing to use any more that this process has found by itself."""
+        """Return whether the system that this process attached to without `init` has ended."""
         found = self.found
         return found is not None and found is self.system and not found.is_there()
 
@@ -40,9 +40,10 @@ CURRENT = Current()
 
 
 def find_system(settings: Settings | None = None) -> RunningSystem | None:
-    """The running system that the settings mean, None if there is none: by TQ_ADDRESS, its name, or Ray's actor.
+    """Return the running system, found by TQ_ADDRESS, its name in the settings, or Ray's actor; None if there is none.
 
-    settings: None for the defaults.
+    Args:
+        settings: The settings. Default: the defaults.
     """
     if on_ray.is_used("auto" if settings is None else settings.runtime):
         settings = settings or Settings.from_config()
@@ -51,7 +52,7 @@ def find_system(settings: Settings | None = None) -> RunningSystem | None:
 
 
 def attach() -> TransferQueueClient | None:
-    """The client of the attached system, attaching to a running one if need be; None where there is none."""
+    """Return the client of the attached system. Attach to a running one if necessary; return None if there is none."""
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.has_ended():
             CURRENT.client.close()
@@ -59,7 +60,7 @@ def attach() -> TransferQueueClient | None:
                 CURRENT.system.leave()
             CURRENT.client = CURRENT.system = CURRENT.found = None
         if CURRENT.client is None:
-            found = find_system() or find()  # of this machine, where Ray runs and has none
+            found = find_system() or find()  # on this machine, if Ray runs and has none
             if found is None:
                 return None
             CURRENT.system, CURRENT.client, CURRENT.found = found, TransferQueueClient(found), found
@@ -67,22 +68,26 @@ def attach() -> TransferQueueClient | None:
 
 
 def current_client() -> TransferQueueClient:
-    """The client of the attached system; NotInitializedError (also an AssertionError) where there is none."""
+    """Return the client of the attached system.
+
+    Raises:
+        NotInitializedError: No system is running (also an AssertionError).
+    """
     client = CURRENT.client
     if client is None or CURRENT.has_ended():
         client = attach()
     if client is None:
         raise NotInitializedError(
             "no system is running: call tq.init() first, or start one with `tq start` (looked at "
-            "TQ_ADDRESS, then for Ray's actor where Ray is initialised, then for a system of this user by name)"
+            "TQ_ADDRESS, then for Ray's actor if Ray is initialized, then for a system of this user by name)"
         )
     return client
 
 
 def client_of(config: Any) -> TransferQueueClient:
-    """The client of the system that a config names (`system.folder`, as `init` returns it); None: the attached one.
+    """Return the client of the system that a config of `init` names (`system.folder`); None: of the attached system.
 
-    A process that is attached to nothing yet is attached to that system.
+    A process that is not attached yet is attached to that system.
     """
     folder = None if config is None else _folder_of(config)
     if CURRENT.client is None and folder is not None:
@@ -101,7 +106,7 @@ def _folder_of(config: Any) -> str | None:
 
 
 def _forked() -> None:
-    """A forked child is attached like its parent (and owns nothing: `RunningSystem.owned` looks at the pid)."""
+    """Attach a forked child like its parent. It owns nothing, because `RunningSystem.owned` compares the pid."""
     CURRENT.lock = threading.RLock()
 
 

@@ -166,7 +166,7 @@ class CheckpointNotFoundError(TransferQueueError, FileNotFoundError):
 
 
 class CapacityError(TransferQueueError, RuntimeError):
-    """There is no space for more rows or bytes. The put left nothing."""
+    """There is no space for more rows or bytes. Nothing was put."""
 
 
 class StalenessError(CapacityError):

@@ -241,7 +241,7 @@ def _in_force(
 
 
 def _check_name(conf: object, system: RunningSystem) -> None:
-    """Refuses a conf that names another system than the one this process is attached to."""
+    """Raise InvalidArgumentError if a conf names another system than the one this process is attached to."""
     section = conf.get("system") if isinstance(conf, Mapping) else None
     wanted = section.get("name") if isinstance(section, Mapping) else None
     if wanted is not None and wanted != system.name:
@@ -309,15 +309,15 @@ def save_checkpoint(
 ) -> None:
     """Save the whole system, samples and progress, into a folder.
 
-    The checkpoint is the system at one moment, however long copying takes and whatever happens meanwhile. An older
+    The checkpoint is the system at one moment. Changes that are made while it is copied are not in it. An older
     checkpoint in the folder is replaced when the new one is complete and on the disk; until then it stays unchanged,
-    also if this process or the machine fails. Blocks that it already contains, of the same running system, are linked
+    even if this process or the machine fails. Blocks that it already contains, of the same running system, are linked
     to and not written again. If a storage unit is lost meanwhile, the remaining samples are saved.
 
     Args:
         checkpoint_dir: The folder. Missing parents are created.
         include_storage: Has no effect, because samples are saved with every backend. Default: True.
-        metadata: Values of your own that JSON can represent, stored under "user_metadata" in the folder's
+        metadata: Your own values, which JSON must be able to represent, stored under "user_metadata" in the folder's
             metadata.json. Default: none.
 
     Raises:
@@ -371,8 +371,8 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
 
     The checkpoint is checked completely before anything is changed. The system may have other storage units than the
     one that was saved. New global indexes continue after the higher of both counters. Metadata of samples from before
-    the load is refused (`StaleMetadataError`). Waiting requests go on waiting, for the loaded samples. While loading,
-    the system needs space for the samples of the checkpoint in addition to those it has.
+    the load is refused (`StaleMetadataError`). Waiting requests continue to wait, for the loaded samples. While
+    loading, the system needs space for the samples of the checkpoint in addition to those it has.
 
     Args:
         checkpoint_dir: The folder that `save_checkpoint` wrote.

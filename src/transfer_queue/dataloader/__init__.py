@@ -1,1 +1,1 @@
-"""StreamingDataset and StreamingDataLoader: a rank's batches, micro-batch by micro-batch."""
+"""StreamingDataset and StreamingDataLoader: iterate over a rank's batches, micro-batch by micro-batch."""

@@ -1,4 +1,4 @@
-"""How a batch of a rank is fetched: by default with a claim that waits in the controller, or by a user's function."""
+"""Fetches the batches of a rank: by default with a claim that waits in the controller, or with a user's function."""
 
 from __future__ import annotations
 
@@ -75,18 +75,27 @@ def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, 
 
 
 def ask_blocking(client: GeneratedMethods, operation: str, *arguments: Any, **more: Any) -> Any:
-    """Runs a client's operation in this thread."""
+    """Run an operation of a client in this thread."""
     return getattr(client, operation)(*arguments, **more)
 
 
 class Fetcher:
     """Fetches batches of one task and dp_rank through a client.
 
-    ask(client, operation, ...) runs an operation that waits: `ask_blocking`, or one that can be interrupted.
-    hold: it fetches ahead; that it asks for a batch does not say that the task is through with the one before.
-    interval: returns the longest time in seconds that a request waits before the worker checks for new orders.
-    lease: seconds for which it claims; None: what it fetches is consumed. dp_size: how many dp_ranks there are; None if
-    this is not known.
+    Args:
+        client: The client.
+        data_fields: The fields to fetch.
+        batch_size: The number of samples in a batch.
+        task_name: The task.
+        dp_rank: The data-parallel rank.
+        finite: True if a partition whose samples are all consumed ends the stream.
+        function: The user's function that fetches a batch; None for a claim.
+        ask: A function (client, operation, ...) that runs an operation that waits: `ask_blocking`, or one that can be
+            interrupted.
+        interval: Returns the longest time in seconds that a request waits before the worker checks for new orders.
+        hold: True if a fetch does not mark the previous batch as finished, because this fetcher fetches ahead.
+        lease: The length of the lease of each fetch in seconds; None: fetched samples are consumed.
+        dp_size: The number of dp_ranks; None if it is not known.
     """
 
     def __init__(
@@ -117,18 +126,24 @@ class Fetcher:
         self._interval = interval
         operations = getattr(
             client, "_operations", None
-        )  # a fake client of a test may have none: then long waits are not logged
+        )  # a fake client of a test may have none; long waits are then not logged
         self._operations = operations if isinstance(operations, DataPath) else None
         self._long = None if self._operations is None else self._operations.long_wait
-        self._refused: dict[str, int] = {}  # partition: its version, of which a custom fetch took nothing
+        self._refused: dict[str, int] = {}  # partition -> its version at which a custom fetch returned nothing
 
     def claim(
         self, partition_id: str, number: int, *, ahead: int = 0
     ) -> tuple[TensorDictBase | None, BatchMeta] | None:
-        """Batch `number` of the rank; an empty BatchMeta where none came within the interval; None where none will.
+        """Claim a batch of the rank. Logs the reason of a long wait.
 
-        The data is None if it must still be read, with `complete`. Logs why it waits if the wait is long.
-        ahead: by how many batches this one is ahead of the batch that the loader needs.
+        Args:
+            partition_id: The partition.
+            number: The batch index.
+            ahead: The number of batches by which this one is ahead of the batch that the loader needs.
+
+        Returns:
+            The data (None if it must still be read, with `complete`) and the metadata, which is empty if no batch was
+            ready within the interval. None if neither this batch nor a later one will exist.
         """
         if self._long is None or self._operations is None:
             return self._claim(partition_id, number, ahead)
@@ -158,19 +173,19 @@ class Fetcher:
         if data is not None and len(meta):
             self._refused.clear()
             return data, meta
-        # what is ready may be no batch for this function, or for a user's sampler: it is asked again once more at
-        # once, for rows may have come meanwhile, and from then on when something has changed
+        # ready rows may not suffice for this function, or for a user's sampler: the function is called again once at
+        # once, because rows may have become ready meanwhile, and after that only if something has changed
         found = self._ask(self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._wait())
         self._refused = {partition_id: found.version}
         return None if found.ended else (None, BatchMeta())
 
     def _wait(self) -> float:
-        """Seconds of one request. The client reports a request that takes longer than this: here `claim` reports."""
+        """Return the seconds of one request, at most the time after which the client reports it: `claim` reports."""
         report = None if self._operations is None else self._operations.report_wait
         return self._interval() if report is None else min(self._interval(), report)
 
     def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Batch:
-        """The batch with its data."""
+        """Return the batch with its data, which is read if necessary."""
         return (self.client.get_data(meta) if data is None else data), meta
 
     def _call(self, function: FetchBatch, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta]:
@@ -182,12 +197,12 @@ class Fetcher:
             if _takes_names(function):
                 return function(**dict(zip(_FETCH_ARGUMENTS, values)))
             return function(*values)
-        except WaitTimeoutError:  # a fetch that does not poll ended its wait; nothing came
+        except WaitTimeoutError:  # the wait of a fetch that does not poll ended without a batch
             return None, BatchMeta()
 
 
 def _takes_names(function: FetchBatch) -> bool:
-    """Whether a fetch function takes its arguments under their own names."""
+    """Return whether a fetch function takes all arguments by keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

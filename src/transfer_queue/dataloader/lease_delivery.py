@@ -1,8 +1,8 @@
-"""Delivery at least once: what was fetched under leases, and which process says that it is through with it.
+"""Delivery at least once: renews the leases of fetched batches, and acknowledges or returns the batches.
 
-Who fetched a batch renews its lease until it is over; the process that iterates does so, too, from when it has it. That
-process alone acknowledges: batch k when it asks for the first item after it. What a worker has fetched and was never
-given is handed back when the workers go elsewhere or end.
+The process that fetched a batch renews its lease until the lease ends, and so does the process that iterates, as soon
+as it has the batch. Only that process acknowledges: batch k when it asks for the first item after it. Batches that a
+worker has fetched and not delivered are returned when the workers change their position or end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from transfer_queue.errors import BatchGoneError, InvalidArgumentError, Transfer
 from transfer_queue.metadata import BatchMeta
 
 DELIVERIES = ("at_most_once", "at_least_once")
-BACK_SECONDS = 2.0  # what a process that ends takes to hand back what it was never given
+BACK_SECONDS = 2.0  # timeout for returning a batch when a process ends
 
 
 def lease_of(delivery: str, seconds: float) -> float | None:
-    """The lease of each fetch. Raises InvalidArgumentError for another kind of delivery."""
+    """Return the lease of each fetch in seconds; None without leases.
+
+    Raises:
+        InvalidArgumentError: The kind of delivery is unknown, or the seconds are not a number above 0.
+    """
     if delivery not in DELIVERIES:
         raise InvalidArgumentError(f"delivery must be {' or '.join(map(repr, DELIVERIES))}, got {delivery!r}")
     if not isinstance(seconds, (int, float)) or not seconds > 0:
@@ -30,18 +34,18 @@ def lease_of(delivery: str, seconds: float) -> float | None:
 
 
 def digest(meta: BatchMeta) -> int:
-    """Tells one batch from another that was dealt under the same number."""
+    """Return a checksum of the rows, by which batches that were dealt under the same number can be distinguished."""
     return zlib.crc32(meta._rows().tobytes())
 
 
 def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False) -> None:
-    """This process renews the batch's leases. keep: until they are over, whether or not it still has the batch."""
+    """Renew the batch's leases in this process. keep: until the leases end, even if this process drops the batch."""
     for lease in meta._leases:
         client._operations.renewals.add(lease, keep=keep)
 
 
 def hand_back(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None:
-    """Gives back batches on which nobody has worked to the end. Where that fails, their leases run out."""
+    """Return batches that were not processed to the end. If a request fails, the lease of that batch expires."""
     for meta in metas:
         if meta._leases:
             with contextlib.suppress(TransferQueueError):
@@ -49,9 +53,15 @@ def hand_back(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None:
 
 
 def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease: float, rows: int) -> None:
-    """Acknowledges a batch with which a process was through that ended before it could say so.
+    """Acknowledge a batch that a process had finished when it ended before it could acknowledge.
 
-    wanted: the arguments of the fetch. rows: its digest. A sampler that keeps no batches gives others; they go back.
+    If the sampler keeps no batches, the fetch returns another batch, which is returned to the controller.
+
+    Args:
+        client: The client.
+        wanted: The arguments of the fetch.
+        lease: The length of the lease in seconds.
+        rows: The digest of the batch.
     """
     try:
         meta, _ = client.await_batch(**wanted, lease=lease, timeout=0)
@@ -64,14 +74,14 @@ def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease
 
 
 class PrefetchedBatch:
-    """The batches that a worker has fetched, by number, as far as nobody knows whether they were given."""
+    """The batches that a worker has fetched, by number, as long as it does not know whether they were delivered."""
 
     def __init__(self, client: GeneratedMethods) -> None:
         self._client = client
         self._metas: dict[int, BatchMeta] = {}
 
     def add(self, number: int, meta: BatchMeta) -> None:
-        """One more, whose leases are renewed until they are over."""
+        """Add a batch. Its leases are renewed until they end."""
         if meta._leases:
             adopt_lease(self._client, meta, keep=True)
             renewed = self._client._operations.renewals
@@ -79,7 +89,7 @@ class PrefetchedBatch:
             self._metas[number] = meta.select_fields([])
 
     def end(self, given: int | None) -> None:
-        """Hands back those from this number on; None: it is not known which were given."""
+        """Return the batches from this number on to the controller; None: none, because the number is not known."""
         metas, self._metas = self._metas, {}
         if given is not None:
             hand_back(self._client, [meta for number, meta in metas.items() if number >= given])

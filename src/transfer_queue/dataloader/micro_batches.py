@@ -124,7 +124,7 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
         raise InvalidArgumentError(f"pack=True adds the fields {sorted(taken)}, which are in data_fields; rename them")
     if not _has_token_rows(_column(td, length_field)):
         raise InvalidArgumentError(
-            f"pack=True concatenates rows of tokens, but {length_field!r} has none; "
+            f"pack=True concatenates rows of tokens, but {length_field!r} has no such rows; "
             f"name a field that has (length_field=)"
         )
     lengths = row_lengths(td, length_field)
@@ -140,7 +140,7 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
 
 
 def _packed(td: TensorDictBase, lengths: Lengths) -> TensorDict:
-    """The table with columns of rows of these lengths concatenated, also those of tables inside of it."""
+    """Return the table with all columns whose rows have these lengths concatenated, also in nested tables."""
     out = TensorDict({}, batch_size=[])
     for name in td.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
         column = td.get(name)
@@ -153,10 +153,10 @@ def _packed(td: TensorDictBase, lengths: Lengths) -> TensorDict:
 
 
 def token_field(td: TensorDictBase, names: Sequence[str]) -> str:
-    """The first of these fields that has token rows, or the first such field of a nested TensorDict.
+    """Return the first of these fields that has token rows, or the first such field of a nested TensorDict.
 
     Raises:
-        InvalidArgumentError: none has.
+        InvalidArgumentError: No field has token rows.
     """
     for name in names:
         for leaf, column in _leaves(name, _column(td, name)):
@@ -166,10 +166,10 @@ def token_field(td: TensorDictBase, names: Sequence[str]) -> str:
 
 
 def row_lengths(td: TensorDictBase, field: str) -> Lengths:
-    """How many tokens each row of a field has, or the field's values, where it has a number a row.
+    """Return the number of tokens in each row of a field, or the field's values if it has one number for each row.
 
     Raises:
-        InvalidArgumentError: there is no such field, or it has neither.
+        InvalidArgumentError: The field does not exist, or has neither.
     """
     column = _column(td, field)
     lengths = _token_lengths(column)
@@ -177,14 +177,14 @@ def row_lengths(td: TensorDictBase, field: str) -> Lengths:
         lengths = column.numpy().astype(np.int64)
     if lengths is None or (lengths < 0).any():
         raise InvalidArgumentError(
-            f"length_field {field!r} must have token rows or a number of tokens a row, "
-            f"and {'is not among the fields ' + str(sorted(td.keys())) if column is None else 'has neither'}"
+            f"length_field {field!r} must have token rows or one number of tokens for each row, "
+            f"but {'is not among the fields ' + str(sorted(td.keys())) if column is None else 'has neither'}"
         )
     return lengths
 
 
 def _token_lengths(column: Any) -> Lengths | None:
-    """The lengths of token rows; None if the column has none."""
+    """Return the lengths of token rows; None if the column has no token rows."""
     if not _has_token_rows(column):
         return None
     if not column.is_nested:
@@ -206,12 +206,12 @@ def _tagged_lengths(meta: BatchMeta) -> Lengths:
 
 
 def _is_table(column: Any) -> TypeGuard[TensorDict]:
-    """Whether this is a nested TensorDict, of which each field is a column."""
+    """Return whether this is a nested TensorDict, of which each field is a column."""
     return isinstance(column, TensorDict) and column.batch_dims == 1
 
 
 def _column(td: TensorDictBase, name: str) -> Any:
-    """The field of this name, in nested TensorDicts too; None if there is none."""
+    """Return the field of this name, also in nested TensorDicts; None if it does not exist."""
     if name in td.keys():  # noqa: SIM118
         return td.get(name)
     found: Any = td
@@ -221,7 +221,7 @@ def _column(td: TensorDictBase, name: str) -> Any:
 
 
 def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
-    """The field itself, or those of a nested TensorDict, in which others may be nested."""
+    """Yield the field itself, or all fields of a nested TensorDict, at any depth."""
     if not _is_table(column):
         yield name, column
         return
@@ -240,7 +240,7 @@ def _is_integral(column: torch.Tensor) -> bool:
 
 
 def _concatenated(column: Any) -> torch.Tensor:
-    """[rows, ...] as one row [1, ...]: its values as they lie, where they follow one another."""
+    """Return [rows, ...] as one row [1, ...]; without a copy if the values are contiguous."""
     if not column.is_nested:
         return column.reshape(1, -1, *column.shape[2:])  # type: ignore[no-any-return]
     if is_plain_jagged(column):
@@ -250,9 +250,9 @@ def _concatenated(column: Any) -> torch.Tensor:
 
 
 def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
-    """td[start:stop]. Jagged columns are cut at their offsets: torch's slicing costs more and writes to the log."""
+    """Return td[start:stop]. Jagged columns are cut at their offsets: torch's slicing is slower and writes logs."""
     if stop - start == td.batch_size[0]:
-        return td.copy()  # a table of its own over the same columns, as a slice is
+        return td.copy()  # another table over the same columns, like a slice
     columns = {name: td.get(name) for name in td.keys()}  # noqa: SIM118  (a TensorDict iterates over its rows)
     cut = {name: rows_of_jagged(column, start, stop) for name, column in columns.items() if rows_follow(column)}
     cut |= {name: _rows(column, start, stop) for name, column in columns.items() if _is_table(column)}

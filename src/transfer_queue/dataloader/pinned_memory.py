@@ -1,7 +1,7 @@
-"""Items in page-locked memory, from which a device copies without waiting.
+"""Copies items into page-locked memory, from which a device copies asynchronously.
 
-Torch pins what it knows; jagged and nested columns inside a TensorDict are pinned here, part by part, and metadata
-passes as it is.
+Torch pins the types that it supports. Jagged and nested columns inside a TensorDict are pinned here, part by part, and
+metadata is not changed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 
 def pin(item: Any) -> Any:
-    """The item with its tensors pinned, inside of tuples, lists and mappings too; what is pinned already is not copied.
+    """Return the item with its tensors pinned, also inside tuples, lists and mappings. Pinned tensors are not copied.
 
-    TensorDicts, tuples, lists and mappings are made anew around them.
+    TensorDicts, tuples, lists and mappings are new objects.
     """
     if isinstance(item, torch.Tensor):
         return _pinned_tensor(item)

@@ -73,7 +73,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         persistent_workers: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        # torch is told only where it was asked for: newer ones warn of the argument
+        # the argument is passed only if it was given, because newer versions of torch warn about it
         self._device: dict[str, Any] = {"pin_memory_device": pin_memory_device} if pin_memory_device else {}
         self._workers: Workers | None = None  # that outlive an iteration
         super().__init__(
@@ -179,7 +179,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         try:
             yield from self.dataset.stream(workers, finish)
         except Exception:
-            self._workers = None  # of the others nobody knows where they are
+            self._workers = None  # the position of the other workers is not known
             workers.close()
             raise
         finally:
@@ -203,7 +203,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         return None if self.collate_fn is as_it_is else self.collate_fn
 
     def _finish(self, pinning: bool) -> Finish | None:
-        """Return what is done here with an item that no worker has made."""
+        """Return the function that is applied here to items that were not made in a worker; None if there is none."""
         collate = self._collate()
         if collate is None:
             return pin if pinning else None
@@ -216,8 +216,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if accelerator is None or accelerator.type == "mps":
             warnings.warn(
-                "'pin_memory' argument is set as true but there is no accelerator for which memory is pinned; "
-                "none will be",
+                "'pin_memory' argument is set as true but there is no accelerator, so no memory is pinned",
                 stacklevel=3,
             )
             return False

@@ -1,11 +1,12 @@
 """StreamingDataset: an iterable over a rank's batches that yields each micro-batch as soon as its batch is ready.
 
-The dataset waits at the controller and does not poll: a fetch that cannot be met is parked there, and is answered after
-the put that completes it. TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL only limits the length of one such wait, so
-that the dataset notices a lost connection, or a custom fetch function that refuses what is ready.
+The dataset waits at the controller and does not poll: a fetch that cannot be answered is parked there, and is answered
+after the put that completes it. TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL only limits the length of one such
+wait, so that the dataset detects a lost connection, and calls a custom fetch function again if it did not accept the
+ready samples.
 
 The dataset owns the position, which says which item is next. Every iteration continues from there, in the process that
-iterates. The workers of a StreamingDataLoader fetch ahead, and know only the batch at which they were told to begin.
+iterates. The workers of a StreamingDataLoader fetch ahead, and know only the batch at which they were ordered to begin.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     All datasets with the same task_name, partition_id and dp_rank (rank replicas) get the same batches if the system's
     sampler is rank-consistent.
 
-    By default the stream is endless: it ends when the partition is sealed and everything is dealt. A new iteration
+    By default the stream ends only when the partition is sealed and all samples are dealt. A new iteration
     continues where the last one stopped, also in the middle of a batch. In a plain DataLoader with workers each worker
     has its own position, and worker w of n fetches the batches w, w + n, w + 2n, ... of the rank.
 
@@ -112,13 +113,13 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             counts, and `pack` uses the first of `data_fields` that has token rows, with those of the same lengths.
         keep_batches: The number of batches that the buffer keeps, the newest ones; 0 for endless streams. Default: all.
         delivery: "at_most_once": a fetched batch is consumed. "at_least_once": it is claimed under a lease, and
-            acknowledged when the process that iterates asks for the first item after it; until then it is delivered
-            again whatever happens to the process. A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
+            acknowledged when the process that iterates asks for the first item after it. If the process ends before
+            that, the batch is delivered again. A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
             Default: "at_most_once".
         lease_seconds: The length of a lease; the dataset renews it. Default: 30 s.
         dp_size: The number of ranks, or a process group or one-dimensional DeviceMesh of them. A rank-consistent
-            sampler then deals one batch to every rank at a time, so that no rank takes samples that another one needs,
-            however far its workers fetch ahead. Default: the `dp_size` of the sampler; if it has none, the number of
+            sampler then deals one batch to every rank at a time, so that no rank takes samples that another rank needs,
+            even if its workers fetch far ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
             number is not known, batches are dealt to the rank that asks (docs/architecture/controller.md, "Ranks").
 
@@ -277,9 +278,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.learn_dp_size()
         while True:
             if self._open is not None:
-                yield self._take(self._open)  # no variable holds it while its batch's successor is awaited
+                yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
                 continue
-            # the first item after a batch is asked for here: who iterates is through with the batch before
+            # the first item after a batch is requested here, so the iterating process has finished the previous batch
             self._through()
             if not self._open_next(source, finish):
                 return
@@ -320,7 +321,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         if self.buffer:
             if self._held is not None and self._held._leases:
-                self._held = None  # it is acknowledged when it was replayed
+                self._held = None  # it is acknowledged after it was replayed
             self.batch_index = self._kept_from
             self._open, self._skip = None, 0
 
@@ -341,7 +342,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def state_dict(self) -> dict[str, Any]:
         """Return the position: which item is next.
 
-        It describes what the iterating process has received, whatever workers have fetched ahead.
+        It describes what the iterating process has received. Batches that workers have fetched ahead do not count.
 
         Returns:
             The position, a small dict of plain values.
@@ -615,7 +616,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         place = (self.moves, self.batch_index)
         found = source.deliver(self)
         if place != (self.moves, self.batch_index):
-            return True  # another thread went elsewhere meanwhile
+            return True  # another thread has changed the position meanwhile
         if found.ended:
             return False
         self._held = found.held
@@ -635,7 +636,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         try:
             item = opened.take()
         except Exception:
-            self.batch_index, self._skip = self._place()  # it stays at this item
+            self.batch_index, self._skip = self._place()  # the position stays at this item
             self._open = None
             raise
         if opened.over:

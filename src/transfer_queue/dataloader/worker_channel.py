@@ -1,16 +1,16 @@
-"""What goes between a loader and its worker processes beside torch's queues: where to begin, whose turn it is, the end.
+"""The pipes between a loader and its worker processes, in addition to torch's queues: orders, turns and the end.
 
-Everything travels through pipes, so that a worker that waits for rows is woken by what happens here:
+Pipes are used so that a message wakes a worker that waits for rows:
 
-    closing       one pipe to all, never read: readable means that the loader wants its workers to end, or is gone
+    closing       one pipe to all, never read: readable means that the loader orders its workers to end, or has ended
     orders[w]     from the loader to worker w: the batch at which to begin
-    turns[w]      to worker w from the one before: the batch that it may ask for now
+    turns[w]      from the previous worker to worker w: the batch that it may claim now
     places[w]     from the loader to worker w: the batch that it needs now; later ones are fetched ahead
 
-Batches are asked for one after the other, in the order of their numbers, whichever workers fetch them. Otherwise the
-rows of a batch would depend on which worker came first, and the sequence on the number of workers. It is also the order
-in which torch takes the items of workers: if torch waited for a later batch first, and that one was not complete before
-the loader has acknowledged an earlier one, neither would ever come.
+Workers claim batches one after the other, in the order of the batch numbers. Otherwise the rows of a batch would depend
+on which worker is faster, and the sequence on the number of workers. It is also the order in which torch takes the
+items of workers: if torch waited for a later batch first, and that batch could not be complete before the loader
+acknowledges an earlier one, both would wait forever.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from collections.abc import Coroutine
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NamedTuple
 
-# what a worker's functions get to come back when its loader is deleted: torch's time, and that of a fetch that waits
+# seconds that functions in a worker have to return when the loader is deleted: torch's time, and that of a custom fetch
 GRACE_SECONDS = 5.0
 GRACE_SECONDS_OF_FETCHES = 1.0
 
 
 class StartFetching(NamedTuple):
-    """An order: the workers fetch the batches of a partition from number `start` on.
-
-    version: counts a loader's orders, from 1. What was fetched for an older one is of no use any more.
-    given: of the order before, the batches below this number were given to who iterates.
-    item: batch `start` is this item of torch's, and the items after it are the batches after it
-    (`WorkerChannelEnd.item`). Items before it may have been made for an older order.
-    """
+    """An order: the workers fetch the batches of a partition from number `start` on."""
 
     version: int
+    """The number of the order, from 1. Batches that were fetched for an older order are not used any more."""
     partition_id: str
     start: int
     given: int = 0
+    """Of the previous order, the batches below this number were delivered to the iterating process."""
     item: int = 0
+    """The number of torch's item that is batch `start`; the items after it are the batches after it
+    (`WorkerChannelEnd.item`). Items before it may have been made for an older order."""
 
 
 class StopWorkers(NamedTuple):
-    """The last order: the workers end. given: as in `StartFetching`."""
+    """The last order: the workers end."""
 
     given: int
+    """See `StartFetching`."""
 
 
 class FetchTurn(NamedTuple):
-    """Batch `number` may be asked for. ended: no batch of this number will come, nor a later one."""
+    """The permission to claim batch `number`."""
 
     version: int
     number: int
     ended: bool
+    """True if neither this batch nor a later one will exist."""
 
 
 class Interrupted(Exception):
-    """There is a newer order, or the loader wants its workers to end."""
+    """There is a newer order, or the workers must end."""
 
 
 class Channel:
@@ -78,31 +78,32 @@ class Channel:
         self.places = [Pipe(duplex=False) for _ in range(workers)]
 
     def order(self, begin: StartFetching) -> None:
-        """Tells every worker where to begin, also one that waits for rows."""
+        """Send an order to every worker, and wake workers that wait for rows."""
         for _, pipe in self.orders:
-            with contextlib.suppress(OSError):  # it has died; torch says so when its next batch is due
+            with contextlib.suppress(OSError):  # the worker has died; torch raises an error when its next batch is due
                 pipe.send(begin)
 
     def want(self, version: int, number: int) -> None:
-        """Send every worker the batch that the loader needs now. They read it whenever they look for orders."""
+        """Send every worker the batch that the loader needs now. They read it when they check for orders."""
         for _, pipe in self.places:
             with contextlib.suppress(OSError):
                 pipe.send((version, number))
 
     def close(self, given: int) -> None:
-        """Ends the workers, also those that wait for rows. Idempotent. given: see `StopWorkers`."""
+        """End the workers, also those that wait for rows. Further calls do nothing. given: See `StopWorkers`."""
         if self.closing[1].closed:
             return
         for _, pipe in self.orders:
             with contextlib.suppress(OSError):
                 pipe.send(StopWorkers(given))
         with contextlib.suppress(OSError):
-            # a message, not only the end of the pipe: processes forked meanwhile may hold this end, too
+            # a message, not only the end of the pipe, because processes that were forked meanwhile may hold this end,
+            # too
             self.closing[1].send_bytes(b"end")
         self.keep()
 
     def keep(self, *ends: Connection[Any, Any]) -> None:
-        """Closes, in this process, all ends but these."""
+        """Close all ends except these in this process."""
         for pipe in (self.closing, *self.orders, *self.turns, *self.places):
             for end in pipe:
                 if end not in ends:
@@ -110,12 +111,16 @@ class Channel:
 
 
 class WorkerChannelEnd:
-    """Worker `worker`'s place at the channel. interval: seconds of the longest wait, after which to look about.
+    """The ends of the pipes that one worker uses.
 
-    item: the number of the item that torch takes of this worker next, among those of all workers. Torch takes them in
-    turn: of worker w of n the items w, w + n, w + 2n, ...
+    The attribute `item` is the number of the item that torch takes from this worker next, among those of all workers.
+    Torch takes the items w, w + n, w + 2n, ... from worker w of n. Every wait ends with `Interrupted` if there is a
+    newer order or the workers must end.
 
-    Every wait ends with `Interrupted` where there is a newer order or the workers shall end.
+    Args:
+        channel: The channel.
+        worker: The number of the worker.
+        interval: The longest wait in seconds, after which the worker checks for orders.
     """
 
     def __init__(self, channel: Channel, worker: int, interval: float) -> None:
@@ -137,7 +142,7 @@ class WorkerChannelEnd:
         channel.keep(self._closing, self._orders, self._turns, self._following, self._places)
 
     def order(self, after: int) -> StartFetching | None:
-        """The newest order, once there is one after that version; None where the workers shall end."""
+        """Wait for an order that is newer than `after` and return the newest one; None if the workers must end."""
         try:
             while True:
                 if self._look() > after:
@@ -147,7 +152,7 @@ class WorkerChannelEnd:
             return None
 
     def take_turn(self, version: int, number: int) -> bool:
-        """Waits until batch `number` may be asked for; False where none of this or a later number will come."""
+        """Wait until batch `number` may be claimed. Return False if neither this batch nor a later one will exist."""
         if self.workers == 1:
             return True
         while self._look() == version and (self._turn.version, self._turn.number) != (version, number):
@@ -156,9 +161,9 @@ class WorkerChannelEnd:
         return not self._turn.ended
 
     def pass_turn(self, turn: FetchTurn) -> None:
-        """Lets the next worker ask."""
+        """Allow the next worker to claim."""
         if self.workers > 1:
-            with contextlib.suppress(OSError):  # that one has died; torch ends the others
+            with contextlib.suppress(OSError):  # that worker has died; torch ends the others
                 self._following.send(turn)
 
     def ahead(self, version: int, number: int) -> int:
@@ -168,7 +173,7 @@ class WorkerChannelEnd:
         return max(0, number - wanted)
 
     def ask(self, version: int, request: Coroutine[Any, Any, Any]) -> Any:
-        """What a request of the client gives. It is cancelled, at the controller too, where the wait is interrupted."""
+        """Return the reply to a request. An interrupted request is cancelled, also at the controller."""
         try:
             return self._loop.run_until_complete(self._watched(request))
         except asyncio.CancelledError:
@@ -186,12 +191,12 @@ class WorkerChannelEnd:
                 self._loop.remove_reader(end.fileno())
 
     def check(self, version: int) -> None:
-        """Interrupts what is done for an order of this version, if it is not the newest any more."""
+        """Raise Interrupted if the order of this version is not the newest any more."""
         if self._look() != version:
             raise Interrupted
 
     def _look(self) -> int:
-        """Reads all that has come, so that no pipe fills up and holds up who sends; the version of the newest order."""
+        """Read all messages, so that no pipe fills up and blocks its sender. Return the version of the newest order."""
         with self._reading():
             while self._end is None and self._orders.poll():
                 order = self._orders.recv()
@@ -208,7 +213,7 @@ class WorkerChannelEnd:
         return self._newest.version
 
     def given(self) -> int | None:
-        """At the end of this worker: see `StopWorkers`; None where the loader has not said it."""
+        """Return `StopWorkers.given` when this worker ends; None if the loader has not sent it."""
         with contextlib.suppress(Interrupted):
             self._look()
         return None if self._end is None else self._end.given
@@ -217,14 +222,14 @@ class WorkerChannelEnd:
     def _reading(self) -> Any:
         try:
             yield
-        except (EOFError, OSError):  # the other end is gone
+        except (EOFError, OSError):  # the other end is closed
             raise Interrupted from None
 
     def end_with_the_loader(self, grace: float) -> None:
-        """Ends this process so many seconds after the loader wants it to end, or was killed, if it then still runs.
+        """End this process `grace` seconds after the loader has ordered its end or was killed, if it is still running.
 
-        A function of the user's may hold it up; and torch does not see that the loader was killed where that was
-        before the worker had started.
+        A function of the user may delay it, and torch does not detect that the loader was killed before the worker had
+        started.
         """
 
         def end() -> None:
@@ -236,6 +241,6 @@ class WorkerChannelEnd:
 
 
 def is_orphan() -> bool:
-    """Whether this is a worker whose loader's process was killed."""
+    """Return whether this is a worker whose loader's process was killed."""
     parent = multiprocessing.parent_process()
     return parent is not None and not parent.is_alive()

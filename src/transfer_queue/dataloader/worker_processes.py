@@ -1,4 +1,4 @@
-"""The worker processes of a StreamingDataLoader: what they do, and how the loader gets its batches from them."""
+"""The worker processes of a StreamingDataLoader: their main loop, and the loader's side, which receives the batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Fetched:
     version: int  # of the order
     number: int  # the batch_index
     data: TensorDictBase | None = None  # None if the loader's process does not need it
-    meta: BatchMeta | None = None  # None if neither a batch of this number nor a later one will come
+    meta: BatchMeta | None = None  # None if there will be no batch with this or a later number
     items: list[Any] | None = None  # None if they were not made in the worker
 
     def pin_memory(self) -> Fetched:
@@ -49,11 +49,11 @@ class Fetched:
 
 
 NOTHING = Fetched(0, 0)
-"""An item of no order: torch takes the next one then."""
+"""An item that belongs to no order. The loader skips it."""
 
 
 def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
-    """The worker_init_fn of workers: takes the seat, then calls the user's."""
+    """Set up a worker, as torch's worker_init_fn: open its end of the channel, then call the user's worker_init_fn."""
     info = get_worker_info()
     assert info is not None
     dataset = info.dataset
@@ -67,10 +67,10 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
 
 
 def fetch_in_worker(dataset: StreamingDataset, seat: WorkerChannelEnd) -> Iterator[Fetched]:
-    """Yield whole batches as the loader orders, until it wants no more.
+    """Yield whole batches as the loader orders, until it ends the workers.
 
-    After the last one it repeats that there is none: torch takes items of all workers in turn, also while only another
-    one has batches.
+    After the last batch the items say that there is none: torch takes items of all workers in turn, also while only
+    another worker has batches.
     """
     version = 0
     ahead = PrefetchedBatch(dataset.client())
@@ -124,9 +124,13 @@ def _claimed(
 
 
 class Workers:
-    """A set of worker processes. They fetch ahead from where the dataset is, and are told when it goes elsewhere.
+    """A set of worker processes. They fetch ahead from the position of the dataset, and get an order when it changes.
 
-    make(dataset): torch's loader over this copy of the dataset; its processes start here.
+    Args:
+        dataset: The dataset.
+        count: The number of workers.
+        collate: The `collate_fn` of the loader; None if it has none.
+        make: Returns torch's loader over a copy of the dataset; its processes start here.
     """
 
     def __init__(
@@ -135,16 +139,16 @@ class Workers:
         self._pid = os.getpid()
         self._channel = Channel(count)
         self._version = 0
-        self._heard = True  # whether something has come since the last order
+        self._heard = True  # whether a batch has arrived since the last order
         self._waiting = False  # whether a thread asks for a batch; set before it reads the position of the dataset
         self._ordering = threading.Lock()  # held while an order changes attributes: another thread may move the dataset
         self._ended = False
-        self._place: Any = None  # where the dataset is, unless it goes elsewhere
-        self._given = 0  # the batches of the last order that the dataset was given are below this one
+        self._place: Any = None  # the position of the dataset at the last order or batch
+        self._given = 0  # the dataset has received the batches of the last order below this number
         self._count = count
         self._taken = 0  # items that torch's loader has returned
-        self._on_order = 0  # items that torch orders of the workers before it needs them
-        self._early: dict[int, Fetched] = {}  # what came before its turn, after an order
+        self._on_order = 0  # items that torch requests from the workers in advance
+        self._early: dict[int, Fetched] = {}  # batches that arrived before they were needed
         self._iterator: Iterator[Fetched] | None = None
         self.direct(dataset)
         loader = make(dataset.for_workers(self._channel, collate))
@@ -152,10 +156,12 @@ class Workers:
         self._iterator = iter(loader)
 
     def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
-        """Orders the workers to the dataset's place, if they are not on it.
+        """Order the workers to the dataset's position, if it has changed.
 
-        later: not if nothing has come since the last order and nobody waits, so that orders cannot fill a pipe that
-        nobody reads; then with the next batch that is wanted.
+        Args:
+            dataset: The dataset.
+            later: True to wait for the next `deliver` if no batch has arrived since the last order and no thread waits
+                for one, so that orders cannot fill a pipe that is not read.
         """
         with self._ordering:
             place = (dataset.moves, dataset.partition_id, dataset.batch_index)
@@ -164,8 +170,8 @@ class Workers:
             self._version += 1
             self._heard = self._ended = False
             self._early.clear()
-            # Items that torch has ordered may have been made already. While this thread waits in torch's loader, that
-            # may be one more, and so an item of each worker is left out.
+            # Items that torch has requested may have been made already. While this thread waits in torch's loader, one
+            # more may have been made, so one item of each worker is skipped.
             item = self._taken + self._on_order + self._count if self._version > 1 else 0
             self._channel.order(
                 StartFetching(self._version, dataset.partition_id, dataset.batch_index, self._given, item)
@@ -173,7 +179,7 @@ class Workers:
             self._place, self._given = place, dataset.batch_index
 
     def deliver(self, dataset: StreamingDataset) -> Delivery:
-        """The batch at the dataset's place."""
+        """Wait for the batch at the dataset's position and return it."""
         # Set first: a thread that moves the dataset after this orders the new position at once. If a thread moved it
         # before, this call orders the new position.
         self._waiting = True
@@ -206,15 +212,15 @@ class Workers:
         return Delivery(batch, found.items, held=found.meta if found.meta._holder or found.meta._leases else None)
 
     def close(self) -> None:
-        """Ends the processes, also those that wait for rows. Idempotent."""
+        """End the processes, also those that wait for rows. Further calls do nothing."""
         if sys.is_finalizing():
-            return  # the interpreter has ended its daemons, as they are, and what a call needs may be gone
+            return  # the interpreter has ended its daemons already, and modules that a call needs may be gone
         if os.getpid() == self._pid:  # a forked child has a copy of this
             self._channel.close(self._given)
-            # torch waits for them when its iterator goes; a traceback may hold that for long
+            # torch waits for the workers when its iterator is deleted; a traceback may keep the iterator for long
             iterator, self._iterator = self._iterator, None
             getattr(iterator, "_shutdown_workers", lambda: None)()
-            for process in getattr(iterator, "_workers", ()):  # torch does not wait for those that it terminates
+            for process in getattr(iterator, "_workers", ()):  # torch does not wait for processes that it terminates
                 process.join(GRACE_SECONDS)
 
     def __del__(self) -> None:

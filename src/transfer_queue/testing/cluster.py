@@ -50,8 +50,8 @@ from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 from transfer_queue.wire.objects.object_values import decoded_tag_value
 
-UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ..., which are no network connections here
-DISK_BYTES = 256 << 20  # of each unit on disk, where the conf does not say it
+UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
+DISK_BYTES = 256 << 20  # of each unit on disk, if the conf does not set it
 MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
@@ -295,14 +295,14 @@ class Cluster:
         raise AssertionError(f"a call still waits after {MOST_STEPS} deadlines")
 
     def _due(self) -> float | None:
-        """When something happens next by itself; not before now."""
+        """Return the time of the next deadline, not before now; None if there is none."""
         deadlines = [each.next_deadline() for each in (*self._servers(), *self._clients)]
         times = [when for when in deadlines if when is not None]
         times += [when for when, _, _ in self._agenda[:1]]
         return max(self.clock.now, min(times)) if times else None
 
     def _servers(self) -> list[Controller | StorageUnit]:
-        """Those that work now."""
+        """Return the servers that are running."""
         return [self.controller, *self.units]
 
     def _step(self, due: float, until: Callable[[], bool] | None = None) -> None:
@@ -338,7 +338,7 @@ class Cluster:
             each.check()
         for unit, extent in self.controller.state.blocks.extents:
             if self._numbered(unit).table.get(extent) is None:
-                raise AssertionError(f"needed blocks lie in extent {extent} of unit {unit}, which is not leased")
+                raise AssertionError(f"extent {extent} of unit {unit} contains needed blocks, but is not leased")
         self.records += self.controller.take_records()
         replayed = State(self.controller.state.capacity)
         for record in self.records:
@@ -346,16 +346,16 @@ class Cluster:
                 self.loaded.prepare(replayed, record)
             apply_record(replayed, record)
         if replayed.snapshot() != self.controller.state.snapshot():
-            raise AssertionError("replaying the records gives another state than live operation had")
+            raise AssertionError("replaying the records gives another state than the live one")
 
     # ------------------------------------------------------------ connections
 
     def _numbered(self, number: int) -> StorageUnit:
-        """The unit of this number."""
+        """Return the unit with this number."""
         return self.units[number]
 
     def _server(self, client: Client, target: Target) -> Target:
-        """Where a client finds a server; of a unit its place."""
+        """Return the address of a server for a client."""
         return target
 
     def _connect(self, client: Client, target: Target) -> int:
@@ -380,7 +380,7 @@ class Cluster:
         return connection
 
     def _opened(self, name: str, target: Target, connection: int) -> None:
-        """A server learns of a connection."""
+        """Notify a server of a new connection."""
         if target == CONTROLLER:
             self.controller.opened(name, connection)
 
@@ -389,7 +389,7 @@ class Cluster:
         self._closed(name, target, connection)
 
     def _closed(self, name: str, target: Target, connection: int) -> None:
-        """A server learns that a connection has ended."""
+        """Notify a server that a connection has ended."""
         self._readers.pop(connection, None)
         if target == CONTROLLER:
             self._core(self.controller.closed(name, connection, self.clock.now))
@@ -436,7 +436,7 @@ class Cluster:
                 self._to_unit(effect.unit, RefuseWriters(effect.words))
 
     def _to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
-        """Carries out what the controller says to a unit."""
+        """Deliver a request of the controller to a unit."""
         self._tell(self._numbered(number), request)
 
     def _tell(self, unit: StorageUnit, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
@@ -461,7 +461,7 @@ class Cluster:
         self._soon(done)
 
     def _write_state(self, write: core_effects.WriteState) -> None:
-        """The file has the state of now, and is there after a while."""
+        """Write the present state into a file, which exists after a delay."""
         trouble = None
         try:
             state_file.write(self.states.path(write.name), write.tree(), sync=False)
@@ -470,7 +470,7 @@ class Cluster:
         self._soon(lambda: self._core(self.controller.state_written(write.name, trouble, self.clock.now)))
 
     def _read_state(self, read: core_effects.ReadState) -> None:
-        """The journal has its copy after a while, and the controller what is in it after another."""
+        """Copy a state into the journal after a delay, and give its content to the controller after another delay."""
 
         def done() -> None:
             found = self.states.read(read.name, read.watched)
@@ -481,12 +481,12 @@ class Cluster:
         self._soon(done)
 
     def _soon(self, action: Callable[[], object]) -> None:
-        """Has something done that takes a while, drawn by the seed."""
+        """Do something after a delay that the seed determines."""
         began = self.controller
         self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: self._back(began, action))
 
     def _back(self, began: Controller, action: Callable[[], object]) -> None:
-        """What a controller has begun comes back to its loop; it may have been killed meanwhile."""
+        """Call `action` with a result for a controller, unless that controller was killed meanwhile."""
         if self.controller is began:
             action()
 
@@ -500,7 +500,7 @@ class Cluster:
                 raise AssertionError("all units of a simulation are on one node")
 
     def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
-        """Carries out what a unit says to the controller."""
+        """Deliver a request of a unit to the controller."""
         self._unit_sequences[unit.number] += 1
         sequence = self._unit_sequences[unit.number]
         self._to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, RequestEnvelope(sequence, 0, body))

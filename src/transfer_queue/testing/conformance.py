@@ -97,7 +97,7 @@ class StoreConformance:
 
     @property
     def store(self) -> Store:
-        """A connection to the store, which all tests of the class share."""
+        """Return the connection to the store, which all tests of the class share."""
         return self._both()[1]
 
     def put(self, nbytes: int, seed: int = 0, key: str | None = None) -> tuple[str, Bytes]:
@@ -137,14 +137,14 @@ class StoreConformance:
     # ------------------------------------------------------------ one process
 
     def test_what_is_written_is_read(self) -> None:
-        """Bytes of any length."""
+        """Blocks of any length are read back unchanged."""
         for nbytes in (1, 63, 64, 4096, 65_537, 3_000_001):
             key, content = self.put(nbytes, nbytes)
             assert _same(self.get(key, nbytes), content)
             self.store.remove([key])
 
     def test_pieces_go_where_they_are_wanted(self) -> None:
-        """Several of several blocks, and nothing else is touched."""
+        """One read copies pieces of several blocks, and changes no other byte of the buffer."""
         first, one = self.put(100_000, 1)
         second, two = self.put(2_000_000, 2)
         into = np.full(50_000, 7, np.uint8)
@@ -160,7 +160,7 @@ class StoreConformance:
         self.store.remove([first, second])
 
     def test_a_large_destination(self) -> None:
-        """Reads straight into memory that is larger than what is wanted."""
+        """A read into a buffer that is larger than the pieces."""
         key, content = self.put(1_500_000, 3)
         into = np.zeros(4_000_000, np.uint8)
         assert self.store.read([Piece(key, 0, 1_500_000, 2_000_000)], into, WITHIN) == []
@@ -169,7 +169,7 @@ class StoreConformance:
         self.store.remove([key])
 
     def test_what_is_missing_is_named(self) -> None:
-        """And the rest is read all the same."""
+        """A read returns missing keys, and copies the other pieces."""
         key, content = self.put(1000, 4)
         into = np.zeros(3000, np.uint8)
         pieces = [Piece("conformance/no/1", 0, 1000, 0), Piece(key, 0, 1000, 1000), Piece("conformance/no/2", 5, 1, 0)]
@@ -179,7 +179,7 @@ class StoreConformance:
         self.store.remove([key])
 
     def test_what_is_removed_is_gone(self) -> None:
-        """At once, and again is fine; what was not removed is there."""
+        """A removed block is missing at once, removing it again is not an error, and other blocks stay."""
         kept, content = self.put(500, 5)
         keys = [self.put(70_000, 6 + n)[0] for n in range(20)]
         assert self.store.missing(keys) == []
@@ -192,14 +192,14 @@ class StoreConformance:
         self.store.remove([kept])
 
     def test_a_key_that_is_written_again_has_the_new_bytes(self) -> None:
-        """A writer that lost the answer writes once more."""
+        """A writer that did not get the reply writes the block again."""
         key, _ = self.put(200_000, 30)
         _, content = self.put(200_000, 31, key)
         assert _same(self.get(key, 200_000), content)
         self.store.remove([key])
 
     def test_read_and_removed_at_once(self) -> None:
-        """A reader gets the bytes or is told that they are missing: never other bytes."""
+        """A reader gets the bytes, or the key is reported as missing. It never gets other bytes."""
         for turn in range(10):
             key, content = self.put(300_000, 50 + turn)
             remover = threading.Thread(target=self.store.remove, args=([key],))
@@ -210,7 +210,7 @@ class StoreConformance:
             assert self.get(key, 300_000) is None
 
     def test_threads(self) -> None:
-        """Several write and read at once."""
+        """Several threads write and read at the same time."""
         failures: list[BaseException] = []
 
         def work(thread: int) -> None:
@@ -248,14 +248,14 @@ class StoreConformance:
         return said.strip()
 
     def test_another_process_reads_it(self) -> None:
-        """By the same address."""
+        """Another process reads a block with the same address of the store."""
         key, content = self.put(123_456, 7)
         assert self._elsewhere("read", key, 123_456) == f"{zlib.crc32(content.data)} []"
         self.store.remove([key])
         assert self._elsewhere("read", key, 123_456).endswith(f"[{key!r}]")
 
     def test_what_is_written_outlives_its_writer(self) -> None:
-        """A writer that was killed right after `write`."""
+        """A block stays if its writer is killed right after `write`."""
         key = f"conformance/{uuid.uuid4().hex}/1"
         assert self._elsewhere("write", key, 250_000) == "written"
         found = self.get(key, 250_000)
@@ -264,7 +264,7 @@ class StoreConformance:
         self.store.remove([key])
 
     def test_what_a_killed_writer_has_begun_is_removed(self) -> None:
-        """A writer that is killed in the middle of `write`."""
+        """If a writer is killed during `write`, its blocks can be removed."""
         key = f"conformance/{uuid.uuid4().hex}/"
         with self._process("begin", key, 16 << 20) as process:
             assert process.stdout is not None
@@ -279,7 +279,7 @@ class StoreConformance:
     # ------------------------------------------------------------ the end of the store
 
     def test_a_full_store_says_so(self) -> None:
-        """Within the time that is given, and goes on once there is room."""
+        """A write into a full store raises CapacityError within its time, and succeeds after blocks are removed."""
         if self.capacity is None:
             return
         step = self.capacity // 8
@@ -294,7 +294,7 @@ class StoreConformance:
         except CapacityError:
             pass
         else:
-            raise AssertionError(f"{9 * step} bytes went into a store of {self.capacity}")
+            raise AssertionError(f"{9 * step} bytes were written into a store of {self.capacity} bytes")
         finally:
             self.store.remove(keys)
         key, content = self.put(step // 2, 8)

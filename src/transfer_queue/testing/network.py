@@ -4,7 +4,7 @@ Each direction of a connection is a queue of frames. `deliver` chooses one of th
 but repeatably, and delivers its oldest frame. Messages of one connection keep their order, those of different
 connections do not, which is what a real network guarantees. `hold` makes a direction of a connection slow for as long
 as a test needs. `sever` breaks a connection as TCP does: part of what is on its way is lost, the rest still arrives,
-and each end learns of the break after it.
+and each end is notified after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Link = tuple[int, str]  # a connection's number, and "up" (to the server) or "do
 
 
 def _nothing() -> None:
-    """What an end does that does not care."""
+    """Do nothing; the default callback of an end."""
 
 
 class VirtualClock:

@@ -232,7 +232,7 @@ class Client(Subscriptions):
 
     def _renew(self, due: float) -> None:
         if self._renews != due:
-            return  # there was one to be renewed before it
+            return  # another lease was added, which is due earlier
         self._renews = None
         if not self._paused and not self.state.session.closed:
             self.start(self.state.renewals.renew())

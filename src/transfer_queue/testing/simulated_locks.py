@@ -18,7 +18,7 @@ class _SimulatedSlotEntry:
 
 
 class Board:
-    """The entries of all slots, by the name of the slot and the place."""
+    """The entries of all slots, by the name of the slot and the position of the entry."""
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[int, _SimulatedSlotEntry]] = {}
@@ -39,7 +39,7 @@ class Board:
         self._entries[slot][place] = _SimulatedSlotEntry(extent, used, locked=False)
 
     def release(self, slot: str) -> None:
-        """The slot's writer ends, and with it its locks."""
+        """Release all locks of a slot, because its writer ends."""
         for entry in self._entries.get(slot, {}).values():
             entry.locked = False
 
@@ -59,7 +59,7 @@ class Board:
 
 
 class HeldSlots(set[str]):
-    """The names of the slots whose writers live, and what these offer."""
+    """The names of the slots whose writers live, and the extents that they offer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class HeldSlots(set[str]):
 
 
 class SimulatedSlotLock:
-    """A slot file that a client has locked. held: the names of all that are."""
+    """A slot file that a client has locked. held: The names of all locked slots."""
 
     def __init__(self, held: HeldSlots, path: Path) -> None:
         self._held, self._path = held, path
@@ -92,7 +92,7 @@ class SimulatedSlotLock:
 
 
 class SimulatedSlots:
-    """Slot locks of one unit without a kernel. held: names of the slots whose writers live, of all units."""
+    """Slot locks of one unit without a kernel. held: The names of the slots of all units whose writers live."""
 
     def __init__(self, unit: int, held: HeldSlots) -> None:
         self.unit = unit

@@ -13,17 +13,18 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the checklist.
-
-    name: what was checked. level: "ok", "warning" (it works, but ...) or "problem" (it does not). words: what was
-    found. advice: what to do; "" if nothing. values: the result for scripts.
-    """
+    """One line of the checklist."""
 
     name: str
+    """What was checked."""
     level: str
+    """"ok", "warning" (it works, but ...) or "problem" (it does not work)."""
     words: str
+    """What was found."""
     advice: str = ""
+    """What to do; "" if nothing."""
     values: dict[str, Any] = field(default_factory=dict)
+    """The result for scripts."""
 
     def lines(self) -> str:
         """Return the finding as text."""
