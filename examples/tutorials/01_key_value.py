@@ -17,9 +17,9 @@ import transfer_queue as tq
 # %% [markdown]
 # ## A rollout worker
 #
-# The worker runs as a process of its own. `config` is what `tq.init()` returned in the process that started the system,
-# and it is all that a worker needs to attach. This worker makes two answers of different lengths for each prompt, one
-# at a time, and sets a *tag* that says which state the sample is in.
+# The worker runs in its own process. `config` is what `tq.init()` returned in the process that started the system. A
+# worker needs nothing else to attach. This worker makes two answers of different lengths for each prompt, one at a
+# time, and sets a *tag* that says which state the sample is in.
 
 
 # %%
@@ -41,16 +41,17 @@ def rollout(config, prompts: int) -> None:
 # %% [markdown]
 # ## A judge that is notified
 #
-# `subscribe` yields an event for each sample that changes. The controller filters them by their tags (`where`), so the
-# judge receives only answers that wait for it. The events begin with the samples that exist already, so it does not
-# matter which process starts first. Between events the call waits in the controller; there is no loop with a `sleep`.
+# `subscribe` yields an event for each sample that changes. The controller filters the samples by their tags (`where`),
+# so the judge receives only answers without a reward. The events begin with the samples that exist already, so it does
+# not matter which process starts first. Between events the call waits in the controller; there is no loop with a
+# `sleep`.
 #
 # A put under a known key adds its fields to the existing ones and merges its tag.
 
 
 # %%
 def judge(answers: int) -> dict[str, float]:
-    """Score `count` answers as they come, and return the rewards by key."""
+    """Score this number of answers, and return the rewards by key."""
     rewards: dict[str, float] = {}
     for event in tq.get_client().subscribe("train_0", where={"status": "generated"}):
         assert event.key is not None
@@ -96,8 +97,8 @@ def look(rewards: dict[str, float]) -> None:
 # `kv_batch_put` writes columns: one row for each key. It returns a `KVBatchMeta`, which has keys, tags and fields but
 # no values. It can be pickled, so send it to another process instead of the batch.
 #
-# Cleared samples free their memory. A partition clears nothing by itself unless it was created so. Clear what you no
-# longer need.
+# Cleared samples free their memory. A partition clears nothing by itself unless it was created with an option for that.
+# Clear samples that you no longer need.
 
 
 # %%

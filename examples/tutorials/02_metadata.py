@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 
-tq.init({"controller": {"polling_mode": True}})  # a fetch that cannot be met returns at once, as this page needs
+tq.init({"controller": {"polling_mode": True}})  # on this page, a fetch without enough ready samples returns at once
 client = tq.get_client()
 
 # %% [markdown]

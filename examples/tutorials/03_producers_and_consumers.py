@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Producers and consumers
 #
-# Run rollout, reward and update as processes: none of them polls, none runs too far ahead, and memory is bounded.
+# Run rollout, reward and update as processes that do not poll, with limits for the lead of producers and for memory.
 #
 # Two rollout workers generate answers, a reward worker scores them, and the update takes eight scored samples in each
 # step. They share nothing but the names of a partition, of fields and of tasks.
@@ -22,10 +22,10 @@ SECONDS = 60  # the limit of every wait
 # %% [markdown]
 # ## Rollout: wait for space before you generate
 #
-# `get_meta(mode="insert")` reserves samples. This is where a producer is held back: with a `timeout` it waits until the
-# partition accepts more samples, before a token is generated. The put after it always succeeds.
+# `get_meta(mode="insert")` reserves samples. A producer that is too far ahead waits here: with a `timeout`, the call
+# returns when the partition accepts more samples, before a token is generated. The put after it always succeeds.
 #
-# `seal` says that this producer has no more samples. Fields of existing samples may still come.
+# `seal` reports that this producer has no more samples. Fields of existing samples can still be put.
 
 
 # %%
@@ -45,15 +45,15 @@ def rollout(config, batches: int) -> int:
 # %% [markdown]
 # ## Reward: wait for samples until the end
 #
-# A fetch that cannot be met waits in the controller, and the put that completes it answers it. `await_batch` also says
-# whether the end has come, which means that the partition is sealed and everything is dealt. If it returns an empty
-# batch before the end, no samples became ready within `timeout`, and the loop asks again. (`StreamingDataLoader` is
-# this loop with micro-batches; [another page](06-streaming-loader.md) is about it.)
+# A fetch without enough ready samples waits in the controller, and the put that completes it answers it. `await_batch`
+# also returns whether the stream has ended, which means that the partition is sealed and all samples are dealt. If it
+# returns an empty batch before the end, no samples became ready within `timeout`, and the loop asks again.
+# (`StreamingDataLoader` is this loop with micro-batches; [another page](06-streaming-loader.md) is about it.)
 
 
 # %%
 def reward(config) -> int:
-    """Score answers until no more come, and return their number."""
+    """Score answers until the stream ends, and return their number."""
     tq.init(config)
     client, scored = tq.get_client(), 0
     while True:
@@ -99,7 +99,7 @@ def update() -> list[int]:
 #   sample that is trained on in order is at most one version old.
 # - `producers=2`: two calls of `seal` seal the partition.
 #
-# The system itself accepts 24 samples (`total_storage_size`), so memory is bounded whatever partitions exist. 32
+# The system itself accepts 24 samples (`total_storage_size`), so memory is bounded for all partitions together. 32
 # samples pass through it here.
 
 
@@ -115,7 +115,7 @@ def train(config) -> None:
         ahead = update()
         assert [producer.result() for producer in producers] == [16, 16]
         assert scored.result() == 32
-    assert max(ahead) <= 2 * ROWS  # the step's own samples, and those of one more
+    assert max(ahead) <= 2 * ROWS  # the samples of this step and of one more
 
     _, ended = client.await_batch(["answer", "reward"], ROWS, TRAIN, "update", timeout=SECONDS)
     assert ended  # sealed twice, and everything is dealt
@@ -141,7 +141,7 @@ def no_room() -> None:
     except tq.StalenessError as error:
         print(error)
     else:
-        raise AssertionError("samples were taken in that are too far ahead of the policy")
+        raise AssertionError("the partition accepted samples that are too far ahead of the policy")
 
     client.put(TensorDict({"answer": torch.zeros(16, 6)}, batch_size=[16]), partition_id="other")
     try:
@@ -149,7 +149,7 @@ def no_room() -> None:
     except tq.CapacityError as error:
         print(error)
     else:
-        raise AssertionError("more samples were taken in than the system holds")
+        raise AssertionError("the system accepted more samples than its limit")
 
 
 # %%

@@ -13,7 +13,7 @@ import transfer_queue as tq
 
 
 def start(sampler: tq.BaseSampler) -> tq.TransferQueueClient:
-    """Start a system with this sampler. Fetches that cannot be met return at once, as this page needs."""
+    """Start a system with this sampler. Fetches without enough ready samples return at once."""
     tq.close()
     tq.init({"controller": {"sampler": sampler, "polling_mode": True}})
     return tq.get_client()
@@ -86,9 +86,9 @@ assert fetch(8, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 90 tokens; 
 # %% [markdown]
 # ## Priority and freshness
 #
-# `PrioritySampler` and `FreshnessSampler` work around any sampler. The first shows it the samples with the highest
-# priority first. The second skips samples that an old policy made, a whole group at a time. Both read tags, and one may
-# contain the other.
+# `PrioritySampler` and `FreshnessSampler` contain another sampler. The first presents the samples with the highest
+# priority first. The second skips samples that an old policy made, a complete group at a time. Both read tags, and one
+# may contain the other.
 
 # %%
 groups = tq.GRPOGroupNSampler(n_samples_per_prompt=2)
@@ -106,10 +106,10 @@ assert train.passed["update"] == {"stale: more than 1 policy versions behind": 2
 # %% [markdown]
 # ## Dynamic sampling: drop and refill
 #
-# DAPO discards groups in which all rewards are equal, because they teach nothing, and needs as many new ones. `drop`
-# removes groups and counts them by reason. `want` says how many complete groups a task wants to exist or to be on their
-# way. Producers ask `wanted` how many are missing, and take some of them upon themselves with `most=`. With a
-# `timeout`, `wanted` waits until some are missing.
+# DAPO discards groups in which all rewards are equal, because nothing can be learned from them, and needs the same
+# number of new groups. `drop` removes groups and counts them by reason. `want` sets how many complete groups a task
+# needs to exist or to be in production. Producers call `wanted` to get the number of missing groups; with `most=` they
+# promise to make that many. With a `timeout`, `wanted` waits until groups are missing.
 
 # %%
 client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))
@@ -118,7 +118,7 @@ client.want("dapo", groups=3, task_name="update")
 
 
 def rollout(made: int) -> int:
-    """Make as many groups as are missing; the first two prompts are useless."""
+    """Make the missing groups; the first two prompts are useless."""
     for number in range(made, made + client.wanted("dapo", "update", most=8)):
         meta = put(f"prompt_{number}", [2, 2], "dapo")
         rewards = torch.tensor([0.0, 0.0] if number < 2 else [0.0, 1.0])

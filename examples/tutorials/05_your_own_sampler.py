@@ -18,9 +18,9 @@ import transfer_queue as tq
 # consumed. It returns two lists: the samples of the batch, in order, and the samples that are consumed. `([], [])`
 # means "not now": the fetch then waits for more.
 #
-# By keyword, `sample` gets what the caller wrote into `sampling_config`, and `partition`, through which it reads the
-# tags of samples. Both contain the values that were put: arrays, tensors, tuples, sets, dicts. `sample` never sees the
-# fields of samples, so a value on which its decision depends must be in a tag.
+# As keyword arguments, `sample` gets the entries of the caller's `sampling_config`, and `partition`, from which it
+# reads the tags of samples. Both contain the values that were put: arrays, tensors, tuples, sets, dicts. `sample` never
+# sees the fields of samples, so a value on which its decision depends must be in a tag.
 #
 # This sampler prefers prompts that the policy solves half of the time, from which a GRPO group learns most.
 
@@ -51,7 +51,7 @@ class Curriculum(tq.BaseSampler):
 
 # %%
 class Rates(dict):
-    """Stands for a partition: pass rates by global index."""
+    """A substitute for a partition: pass rates by global index."""
 
     def get_custom_meta(self, indexes):
         return {index: {"pass_rate": self[index]} for index in indexes}
@@ -68,7 +68,7 @@ assert Curriculum().sample([0, 1], 3, partition=rates) == ([], [])
 # `controller.sampler` is an instance, a class (created without arguments), or an import path "package.module:Class",
 # which can be written into a YAML file. All three are used below.
 #
-# The sampler runs in a process of its own beside the controller, so a slow sampler delays only the fetches that use it.
+# The sampler runs in a separate process, not in the controller, so a slow sampler delays only the fetches that use it.
 # That process imports the module that contains the class. The module may be the script itself, if the work of the
 # script is under `if __name__ == "__main__"`. One call may take `timeouts.sampler` seconds (30). If it takes longer,
 # the controller ends the process, and the fetch raises a `SamplerError`. The next call starts a new process, in which

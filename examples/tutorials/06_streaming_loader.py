@@ -4,7 +4,7 @@
 # Use a torch DataLoader over samples that are still being made: ranks, micro-batches by tokens, epochs, resuming.
 #
 # `StreamingDataset` belongs to a task and a data-parallel rank. It waits for its next batch and yields it in
-# micro-batches of `(data, meta)`. It ends when the partition is sealed and everything is dealt.
+# micro-batches of `(data, meta)`. It ends when the partition is sealed and all samples are dealt.
 
 # %%
 import torch
@@ -53,7 +53,7 @@ def numbers(loader: tq.StreamingDataLoader) -> list[list[int]]:
 # ## Ranks and their replicas
 #
 # With a rank-consistent sampler (`RankAwareSampler`, `GRPOGroupNSampler`, `SeqlenBalancedSampler`) each `dp_rank` gets
-# batches of its own. Each tensor- or pipeline-parallel process of the same rank gets the same batches. `batch_size` is
+# different batches. Each tensor- or pipeline-parallel process of the same rank gets the same batches. `batch_size` is
 # the number of samples for one rank.
 
 # %%
@@ -66,11 +66,12 @@ assert numbers(second) == [[3, 4], [5], [9, 10], [11]]
 # ## Micro-batches by tokens, and packed
 #
 # `max_tokens` divides a batch so that no micro-batch has more tokens; `micro_batch_size` is then the maximum number of
-# rows. `pack` turns each micro-batch into one row of concatenated tokens, with what variable-length attention needs.
+# rows. `pack` turns each micro-batch into one row of concatenated tokens, with the fields that variable-length
+# attention needs.
 
 # %%
 loader = loader_of("by_tokens", dp_rank=1, micro_batch_size=3, max_tokens=8)
-# 1 + 5 tokens; 9, more than the budget, stand alone; 3 + 5; 8
+# 1 + 5 tokens; 9 tokens, which exceed the limit, are a micro-batch alone; 3 + 5; 8
 assert numbers(loader) == [[3, 4], [5], [9, 10], [11]]
 
 data, meta = next(iter(loader_of("packed", micro_batch_size=3, pack=True)))
@@ -93,8 +94,9 @@ assert numbers(loader_of("with_workers", workers=2)) == [[0, 1], [2], [6, 7], [8
 # %% [markdown]
 # ## Epochs over the same batches
 #
-# The dataset keeps what it has fetched, and `reset` returns to the beginning: several PPO epochs over one rollout,
-# without a request to the system. `keep_batches` limits what is kept; 0 is right for an endless stream.
+# The dataset keeps the batches that it has fetched, and `reset` returns to the beginning: several PPO epochs over one
+# rollout, without a request to the system. `keep_batches` limits the number of kept batches; use 0 for an endless
+# stream.
 
 # %%
 loader = loader_of("ppo")
@@ -107,7 +109,7 @@ assert epochs[0] == epochs[1] == epochs[2] == [[0, 1], [2], [6, 7], [8]]
 # %% [markdown]
 # ## Save the position and resume
 #
-# `state_dict` says which micro-batch comes next. It is a small dict for your checkpoint, beside model and optimizer. A
+# `state_dict` returns which micro-batch is next. It is a small dict for your checkpoint, beside model and optimizer. A
 # new loader resumes there, also in the middle of a batch, and also with another number of workers. The samples must
 # still exist: clear a batch only when a later checkpoint is saved.
 

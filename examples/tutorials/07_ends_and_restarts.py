@@ -30,10 +30,10 @@ def loader_of(config, partition_id: str, dp_rank: int, finite: bool = False) -> 
 # %% [markdown]
 # ## Every rank gets the same number of batches
 #
-# A rank with one batch more than the others would wait for them in its all-reduce forever. So after the seal, a batch
-# is dealt only if every rank gets one. A remainder is divided over one last, smaller round. With `drop_last=True`, or
-# if it has less than one sample for each rank, the task skips it: the samples count as consumed, and `explain` says
-# why.
+# A rank that has one batch more than the others would wait for them in its all-reduce forever. So after the seal, a
+# batch is dealt only if every rank gets one. A remainder is divided over one last, smaller round. With
+# `drop_last=True`, or if it has less than one sample for each rank, the task skips it: the samples count as consumed,
+# and `explain` says why.
 #
 # Here two producers put eleven answers for two ranks. The partition is sealed when both have called `seal`.
 
@@ -78,8 +78,8 @@ def orphaned() -> None:
 # ## Without a seal
 #
 # If all samples exist before the training begins, `should_check_consumption_status=True` (`finite` here) ends a loader
-# when its task has consumed all of them. It knows no rounds: the rank that asks first may take everything. Ranks that
-# must end together need a seal.
+# when its task has consumed all of them. There are no rounds in this mode: the rank that asks first may take all
+# samples. Ranks that must end together need a seal.
 
 
 # %%
@@ -98,7 +98,7 @@ def unsealed(config) -> None:
 
 # %%
 def trainer(config, checkpoint: Path, life: int) -> None:
-    """Mark what this process trains on; the first process ends after three micro-batches."""
+    """Mark the samples that this process trains on; the first process ends after three micro-batches."""
     tq.init(config)
     loader = loader_of(config, "train_1", dp_rank=0, finite=True)
     if checkpoint.exists():
@@ -131,9 +131,9 @@ def restarted(config) -> None:
 # %% [markdown]
 # ## A producer that dies
 #
-# Samples that it has put remain. Samples that it has reserved keep the stream open until the partition is sealed. They
-# then expire, because no process will write them, and the stream ends. A timeout, `explain` and `tq status` say what is
-# missing.
+# Samples that the producer has put remain. Samples that it has only reserved keep the stream open until the partition
+# is sealed. They then expire, because no process will write them, and the stream ends. A timeout, `explain` and `tq
+# status` say what is missing.
 
 
 # %%
@@ -150,7 +150,7 @@ def expired(config) -> None:
     assert run(producer, config) == -signal.SIGKILL
     why = client.explain("train_2", task="reward", fields="answer")
     assert "is missing the fields ['answer'] (it has none of them)" in why
-    client.seal("train_2")  # the process that started the producer knows that it is gone
+    client.seal("train_2")  # the process that started the producer knows that the producer has died
     for expected in ((4, False), (0, True)):
         meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
         assert (len(meta), ended) == expected

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Leases and restarts
 #
-# Samples that a consumer took and did not finish are delivered again, and a system whose servers are killed continues.
+# Samples that a consumer fetched and did not finish are delivered again, and a system whose servers are killed
+# continues.
 
 # %%
 import os
@@ -20,7 +21,7 @@ def answers(count: int) -> TensorDict:
 
 
 def killed(function, *arguments) -> None:
-    """Run a function in a process of its own, which kills itself."""
+    """Run a function in another process, which kills itself."""
     process = get_context("fork").Process(target=function, args=arguments)
     process.start()
     process.join()
@@ -31,9 +32,10 @@ def killed(function, *arguments) -> None:
 # ## A consumer that dies
 #
 # A fetch consumes what it returns: if its process died a moment later, no other process would get these samples. With
-# `lease=seconds` they are *claimed* instead, and `ack` consumes them. The client renews the lease in the background
-# while anything refers to the metadata, so it may be much shorter than the work. If it ends without an ack, the samples
-# are delivered again to the next claim. A claim that waits for them is answered at the moment in which the lease ends.
+# `lease=seconds` they are *claimed* instead, and `ack` consumes them. The client renews the lease in the background as
+# long as the program keeps the metadata, so the lease may be much shorter than the work. If it ends without an ack, the
+# samples are delivered again to the next claim. A claim that waits for them is answered at the moment in which the
+# lease ends.
 
 
 # %%
@@ -61,8 +63,8 @@ def delivered_again(config) -> None:
 # ## Give samples back
 #
 # `nack` gives samples back at once, all of them or some. With `delivered=False` the delivery does not count. An ack
-# that comes too late has no effect and returns False, because other processes may have the samples by then. Put a
-# result as a field of the sample before the ack: a second delivery then only puts it again.
+# that comes too late has no effect and returns False, because other processes may have received the samples by then.
+# Put a result as a field of the sample before the ack: a second delivery then only puts it again.
 
 
 # %%
@@ -134,19 +136,19 @@ def trained_at_least_once(config) -> None:
     assert items == [([4, 5], [2, 2]), ([6, 7], [2, 2])]
 
 
-# %% [markdown]
-# With a rank-consistent sampler (such as `RankAwareSampler`) a batch belongs to its `dp_rank`. No other rank gets what
-# this rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name, dp_rank)` says that the rank
-# will not return. A replica of the rank gets each of its batches again by its number, also the acknowledged ones. So a
-# trainer that replaces a killed one, and begins with batch 0, trains on all of them again, unless it loads the
-# `state_dict` of the loader that was saved with its model ([ends and restarts](07-ends-and-restarts.md)).
+# %% [markdown] With a rank-consistent sampler (such as `RankAwareSampler`) a batch belongs to its `dp_rank`. No other
+# rank gets the samples that this rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name,
+# dp_rank)` reports that the rank will not return. A replica of the rank gets each of its batches again by its number,
+# also the acknowledged ones. So a trainer that replaces a killed one, and begins with batch 0, trains on all of them
+# again, unless it loads the `state_dict` of the loader that was saved with its model ([ends and
+# restarts](07-ends-and-restarts.md)).
 
 # %% [markdown]
 # ## Servers that die
 #
-# The controller records what it decides before it replies. If it is killed, it is restarted and continues where it was,
-# including leases and their tokens. A killed storage unit continues with the memory that it had. A call that is made
-# meanwhile waits and is answered, and its request has its effect once.
+# The controller records its decisions before it replies. If it is killed, it is restarted and continues with the same
+# state, including leases and their tokens. A killed storage unit continues with its memory. A call that is made
+# meanwhile waits and is answered, and its request takes effect once.
 
 
 # %%
