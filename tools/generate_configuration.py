@@ -1,4 +1,4 @@
-"""Writes src/transfer_queue/config.yaml and docs/reference/configuration.md from the declarations of the settings.
+"""Write src/transfer_queue/config.yaml and docs/reference/configuration.md from the declarations of the settings.
 
 --check only compares the files with what would be written. The declarations are in `transfer_queue.config.settings`,
 `transfer_queue.config.store_options` and `transfer_queue.config.environment`.
@@ -47,7 +47,7 @@ PAGE_INTRODUCTION = """\
 - An unknown key is kept, and a warning names it and the nearest known key. With `strict: true` it is an error.
 - A process that attaches to a running system gets the configuration of that system. A warning names each setting that
   the process asked for and that has another value in the system.
-- [Keys of the PyPI package TransferQueue](../migrate.md) that have other names here are understood.
+- [Keys of the PyPI package TransferQueue](../migrate.md) that have other names here are accepted.
 """
 
 ENVIRONMENT_INTRODUCTION = """\
@@ -58,7 +58,7 @@ Each variable is read when its value is needed. A variable that is empty counts 
 
 
 def notes(setting: Setting) -> str:
-    """What other parts of the package add to the meaning of a setting."""
+    """Return what other parts of the package add to the meaning of a setting."""
     return f" The built-in samplers are {', '.join(BUILT_IN)}." if setting.key == "controller.sampler" else ""
 
 
@@ -66,7 +66,7 @@ def notes(setting: Setting) -> str:
 
 
 def comment(text: str, indent: str) -> Iterator[str]:
-    """A text as comment lines."""
+    """Yield a text as comment lines."""
     for paragraph in text.strip().split("\n\n"):
         start = f"{indent}# "
         yield from textwrap.wrap(
@@ -76,7 +76,7 @@ def comment(text: str, indent: str) -> Iterator[str]:
 
 
 def yaml_lines(tree: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[str]:
-    """The settings of a section, each below its comment."""
+    """Yield the lines of a section, each setting below its comment."""
     for name, value in tree.items():
         key = f"{above}{name}"
         if not indent or (isinstance(value, dict) and value and len(indent) == 2 and above == "backend."):
@@ -94,7 +94,7 @@ def yaml_lines(tree: Mapping[str, Any], above: str = "", indent: str = "") -> It
 
 
 def yaml_file() -> str:
-    """The text of config.yaml."""
+    """Return the text of config.yaml."""
     return "\n".join([*comment(YAML_INTRODUCTION, ""), *yaml_lines(DEFAULTS)]) + "\n"
 
 
@@ -102,18 +102,18 @@ def yaml_file() -> str:
 
 
 def facts(type_name: str, default: str, unit: str, allowed: str) -> str:
-    """The line below the name of a setting."""
+    """Return the line below the name of a setting."""
     of_unit = f" ({unit})" if unit else ""
     return f"*Type:* {type_name}{of_unit}. *Default:* `{default}`. *Allowed:* {allowed}."
 
 
 def wrapped(text: str) -> str:
-    """A paragraph of the page."""
+    """Return a paragraph of the page."""
     return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def page_sections(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The headings and settings of a section, those of its subsections after its own."""
+    """Yield the headings and settings of a section, then those of its subsections."""
     leaves = [BY_KEY[f"{above}{name}"] for name in tree if f"{above}{name}" in BY_KEY]
     if leaves:
         path = above.rstrip(".")
@@ -142,7 +142,7 @@ def environment() -> Iterator[str]:
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     return "\n\n".join([PAGE_INTRODUCTION.strip(), *page_sections(DEFAULTS), *environment()]) + "\n"
 
 

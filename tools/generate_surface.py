@@ -17,7 +17,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 NAMES = ("sample_operations", "fetch_operations", "kv_operations", "lease_operations", "checkpoint_operations")
-WITH_FILES = "checkpoint_operations"  # these read and write them
+WITH_FILES = "checkpoint_operations"  # these operations read and write files
 SOURCES = tuple(PACKAGE / "client" / "operations" / f"{name}.py" for name in NAMES)
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 

@@ -1,7 +1,7 @@
-"""Writes the Grafana dashboard, src/transfer_queue/metrics/grafana.json, of the panels below; --check compares only.
+"""Write the Grafana dashboard, src/transfer_queue/metrics/grafana.json, from the panels below; --check compares only.
 
-A panel is a title, a unit and queries; every metric in a query is one of docs/metrics.md. Imported into Grafana 10 or
-later it asks for a Prometheus data source.
+A panel is a title, a unit and queries; every metric in a query is one of docs/reference/metrics.md. When the dashboard
+is imported into Grafana 10 or later, Grafana asks for a Prometheus data source.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 FILE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue" / "metrics" / "grafana.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WIDTH, HEIGHT, ACROSS = 8, 8, 3  # of a panel, of 24 columns
+WIDTH, HEIGHT, ACROSS = 8, 8, 3  # of a panel (Grafana has 24 columns), and panels in a row
 EACH = "$__rate_interval"
 WHO = "{{server}} {{unit}}"
 HERE = 'job=~"$job"'
@@ -22,14 +22,14 @@ PARTITION = 'job=~"$job", partition=~"$partition"'
 
 
 class Query(NamedTuple):
-    """A query in PromQL, and what its lines are called."""
+    """A query in PromQL, and the legend of its lines."""
 
     expression: str
     legend: str
 
 
 class Panel(NamedTuple):
-    """A graph. unit: as Grafana calls it. words: what one sees in it."""
+    """A graph. unit: Grafana's name of the unit. words: the description of the graph."""
 
     title: str
     unit: str
@@ -38,12 +38,12 @@ class Panel(NamedTuple):
 
 
 def rate(metric: str, by: str, where: str = HERE) -> str:
-    """How fast a counter grows, summed over all labels but these."""
+    """Return a query for the rate of a counter, summed over all labels except these."""
     return f"sum by ({by}) (rate({metric}{{{where}}}[{EACH}]))"
 
 
 def percentile(share: float, metric: str, by: str) -> str:
-    """A quantile of a histogram, for each of these labels."""
+    """Return a query for a quantile of a histogram, for each of these labels."""
     return f"histogram_quantile({share}, sum by (le, {by}) (rate({metric}_bucket{{{HERE}}}[{EACH}])))"
 
 
@@ -61,10 +61,10 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Requests", "reqps", [Query(rate("tq_requests_total", "server, unit, type"), f"{WHO} {{{{type}}}}")]),
         Panel("Time in the loop, 99th percentile", "s", [
             Query(percentile(0.99, "tq_request_seconds", "server, unit, type"), f"{WHO} {{{{type}}}}"),
-        ], "What a request costs its server. Time that it waited for samples or room is in the row on waits."),
+        ], "The time for which requests occupy the loop of their server. Waits for samples or space are shown below."),
         Panel("Longest event of the last minutes", "s", [
             Query(now("tq_longest_event_seconds"), f"{WHO} {{{{event}}}}"),
-        ], "Nothing but a user's sampler should hold a loop for more than 5 ms."),
+        ], "Only a user's sampler should occupy a loop for more than 5 ms."),
         Panel("How busy each loop is", "percentunit", [
             Query(f"rate(tq_process_cpu_seconds_total{{{HERE}}}[{EACH}])", WHO),
         ], "A server is one thread: at 100 % it is the bottleneck."),
@@ -78,14 +78,14 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Samples", "short", [Query(now("tq_rows", PARTITION), "{{partition}}")]),
         Panel("Bytes", "bytes", [
             Query(now("tq_stored_bytes", PARTITION), "{{partition}} in {{tier}}"),
-            Query(f"sum by (tier) (tq_arena_live_bytes{{{HERE}}})", "all of them, in {{tier}}"),
-        ], "Every copy counts. Where tiers are several, cold blocks move to disk and are read there."),
+            Query(f"sum by (tier) (tq_arena_live_bytes{{{HERE}}})", "all partitions, in {{tier}}"),
+        ], "Every copy counts. If there are several tiers, old blocks move to disk and are read there."),
         Panel("Values by tier", "short", [
             Query(now("tq_stored_values", PARTITION), "{{partition}} in {{tier}}"),
         ], "One for each field of a sample, and each copy."),
-        Panel("Dropped, passed over, lost", "short", [
+        Panel("Dropped, skipped, lost", "short", [
             Query(now("tq_dropped_rows", PARTITION), "{{partition}} dropped: {{reason}}"),
-            Query(now("tq_passed_over_rows", PARTITION), "{{partition}} {{task}} passed over: {{reason}}"),
+            Query(now("tq_passed_over_rows", PARTITION), "{{partition}} {{task}} skipped: {{reason}}"),
             Query(now("tq_lost_rows", PARTITION) + " > 0", "{{partition}} {{field}} lost"),
         ]),
     ],
@@ -96,15 +96,15 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Samples that a task has consumed", "short", [
             Query(now("tq_consumed_rows", PARTITION), "{{partition}} {{task}}"),
         ]),
-        Panel("Produced and consumed a second", "rowsps", [
+        Panel("Produced and consumed per second", "rowsps", [
             Query(rate("tq_field_produced_total", "field", PARTITION), "produced: {{field}}"),
             Query(rate("tq_task_consumed_total", "task", PARTITION), "consumed: {{task}}"),
         ]),
     ],
-    "Who waits, and how long": [
+    "Waiting claims and puts": [
         Panel("Claims that wait", "short", [
             Query(now("tq_waiting_claims", PARTITION) + " > 0", "{{partition}} {{task}}"),
-            Query(now("tq_waiting_puts", PARTITION) + " > 0", "{{partition}}: puts for room"),
+            Query(now("tq_waiting_puts", PARTITION) + " > 0", "{{partition}}: puts that wait for space"),
         ]),
         Panel("The oldest claim has waited", "s", [
             Query(now("tq_longest_wait_seconds", PARTITION) + " > 0", "{{partition}} {{task}}"),
@@ -118,13 +118,13 @@ ROWS: dict[str, list[Panel]] = {
             Query(now("tq_leases", PARTITION), "{{partition}} {{task}}: leases"),
             Query(now("tq_claimed_rows", PARTITION) + " > 0", "{{partition}} {{task}}: samples"),
         ]),
-        Panel("Given and acknowledged", "short", [
+        Panel("Granted and acknowledged", "short", [
             Query(rate("tq_leases_granted_total", "task"), "{{task}}: leases a second"),
             Query(rate("tq_acknowledged_rows_total", "task"), "{{task}}: samples acknowledged a second"),
         ]),
         Panel("Redelivered", "rowsps", [
             Query(rate("tq_redelivered_rows_total", "task, reason"), "{{task}}: {{reason}}"),
-        ], "Consumers that die, are too slow for their leases, or give samples back."),
+        ], "Consumers that die, are too slow for their leases, or return samples."),
     ],
     "Arenas": [
         Panel("Leased, live and held", "bytes", [
@@ -133,12 +133,12 @@ ROWS: dict[str, list[Panel]] = {
             Query(now("tq_arena_leased_bytes"), "unit {{unit}}: leased"),
             Query(now("tq_arena_live_bytes"), "unit {{unit}}: live"),
         ]),
-        Panel("Fragmentation of what is free", "percentunit", [
+        Panel("Fragmentation of free space", "percentunit", [
             Query(
                 f"1 - tq_arena_largest_free_bytes{{{HERE}}} / (tq_arena_free_bytes{{{HERE}}} > 0)",
                 "unit {{unit}}",
             ),
-        ], "0: all of it in one piece."),
+        ], "0: all free space is in one piece."),
         Panel("Writers that wait for space", "short", [
             Query(now("tq_arena_waiting_leases"), "unit {{unit}}: leases"),
             Query(now("tq_arena_longest_wait_seconds"), "unit {{unit}}: seconds of the oldest"),
@@ -149,7 +149,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Lag behind the snapshot", "short", [
             Query(now("tq_journal_lag_records"), "records"),
             Query(now("tq_journal_snapshot_age_seconds"), "seconds"),
-        ], "What a restart of the controller replays."),
+        ], "The records that a restart of the controller replays."),
         Panel("Commits", "s", [
             Query(
                 f"histogram_quantile(0.99, sum by (le) (rate(tq_journal_commit_seconds_bucket{{{HERE}}}[{EACH}])))",
@@ -189,7 +189,7 @@ ROWS: dict[str, list[Panel]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana has it."""
+    """Return the dashboard in Grafana's format."""
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in ROWS.items():
@@ -222,7 +222,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def variable(name: str, query: str) -> dict[str, Any]:
-    """A choice above the panels; all at first."""
+    """Return a variable, which is a selection above the panels. All values are selected at first."""
     return {
         "type": "query", "name": name, "label": name, "datasource": SOURCE, "query": query, "refresh": 2,
         "includeAll": True, "multi": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
@@ -255,9 +255,9 @@ def graph(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Writes it; with --check says whether it is as it should be."""
+    """Write the dashboard; with --check, compare only."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 where the file is not what it should be")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file is not up to date")
     text = json.dumps(dashboard(), indent=1) + "\n"
     if parser.parse_args().check:
         return int(FILE.read_text() != text)

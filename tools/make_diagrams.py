@@ -1,10 +1,10 @@
-"""Writes the sequence diagrams of docs/diagrams, as SVG, from the descriptions below.
+"""Write the sequence diagrams of docs/diagrams, as SVG, from the descriptions below.
 
     python tools/make_diagrams.py           writes them
     python tools/make_diagrams.py --check   exits with 1 if they are not what it would write
 
 In the documentation site a diagram is a part of its page and takes the page's colors (`--tq-...` in
-docs/assets/site.css). Elsewhere, as an image, it has the light colors that stand here as the second choice.
+docs/assets/site.css). Elsewhere, as an image, it has the light colors, which are the fallback values here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLIENT, SERVER, STORAGE, OTHER = "blue", "purple", "amber", "green"
 
 @dataclass(frozen=True)
 class Actor:
-    """A column: what it is called, and the color of its kind."""
+    """A column: its name, and the color of its kind."""
 
     name: str
     color: str
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Note:
-    """What an actor does by itself; `until` is the last actor of a note over several."""
+    """A step of one actor; `until` is the last actor if the note covers several."""
 
     actor: int
     lines: Sequence[str]
@@ -107,12 +107,17 @@ DIAGRAMS = {
             Call(2, 3, "writes the rewards"),
             Call(2, 1, "Publish: the field reward"),
             Note(
-                1, ["updates the ready sets,", "finds that the claim can be met,", "asks the sampler, records the deal"]
+                1,
+                [
+                    "updates the ready sets,",
+                    "finds that the claim can be answered,",
+                    "asks the sampler, records the deal",
+                ],
             ),
             Call(1, 2, "reply to the put", reply=True),
             Call(1, 0, "reply to the claim: rows", reply=True),
             Call(0, 1, "Lookup: rows, fields"),
-            Call(1, 0, "where the values lie", reply=True),
+            Call(1, 0, "locations of the values", reply=True),
             Call(0, 3, "copies the values, then checks that no extent was reused"),
         ],
     ),
@@ -123,7 +128,7 @@ DIAGRAMS = {
             Call(0, 1, "Claim with a lease of 30 s"),
             Call(1, 0, "rows 0-3, token 7", reply=True),
             Call(0, 1, "Renew: token 7 (in the background)"),
-            Death(0, "is killed: no renewals any more"),
+            Death(0, "is killed: renewals stop"),
             Call(2, 1, "Claim with a lease of 30 s"),
             Note(1, ["no other sample is ready:", "parks the claim"]),
             Note(1, ["30 s after the last renewal: ends", "lease 7, rows 0-3 are ready again"]),
@@ -139,13 +144,13 @@ DIAGRAMS = {
             Call(0, 2, "request 41"),
             Call(2, 3, "commits its records"),
             Death(2, "is killed before it replies"),
-            Note(1, ["sees the death; keeps the", "listening socket open"]),
+            Note(1, ["detects the death; keeps", "the listening socket open"]),
             Call(1, 2, "starts a new process"),
             Call(2, 3, "reads snapshot, records"),
-            Note(2, ["has the state of what", "was committed"]),
+            Note(2, ["has the state that", "was committed"]),
             Call(0, 2, "connects again, repeats request 41"),
-            Note(2, ["knows number 41 already:", "takes the recorded reply"]),
-            Call(2, 0, "the reply: the request had its effect once", reply=True),
+            Note(2, ["has handled number 41 before:", "takes the recorded reply"]),
+            Call(2, 0, "the reply: the request took effect once", reply=True),
         ],
     ),
 }

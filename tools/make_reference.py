@@ -1,4 +1,4 @@
-"""Writes pages of docs/reference from the code: the commands, the metrics and the errors.
+"""Write pages of docs/reference from the code: the commands, the metrics and the errors.
 
     python tools/make_reference.py           writes them
     python tools/make_reference.py --check   exits with 1 if they are not what it would write
@@ -104,7 +104,7 @@ def errors_page() -> str:
     parts = [
         HEAD.format(source="src/transfer_queue/errors.py").rstrip(),
         "# Errors",
-        "Every exception that this package raises on purpose is a `TransferQueueError`. Most are also a built-in "
+        "Every exception that this package raises deliberately is a `TransferQueueError`. Most are also a built-in "
         "exception, so that `except TimeoutError` or `except KeyError` catches them. All of them can be imported from "
         "`transfer_queue`. The message of an error says what was wrong, what was found and what to do. "
         "[Troubleshooting](../guides/troubleshooting.md) starts from symptoms.",

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/tutorials from the scripts in examples/tutorials.
+"""Write the pages of docs/tutorials from the scripts in examples/tutorials.
 
     python tools/make_tutorials.py           writes them
     python tools/make_tutorials.py --check   exits with 1 if they are not what it would write
@@ -24,7 +24,7 @@ LIST_HEAD = """<!-- Made by tools/make_tutorials.py -->
 # Tutorials
 
 Each page is a script that runs in seconds without a GPU: `.venv/bin/python examples/tutorials/01_key_value.py`. The
-code asserts what the page says.
+code asserts what the page states.
 
 """
 

@@ -1,4 +1,4 @@
-"""The roles of a run as Ray actors: started, watched and ended as `processes.py` does with processes."""
+"""Runs the roles of a run as Ray actors; `processes.py` does the same with processes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Role:
     """An actor that plays one role. It is one process; Ray ends it with the driver."""
 
     def pid(self) -> int:
-        """Of its process."""
+        """Return the id of the actor's process."""
         return os.getpid()
 
     def run(self, function: Callable[..., None], settings: Settings, name: str, arguments: tuple[Any, ...]) -> None:
-        """Plays it to its end."""
+        """Run the role to its end."""
         prepare(settings, name)
         try:
             function(settings, name, *arguments)
@@ -37,7 +37,7 @@ class Role:
 
 
 class Actors(Roles):
-    """A context that ends its actors when it is left; the same to its user as `processes.Processes`."""
+    """A context that ends its actors when it is left, with the interface of `processes.Processes`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class Actors(Roles):
         """Workers that were killed from outside."""
 
     def start(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
-        """Run function(settings, name, *arguments) in an actor of its own."""
+        """Run function(settings, name, *arguments) in a new actor."""
         options: dict[str, Any] = {"num_cpus": 0}  # six roles share two cores
         if name.startswith(BESIDE_THE_DRIVER):
             node = ray.get_runtime_context().get_node_id()
@@ -61,17 +61,19 @@ class Actors(Roles):
 
     @property
     def alive(self) -> dict[str, int]:
-        """Name and process id of every actor that runs."""
+        """Return the name and process id of every running actor."""
         while self._asked:
             name, asked = self._asked.popitem()
             self._pids[name] = ray.get(asked)
         return {name: self._pids[name] for name in self._running}
 
     def watch(self, seconds: float, expendable: str) -> None:
-        """Wait until an actor ends, or for so long.
+        """Wait until an actor ends, at most `seconds`.
 
-        Actors whose names begin with `expendable` may be killed while one of them is left. WorkerError for any other
-        that fails, and for the last of these.
+        Actors whose names begin with `expendable` may be killed while one of them is left.
+
+        Raises:
+            WorkerError: Another actor failed, or the last of these.
         """
         if not self._ends:
             time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Claims and events: the few lines that every process of the example shares."""
+"""Claims and events, which every process of the example uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WAIT = 10.0
 def claims(
     fields: list[str], batch_size: int, partition: str, task: str, samples: int, **sampling: Any
 ) -> Iterator[tuple[TensorDict, tq.BatchMeta]]:
-    """Data and metadata of batches as they become ready, until so many samples have come.
+    """Yield the data and metadata of batches as they become ready, until `samples` samples were claimed.
 
-    `sampling` chooses the sampler of these claims; the system's own is the trainers'.
+    `sampling` selects the sampler of these claims; the sampler of the system is for the trainers.
     """
     client = tq.get_client()
     config = sampling or {"sampler": "SequentialSampler"}
@@ -35,9 +35,9 @@ def claims(
 
 @contextmanager
 def work(stage: str, worker: str) -> Iterator[dict[str, Any]]:
-    """Times a piece of work and publishes it, with what its body adds to the dict, as an event.
+    """Measure a piece of work and publish it as an event, with the entries that the body adds to the dict.
 
-    Wall time is when it was at work, CPU time what it cost: six processes share the cores.
+    Both wall time and CPU time are recorded, because six processes share the cores.
     """
     event: dict[str, Any] = {"stage": stage, "worker": worker, "start": time.time()}
     cpu = time.process_time()
@@ -47,7 +47,7 @@ def work(stage: str, worker: str) -> Iterator[dict[str, Any]]:
 
 
 def drain() -> list[dict[str, Any]]:
-    """All events published since the last call, oldest first; they are dropped from the system."""
+    """Return all events since the last call, oldest first, and remove them from the system."""
     client = tq.get_client()
     indexes, _ = client.get_production_status(["event"], EVENTS)
     if indexes is None or not len(indexes):

@@ -1,4 +1,4 @@
-"""What a run amounts to: the events of all processes, summed up for the view and for the report."""
+"""Summarizes the events of all processes for the view and the report."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Figures:
     trained: int = 0
     """Samples that were trained on."""
     rewards: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """For each step the rewards of its samples."""
+    """The rewards of the samples, by step."""
     correct: defaultdict[int, list[bool]] = field(default_factory=lambda: defaultdict(list))
     answer_lengths: Counter[int] = field(default_factory=Counter)
     """Characters of an answer -> how many answers."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Versions behind -> how many samples were trained on so."""
+    """Number of versions behind -> number of samples that were trained on with that staleness."""
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in more events."""
+        """Add events."""
         for event in events:
             if event["stage"] == "warm-up":
                 self.warmup_steps, self.warmup_accuracy = event["step"], event["accuracy"]
@@ -57,32 +57,32 @@ class Figures:
                 self.finished = self.finished or event["last"]
 
     def by_step(self, values: dict[int, Any]) -> list[float]:
-        """The mean of each complete step."""
+        """Return the mean of each complete step."""
         return [mean(values[step]) for step in sorted(values) if len(values[step]) == self.settings.samples]
 
     def recent(self, values: dict[int, Any], steps: int = 10) -> float:
-        """The mean over the last steps."""
+        """Return the mean over the last steps."""
         last = self.by_step(values)[-steps:]
         return mean(last) if last else 0.0
 
     def seconds(self, kind: str) -> dict[str, float]:
-        """For each stage the seconds that its processes were at work ("busy") or computing ("cpu")."""
+        """Return for each stage the seconds that its processes worked ("busy") or computed ("cpu")."""
         total: dict[str, float] = defaultdict(float)
         for event in self.events:
             total[event["stage"]] += event["end"] - event["start"] if kind == "busy" else event["cpu"]
         return dict(total)
 
     def wall(self) -> float:
-        """Seconds from the first event's start to the last one's end."""
+        """Return the seconds from the start of the first event to the end of the last one."""
         if not self.events:
             return 0.0
         return max(event["end"] for event in self.events) - min(event["start"] for event in self.events)
 
     def imbalance(self) -> dict[str, float]:
-        """How many more tokens than the mean the busiest rank had, averaged over the steps.
+        """Return by what share the rank with most tokens exceeds the mean, averaged over the steps.
 
-        "balanced" is what SeqlenBalancedSampler dealt; "in_order" what the same samples would have given, dealt
-        to the ranks in turn, in the order in which they came.
+        "balanced" is for the batches that SeqlenBalancedSampler dealt; "in_order" is for the same samples, dealt to the
+        ranks in turn, in order of arrival.
         """
         dealt: defaultdict[int, defaultdict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
         for event in self.events:
@@ -101,10 +101,10 @@ class Figures:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of nothing."""
+    """Return the mean; 0 if there are no values."""
     return sum(values) / len(values) if values else 0.0
 
 
 def excess(tokens: Sequence[int]) -> float:
-    """How far the largest lies above the mean, as a share of the mean."""
+    """Return by how much the largest value exceeds the mean, as a share of the mean."""
     return max(tokens) / mean(tokens) - 1

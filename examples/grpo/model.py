@@ -32,7 +32,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rotation: Tensor, past: tuple[Tensor, Tensor] | None, mask: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One layer on x [rows, columns, width]; with `past`, x continues the columns that it holds."""
+        """Apply the layer to x [rows, columns, width]; with `past`, x continues the columns in it."""
         rows, columns, _ = x.shape
         split = self.qkv(self.attention_norm(x)).view(rows, columns, 3, HEADS, HEAD)
         q, k, v = split.permute(2, 0, 3, 1, 4)
@@ -63,13 +63,13 @@ class Transformer(nn.Module):
         self.register_buffer("rotation", torch.stack((angle.cos(), angle.sin())), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [rows, columns, vocabulary] of whole sequences, padded on the right if at all."""
+        """Return logits [rows, columns, vocabulary] of whole sequences, which may be padded on the right."""
         return self.extend(tokens, None, None)[0]
 
     def extend(self, tokens: Tensor, past: Cache | None, mask: Tensor | None) -> tuple[Tensor, Cache]:
-        """Logits of tokens [rows, columns] that follow `past`, and the cache that holds them too.
+        """Return the logits of tokens [rows, columns] that follow `past`, and the cache that includes them.
 
-        `mask` [rows, 1, columns, all columns] is true where a token may look; None means causal.
+        `mask` [rows, 1, columns, all columns] is true for the columns to which a token attends; None means causal.
         """
         start = past[0][0].shape[2] if past else 0
         rotation = self.rotation[:, start : start + tokens.shape[1]]
@@ -88,7 +88,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """All weights as one float32 vector: the form in which they travel."""
+    """Return all weights as one float32 vector, the form in which they are put."""
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 

@@ -1,4 +1,4 @@
-"""What GRPO computes: log-probabilities, group-normalised advantages, the clipped loss."""
+"""The computations of GRPO: log-probabilities, group-normalized advantages, the clipped loss."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Loss:
 
 
 def pad_right(sequences: Sequence[Tensor], value: float) -> Tensor:
-    """Rows of differing length as one [rows, longest] tensor."""
+    """Return rows of different lengths as one [rows, longest] tensor."""
     return torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=value)
 
 
 def jagged(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of differing length as a jagged nested tensor [rows, *]."""
+    """Return rows of different lengths as a jagged nested tensor [rows, *]."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
 def answer_logprobs(model: Transformer, sequences: Sequence[Tensor], answer_lengths: Sequence[int]) -> list[Tensor]:
-    """The log-probabilities [answer length] of each answer's tokens; a sequence is a prompt and its answer."""
+    """Return the log-probabilities [answer length] of each answer's tokens; a sequence is a prompt and its answer."""
     tokens = pad_right(sequences, task.PAD)
     logprobs = model(tokens[:, :-1]).log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
     return [
@@ -47,13 +47,13 @@ def answer_logprobs(model: Transformer, sequences: Sequence[Tensor], answer_leng
 
 
 def advantages(rewards: Tensor) -> Tensor:
-    """Rewards [groups, n] relative to their group: mean 0, deviation 1, and 0 where all are equal."""
+    """Return rewards [groups, n] relative to their group: mean 0, deviation 1; all 0 if they are equal."""
     centred = rewards - rewards.mean(1, keepdim=True)
     return centred / (rewards.std(1, keepdim=True, correction=0) + 1e-4)
 
 
 def grpo_loss(new: Tensor, old: Tensor, reference: Tensor, advantage: Tensor) -> Loss:
-    """The clipped objective on flat token vectors, with a penalty for leaving the reference.
+    """Return the clipped objective on flat token vectors, with a penalty for the distance from the reference.
 
     The penalty is the unbiased, non-negative estimate exp(d) - d - 1 of the divergence, d = reference - new
     (GRPO: Shao et al., 2024; the asymmetric clip: DAPO, Yu et al., 2025).
@@ -72,7 +72,7 @@ def grpo_loss(new: Tensor, old: Tensor, reference: Tensor, advantage: Tensor) ->
 
 
 def supervised_loss(model: Transformer, problems: Sequence[task.Problem]) -> Tensor:
-    """Mean cross-entropy of the right answers' tokens."""
+    """Return the mean cross-entropy of the correct answers' tokens."""
     texts = [torch.tensor(task.encode(problem.prompt + problem.answer)) for problem in problems]
     tokens = pad_right(texts, task.PAD)
     logits, targets = model(tokens[:, :-1]), tokens[:, 1:].clone()

@@ -1,4 +1,4 @@
-"""The processes of a run: started, watched, and ended whatever happens."""
+"""Starts and watches the processes of a run, and ends them also after errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkerError(Exception):
 
 
 class Roles(Protocol):
-    """What runs the roles of a run, each by itself: `Processes`, or `actors.Actors`."""
+    """The interface to the roles of a run: `Processes`, or `actors.Actors`."""
 
     killed: list[str]
 
@@ -66,7 +66,7 @@ class Processes(Roles):
         """Workers that were killed from outside."""
 
     def start(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
-        """Run function(settings, name, *arguments) in a process of its own."""
+        """Run function(settings, name, *arguments) in a new process."""
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_child, args=(function, self._settings, name, arguments, writer), name=name, daemon=True
@@ -77,14 +77,16 @@ class Processes(Roles):
 
     @property
     def alive(self) -> dict[str, int]:
-        """Name and process id of every process that runs."""
+        """Return the name and process id of every running process."""
         return {name: process.pid for name, (process, _) in self._running.items()}
 
     def watch(self, seconds: float, expendable: str) -> None:
-        """Wait until a process ends, or for so long.
+        """Wait until a process ends, at most `seconds`.
 
-        Processes whose names begin with `expendable` may be killed while one of them is left. WorkerError for
-        any other that fails, and for the last of these.
+        Processes whose names begin with `expendable` may be killed while one of them is left.
+
+        Raises:
+            WorkerError: Another process failed, or the last of these.
         """
         names = {process.sentinel: name for name, (process, _) in self._running.items()}
         for sentinel in wait(list(names), seconds):
@@ -118,7 +120,7 @@ class Processes(Roles):
         self._running.clear()
         stop = getattr(forkserver._forkserver, "_stop", None)  # type: ignore[attr-defined]
         if stop is not None:
-            stop()  # left to itself it outlives this process by a moment
+            stop()  # otherwise it outlives this process for a moment
 
 
 def _child(
@@ -136,8 +138,8 @@ def _child(
 
 
 def prepare(settings: Settings, name: str) -> None:
-    """What every process of a run needs before it plays its role, whoever has started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; who started them ends them
+    """Prepare a process or actor of a run for its role."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the starter ends this process
     logging.getLogger("torch.fx").setLevel(logging.ERROR)  # slices of nested tensors warn about tracing
     torch.set_num_threads(1)
     torch.manual_seed(zlib.crc32(f"{settings.seed} {name}".encode()))

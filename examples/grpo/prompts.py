@@ -1,4 +1,4 @@
-"""Where prompts come from: released as the policy advances, and put again when their worker has died."""
+"""Puts prompts as the policy advances, and puts them again if their worker has died."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class PromptSource:
         self._released = max(self._released, ahead)
 
     def redo(self, alive: set[str], version: int) -> None:
-        """Put those prompts again that were claimed, are unanswered, and belong to no living worker.
+        """Put prompts again that were claimed, are not answered, and belong to no living worker.
 
-        A living worker signs its prompts just after it has claimed them, so a prompt is put again only when two
-        calls have found it like this.
+        A living worker writes its name into the tags of its prompts just after it has claimed them, so a prompt is put
+        again only if two calls have found it in this state.
         """
         client = tq.get_client()
         indexes, consumed = client.get_consumption_status("rollout", PROMPTS)
@@ -61,5 +61,5 @@ class PromptSource:
 
 
 def answered(key: str, step: int, version: int) -> bool:
-    """Whether the worker died between putting the answers and dropping the prompt."""
+    """Return whether the worker died after it had put the answers and before it cleared the prompt."""
     return step < version or len(tq.get_client().kv_retrieve_meta([f"{key}/0"], train_partition(step))) > 0

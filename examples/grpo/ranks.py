@@ -1,4 +1,4 @@
-"""What the data-parallel trainer ranks do together."""
+"""The collective operations of the data-parallel trainer ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from settings import TRAINER_RANKS, Settings
 
 
 def join(settings: Settings, rank: int) -> None:
-    """Meet the other ranks."""
+    """Join the process group of the ranks."""
     dist.init_process_group("gloo", init_method=settings.rendezvous.as_uri(), rank=rank, world_size=TRAINER_RANKS)
 
 
 def leave() -> None:
-    """Part from them again."""
+    """Leave the process group."""
     dist.destroy_process_group()
 
 
@@ -35,14 +35,14 @@ def all_reduce_gradients(model: nn.Module, sums: Tensor) -> None:
 
 
 def mean(values: Sequence[float]) -> list[float]:
-    """The mean of each of these values over the ranks."""
+    """Return the mean of each of these values over the ranks."""
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
     return (total / TRAINER_RANKS).tolist()
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """One step of the optimizer on clipped gradients."""
+    """Make one step of the optimizer with clipped gradients."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""The folder that a run leaves: report.json with all figures, report.png with reward and timeline."""
+"""Writes the results of a run: report.json with all figures, report.png with reward and timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STAGES = {"rollout": "#4477aa", "reference": "#ccbb44", "reward": "#aa3377", "tr
 def summary(
     figures: Figures, after: float, seconds: dict[str, float], killed: list[str], redone: int
 ) -> dict[str, Any]:
-    """All figures of a run, as JSON values."""
+    """Return all figures of a run, as JSON values."""
     settings, wall, busy, cpu = figures.settings, figures.wall(), figures.seconds("busy"), figures.seconds("cpu")
     before, lengths = figures.warmup_accuracy, figures.answer_lengths
     updates = [event for event in figures.events if event["stage"] == "update" and "kl" in event]
@@ -58,7 +58,7 @@ def write(figures: Figures, figures_summary: dict[str, Any]) -> None:
 
 
 def draw(figures: Figures, figures_summary: dict[str, Any]) -> None:
-    """The reward curve, the timeline of the whole run, and a few seconds of it from close by."""
+    """Draw the reward curve, the timeline of the whole run, and a few seconds of it in detail."""
     accuracy = figures_summary["held_out_accuracy"]
     canvas = Figure(figsize=(11, 10), layout="constrained")
     curve, whole, close = canvas.subplots(3, 1, height_ratios=[3, 2, 2])
@@ -76,7 +76,7 @@ def draw(figures: Figures, figures_summary: dict[str, Any]) -> None:
     middle = min(wall / 2, max(wall - 3.0, 0.0))
     for axes, (left, right) in ((whole, (0.0, wall)), (close, (middle, min(middle + 3.0, wall)))):
         timeline(axes, figures, start, left, right)
-    whole.set_title(f"Who is at work: {figures_summary['busy_over_wall']:.1f} processes on the mean", loc="left")
+    whole.set_title(f"Processes at work: {figures_summary['busy_over_wall']:.1f} on average", loc="left")
     close.set_title("Three seconds of it", loc="left")
     patches = [Patch(color=colour, label=stage) for stage, colour in STAGES.items()]
     close.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(STAGES), frameon=False)
@@ -84,7 +84,7 @@ def draw(figures: Figures, figures_summary: dict[str, Any]) -> None:
 
 
 def timeline(axes: Any, figures: Figures, start: float, left: float, right: float) -> None:
-    """A row for each process, a bar for each piece of its work between two times (seconds after `start`)."""
+    """Draw a row for each process, with a bar for each piece of its work between two times (seconds after `start`)."""
     workers = sorted({event["worker"] for event in figures.events}, reverse=True)
     for row, worker in enumerate(workers):
         for stage, colour in STAGES.items():

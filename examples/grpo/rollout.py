@@ -1,4 +1,4 @@
-"""Rollout worker: claims prompts, answers each eight times, puts each group as it finishes."""
+"""Rollout worker: claims prompts, generates eight answers to each, and puts each group when it is finished."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def rollout(settings: Settings, name: str) -> None:
             tags = prompts.custom_meta
             for position, answers in generate(model, texts, ANSWERS):
                 put_group(tags[position], texts[position], answers, version)
-                client.clear_samples(prompts[position])  # answered: nobody needs to do it again
+                client.clear_samples(prompts[position])  # answered, so no worker must answer it again
             event |= {"step": tags[0]["step"], "samples": len(texts) * ANSWERS, "version": version}
 
 
 def claim_prompts(name: str) -> tuple[tq.BatchMeta, bool]:
-    """One prompt, waited for, and more if they are there; signed, so that a dead worker's can be told."""
+    """Wait for one prompt, and claim more if they are ready. Their tags get this worker's name, in case it dies."""
     client = tq.get_client()
     claimed: list[tq.BatchMeta] = []
     ended = False
@@ -58,7 +58,7 @@ def claim_prompts(name: str) -> tuple[tq.BatchMeta, bool]:
 
 
 def refresh(model: Transformer, version: int) -> int:
-    """Load the newest weights if they are not those that the model has; returns their version."""
+    """Load the newest weights if the model has older ones; return their version."""
     newest = tq.kv_list(WEIGHTS)[WEIGHTS]["policy"]["version"]
     if newest == version:
         return version

@@ -1,8 +1,8 @@
-"""An asynchronous GRPO training on the CPU whose data all goes through transfer_queue.
+"""An asynchronous GRPO training on the CPU that passes all its data through transfer_queue.
 
 python examples/grpo/run.py            a supervised warm-up, then GRPO: three to four minutes on two cores
 python examples/grpo/run.py --control  the same with shuffled advantages, which must not learn
-python examples/grpo/run.py --smoke    all of it in less than 40 seconds, without learning much
+python examples/grpo/run.py --smoke    a short run of all parts, in less than 40 seconds
 python examples/grpo/run.py --runtime ray   any of these with the roles as Ray actors; RAY_ADDRESS names a cluster
 """
 
@@ -42,15 +42,15 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"this example needs {missing.name}: pip install '.[demo]' in the repository") from None
 
 TICK = 0.05
-"""Seconds between two looks at the events and the processes."""
+"""Seconds between two checks of the events and the processes."""
 LONGEST, LONGEST_SMOKE = 218.0, 24.0
-"""Seconds from the start after which training ends, on however slow a machine."""
+"""Seconds from the start after which training ends, also on a slow machine."""
 RAY_SECONDS = 15.0
-"""More of them where every actor imports torch by itself; what Ray takes to start counts for nothing."""
+"""The same for Ray, where every actor imports torch by itself. The time in which Ray starts does not count."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; 0 when all went well, 1 when a process failed, 130 after Ctrl-C."""
+    """Run the training. Return 0 if it succeeded, 1 if a process failed, 130 after Ctrl-C."""
     settings = parse(argv)
     if settings.runtime == "ray":
         begin = time.time()
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = replace(settings, deadline=settings.deadline + time.time() - begin)
     console = Console()
     settings.out.mkdir(parents=True, exist_ok=True)
-    settings.rendezvous.unlink(missing_ok=True)  # left there by a run that was killed
+    settings.rendezvous.unlink(missing_ok=True)  # left by a run that was killed
     try:
         train(settings, console)
     except WorkerError as error:
@@ -73,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> Settings:
-    """The settings that the command line asks for."""
+    """Return the settings of the command line."""
     parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--control", action="store_true", help="shuffle the advantages: nothing should be learned")
-    parser.add_argument("--smoke", action="store_true", help="everything in less than 40 seconds, learning little")
+    parser.add_argument("--control", action="store_true", help="shuffle the advantages: the model should not learn")
+    parser.add_argument("--smoke", action="store_true", help="a short run of all parts, in less than 40 seconds")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local", help="processes, or Ray actors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
@@ -94,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> Settings:
 
 
 def start_ray() -> None:
-    """Ray, joined by RAY_ADDRESS or on this machine alone; its workers find the modules of this folder."""
+    """Connect to the Ray cluster of RAY_ADDRESS, or start Ray here; workers find the modules of this folder."""
     try:
         import ray
     except ModuleNotFoundError:
@@ -104,7 +104,7 @@ def start_ray() -> None:
 
 
 def roles(settings: Settings) -> Roles:
-    """What runs the roles: the same to all who use it."""
+    """Return the object that runs the roles, as processes or as Ray actors."""
     if settings.runtime == "ray":
         from actors import Actors
 
@@ -113,7 +113,7 @@ def roles(settings: Settings) -> Roles:
 
 
 def train(settings: Settings, console: Console) -> None:
-    """The whole run, from the first weight to the report."""
+    """Run the training, from the first weights to the report."""
     begin = time.time()
     title = f"GRPO on running sums{', control with shuffled advantages' if settings.control else ''}"
     figures, prompts = Figures(settings), PromptSource(settings)
@@ -159,7 +159,7 @@ def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View
         killed = len(processes.killed)
         processes.watch(TICK, expendable="rollout")
         for name in processes.killed[killed:]:
-            view.note(f"{name} was killed; the others do its prompts")
+            view.note(f"{name} was killed; the other workers answer its prompts")
         figures.add(drain())
         if processes.killed and time.time() > next_redo:
             prompts.redo(set(processes.alive), figures.version)
@@ -169,21 +169,21 @@ def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View
 
 
 def newest() -> Transformer:
-    """The policy as its weights lie in the system."""
+    """Return the policy with the newest weights in the system."""
     model = Transformer(len(task.ALPHABET))
     load(model, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0])
     return model
 
 
 class System:
-    """A transfer_queue system of the run's own, whose sampler deals balanced batches to the trainer ranks."""
+    """A separate transfer_queue system for the run, whose sampler deals balanced batches to the trainer ranks."""
 
     def __init__(self, settings: Settings) -> None:
         self._name, self._runtime = settings.system, settings.runtime
 
     def __enter__(self) -> None:
-        os.environ["TQ_SYSTEM"] = self._name  # every process of the run finds the system by it
-        os.environ.pop("TQ_ADDRESS", None)  # and not one that runs already, with another sampler
+        os.environ["TQ_SYSTEM"] = self._name  # every process of the run finds the system by this name
+        os.environ.pop("TQ_ADDRESS", None)  # otherwise they could find a running system with another sampler
         sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=ANSWERS, dp_size=TRAINER_RANKS)
         conf = {"runtime": self._runtime, "controller": {"sampler": sampler, "polling_mode": False}}
         tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))

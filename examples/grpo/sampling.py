@@ -14,14 +14,14 @@ from model import Transformer
 
 @dataclass
 class Answer:
-    """One sampled answer: its tokens and the log-probability that each had when it was drawn."""
+    """One sampled answer: its tokens and their log-probabilities at the time of sampling."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
-        """Whether the answer ended by itself or grew as long as it may."""
+        """Return whether the answer has ended by itself or has the maximum length."""
         return self.tokens[-1:] == [task.END] or len(self.tokens) >= task.LONGEST_ANSWER
 
 
@@ -39,7 +39,7 @@ def generate(
     tokens, seen = pad_left([task.encode(prompt) for prompt in prompts])
     columns = tokens.shape[1]
     causal = torch.ones(columns, columns, dtype=torch.bool).tril()
-    # a padded column may look at itself: a row without any column to look at would become NaN
+    # a padded column attends to itself, because a row that attends to no column would become NaN
     look = (causal & seen[:, None, :]) | torch.eye(columns, dtype=torch.bool)
     logits, cache = model.extend(tokens, None, look[:, None])
     last = logits[:, -1].repeat_interleave(n, 0)
@@ -70,14 +70,14 @@ def generate(
 
 
 def draw(logits: Tensor, temperature: float) -> Tensor:
-    """One token for each row of logits [rows, vocabulary]."""
+    """Return one sampled token for each row of logits [rows, vocabulary]."""
     if temperature == 0:
         return logits.argmax(-1)
     return torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
 
 
 def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens [rows, longest], and the same shape true where a token is real."""
+    """Return the tokens [rows, longest], and a mask of the same shape that is true for real tokens."""
     longest = max(map(len, sequences))
     tokens = [[task.PAD] * (longest - len(one)) + list(one) for one in sequences]
     real = [[False] * (longest - len(one)) + [True] * len(one) for one in sequences]
@@ -85,7 +85,7 @@ def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(model: Transformer, problems: Sequence[task.Problem]) -> float:
-    """The share of problems that the model's likeliest answer gets exactly right."""
+    """Return the share of problems whose most likely answer is completely correct."""
     right = 0
     for position, (answer,) in generate(model, [problem.prompt for problem in problems], 1, temperature=0):
         right += task.correct(problems[position].prompt, task.decode(answer.tokens))

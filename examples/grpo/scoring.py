@@ -21,7 +21,7 @@ BATCH = 4 * ANSWERS
 
 @torch.no_grad()
 def reference(settings: Settings, name: str) -> None:
-    """Add "reference_logprobs", what the model before GRPO thinks of each answer's tokens."""
+    """Add "reference_logprobs", the log-probabilities of each answer's tokens under the model before GRPO."""
     client = tq.get_client()
     model = Transformer(len(task.ALPHABET)).eval()
     load(model, tq.kv_batch_get(["reference"], WEIGHTS)["weights"][0])
@@ -35,9 +35,9 @@ def reference(settings: Settings, name: str) -> None:
 
 
 def reward(settings: Settings, name: str) -> None:
-    """Add "advantage": how much better each answer is than the others to its prompt.
+    """Add "advantage": how much better each answer is than the other answers to its prompt.
 
-    It claims whole groups, and seals the partition when it has seen all of them: the loaders end then.
+    The worker claims complete groups, and seals the partition when it has scored all groups, so that the loaders end.
     """
     client = tq.get_client()
     rng = random.Random(settings.seed)

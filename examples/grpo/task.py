@@ -2,9 +2,9 @@
 
     3+8+4=11,15.        9+9+9+9+9=18,27,36,45.        1+2=3.
 
-A prompt ends with "=", an answer with "." and holds one running sum for each plus sign: from 2 to 12
-characters. To turn the example to a task of your own, replace this file: `Problem`, `draw`,
-`encode`/`decode`, `correct` and `reward` are all that the other files use of it.
+A prompt ends with "=". An answer ends with "." and has one running sum for each plus sign: from 2 to 12 characters. To
+use your own task, replace this file; the other files use only `Problem`, `draw`, `encode`/`decode`, `correct` and
+`reward`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import accumulate
 ALPHABET = "#0123456789+=,."
 PAD, END = ALPHABET.index("#"), ALPHABET.index(".")
 LONGEST_ANSWER = 14
-"""Sampling stops here; the longest right answer has 12 characters."""
+"""The maximum length of a sampled answer; the longest correct answer has 12 characters."""
 
 _CODE = {character: code for code, character in enumerate(ALPHABET)}
 
@@ -31,22 +31,22 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """What the model is given, for instance "3+8+4="."""
+        """Return the input of the model, for example "3+8+4="."""
         return "+".join(map(str, self.terms)) + "="
 
     @property
     def answer(self) -> str:
-        """The only right answer, for instance "11,15."."""
+        """Return the only correct answer, for example "11,15."."""
         return ",".join(str(total) for total in list(accumulate(self.terms))[1:]) + "."
 
     @property
     def held_out(self) -> bool:
-        """Whether this problem is kept for measuring: one in five, fixed by its text, never trained on."""
+        """Return whether this problem is only used for measurements: one in five, determined by its text."""
         return zlib.crc32(self.prompt.encode()) % 5 == 0
 
 
 def draw(rng: random.Random, held_out: bool = False) -> Problem:
-    """A random problem of two to five terms, from the training problems or from the held-out ones."""
+    """Return a random problem of two to five terms, from the training problems or from the held-out ones."""
     while True:
         problem = Problem(tuple(rng.randint(0, 9) for _ in range(rng.randint(2, 5))))
         if problem.held_out == held_out:
@@ -54,27 +54,27 @@ def draw(rng: random.Random, held_out: bool = False) -> Problem:
 
 
 def parse(prompt: str) -> Problem:
-    """The problem of a prompt."""
+    """Return the problem of a prompt."""
     return Problem(tuple(int(term) for term in prompt.removesuffix("=").split("+")))
 
 
 def encode(text: str) -> list[int]:
-    """Characters to tokens; KeyError for a character outside `ALPHABET`."""
+    """Convert characters to tokens. Raises KeyError for a character that is not in `ALPHABET`."""
     return [_CODE[character] for character in text]
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """Tokens to characters."""
+    """Convert tokens to characters."""
     return "".join(ALPHABET[token] for token in tokens)
 
 
 def correct(prompt: str, answer: str) -> bool:
-    """Whether every running sum of the answer is right and it ends there."""
+    """Return whether the answer consists of all running sums, and all are correct."""
     return answer == parse(prompt).answer
 
 
 def reward(prompt: str, answer: str) -> float:
-    """The share of the running sums that are right, from 0 to 1; surplus ones count as wrong."""
+    """Return the share of the running sums that are correct, from 0 to 1; surplus ones count as wrong."""
     wanted = parse(prompt).answer.removesuffix(".").split(",")
     given = answer.removesuffix(".").split(",")
     right = sum(one == other for one, other in zip(wanted, given, strict=False))

@@ -1,4 +1,4 @@
-"""Trainer rank: warms the model up, then trains on its balanced share of each step and gives the weights back."""
+"""Trainer rank: warms the model up, then trains on its balanced share of each step and publishes the weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WARM_STEPS = 5
 
 
 def trainer(settings: Settings, name: str, rank: int) -> None:
-    """One of the data-parallel ranks, to the end of training."""
+    """Run one of the data-parallel ranks to the end of training."""
     join(settings, rank)
     client = tq.get_client()
     model = warm_up(settings, name, rank)
     if rank == 0:
         tq.kv_put("reference", WEIGHTS, {"weights": flatten(model), "version": torch.tensor(0)})
-        publish(model, 0)  # the other processes are started when it is there
+        publish(model, 0)  # the other processes are started when it is published
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
     loader = tq.StreamingDataLoader(
         tq.StreamingDataset(
@@ -45,7 +45,7 @@ def trainer(settings: Settings, name: str, rank: int) -> None:
     start = time.time()
     for step in range(settings.steps):
         loader.step(train_partition(step))
-        sums = torch.zeros(4)  # tokens, penalty, clipped tokens, share of the time that is gone
+        sums = torch.zeros(4)  # tokens, penalty, clipped tokens, elapsed share of the time
         for data, meta in loader:
             with work("train", name) as event:
                 sums[:3] += backward(model, data)
@@ -69,7 +69,7 @@ def trainer(settings: Settings, name: str, rank: int) -> None:
 
 
 def backward(model: Transformer, data: TensorDict) -> Tensor:
-    """Add the gradients of a micro-batch, summed over its answer tokens; (tokens, penalty, clipped) of it."""
+    """Add the gradients of a micro-batch, summed over its answer tokens; return (tokens, penalty, clipped tokens)."""
     old = data["logprobs"]
     answer_lengths = old.offsets().diff()
     new = torch.cat(answer_logprobs(model, data["tokens"].unbind(), answer_lengths.tolist()))
@@ -80,13 +80,13 @@ def backward(model: Transformer, data: TensorDict) -> Tensor:
 
 
 def publish(model: Transformer, version: int) -> None:
-    """Give the weights back to the rollout workers, under their version."""
+    """Publish the weights with their version for the rollout workers."""
     fields = {"weights": flatten(model), "version": torch.tensor(version)}
     tq.kv_put("policy", WEIGHTS, fields, tag={"version": version})
 
 
 def trained_on(step: int, meta: tq.BatchMeta) -> dict[str, Any]:
-    """What the report wants to know of a micro-batch."""
+    """Return the values of a micro-batch that the report needs."""
     return {
         "step": step,
         "samples": len(meta),

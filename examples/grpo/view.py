@@ -1,4 +1,4 @@
-"""The live view in the terminal; where there is none, a line every few seconds."""
+"""The live view in the terminal; without a terminal, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from figures import Figures
 from settings import EVENTS, WEIGHTS
 
 REDRAW, LINE = 0.25, 5.0
-"""Seconds between two drawings of the view, and between two lines where there is no terminal."""
+"""Seconds between two updates of the view, and between two lines without a terminal."""
 
 MOST_COLUMNS, BAR = 4, 9
-"""Partitions shown, and characters of a bar: what fits in 80 columns."""
+"""The number of partitions shown, and of characters in a bar, so that the view fits in 80 columns."""
 
 
 class View:
-    """Shows a run while it goes on."""
+    """Shows the progress of a run."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
@@ -34,11 +34,11 @@ class View:
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
         self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
     def warming(self, figures: Figures) -> None:
-        """Progress of the supervised warm-up, drawn if it is time to."""
+        """Update the progress of the supervised warm-up, if an update is due."""
         if not self._due(REDRAW if self._live else LINE):
             return
         line = f"supervised warm-up, step {figures.warmup_steps}: held-out accuracy {figures.warmup_accuracy:.1%}"
@@ -48,7 +48,7 @@ class View:
             self._live.update(Group(Text(self._title, style="bold"), Text(line)), refresh=True)
 
     def training(self, figures: Figures, alive: dict[str, int]) -> None:
-        """Progress of GRPO, drawn if it is time to."""
+        """Update the progress of GRPO, if an update is due."""
         if not self._due(REDRAW if self._live else LINE):
             return
         now = time.time()
@@ -95,10 +95,10 @@ class View:
 
 
 def partitions(figures: Figures, names: dict[str, str]) -> Table:
-    """A column for each partition, a row for each field (how far produced) and task (how far consumed).
+    """Return a table with a column for each partition and a row for each field (produced) and task (consumed).
 
-    `names` collects fields and tasks with their colours in the order in which they first came, so that rows stay
-    where they are.
+    `names` collects fields and tasks with their colors in the order of their first appearance, so that rows keep their
+    order.
     """
     shown = [one for one in tq.get_client().status().partitions if one.name not in (EVENTS, WEIGHTS)][:MOST_COLUMNS]
     table = Table(box=None, padding=(0, 1, 0, 0))
@@ -121,6 +121,6 @@ def partitions(figures: Figures, names: dict[str, str]) -> Table:
 
 
 def bar(count: int, whole: int, colour: str) -> Text:
-    """A bar that is as full as count of whole, and the count."""
+    """Return a bar for the share `count` of `whole`, and the count."""
     full = BAR * min(count, whole) // max(whole, 1)
     return Text.assemble(("━" * full, colour), ("━" * (BAR - full), "grey23"), f" {count:<4}")

@@ -1,4 +1,4 @@
-"""Supervised warm-up: teaches the model enough of the task for GRPO to take up."""
+"""Supervised warm-up: trains the model until it solves enough problems for GRPO to continue."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MEASURE_EVERY = 25
 
 
 def held_out(settings: Settings) -> list[task.Problem]:
-    """The problems that accuracy is measured on: always the same, and none of them trained on."""
+    """Return the problems on which accuracy is measured: always the same, and none of them is used for training."""
     rng = random.Random(0)
     return [task.draw(rng, held_out=True) for _ in range(settings.held_out)]
 
 
 def warm_up(settings: Settings, name: str, rank: int) -> Transformer:
-    """Train on right answers, data-parallel, until held-out accuracy is `settings.warmup_accuracy`.
+    """Train on correct answers, data-parallel, until held-out accuracy is `settings.warmup_accuracy`.
 
     All ranks return the same model; each draws its own share of every batch.
     """

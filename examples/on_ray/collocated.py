@@ -1,7 +1,7 @@
-"""One driver, groups of workers, and metadata between them: the way a collocated trainer works.
+"""One driver and groups of workers that exchange metadata, as in a collocated trainer.
 
-The driver says who works on which samples and never holds one: it sends each worker a KVBatchMeta, the worker fetches
-the fields that it needs and puts those that it makes. 64 prompts x 8 samples a step.
+The driver decides which worker processes which samples, and never has their values: it sends each worker a KVBatchMeta,
+and the worker fetches the fields that it needs and puts those that it makes. Each step has 64 prompts x 8 samples.
 
     python examples/on_ray/collocated.py --steps 12
 """
@@ -27,17 +27,17 @@ WORKERS = 2
 
 
 def rows(data: TensorDict, name: str) -> list[Tensor]:
-    """A field's rows, one tensor each."""
+    """Return the rows of a field, one tensor each."""
     return list(data[name].unbind())
 
 
 def jagged(values: list[Tensor]) -> Tensor:
-    """Rows of different lengths as one column."""
+    """Return rows of different lengths as one column."""
     return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
 class Worker:
-    """One process of the worker group, which plays rollout, reference and actor in turn."""
+    """One process of the worker group, which is rollout, reference and actor in turn."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -45,7 +45,7 @@ class Worker:
         self.reference = Policy.new()
 
     def set_weights(self, logits: Tensor) -> None:
-        """Takes over the weights of the update."""
+        """Use the weights of the update."""
         self.policy = Policy(logits)
 
     def generate(self, meta: tq.KVBatchMeta) -> tq.KVBatchMeta:
@@ -62,7 +62,7 @@ class Worker:
         return self._put(meta, fields, tags)
 
     def score(self, meta: tq.KVBatchMeta) -> tq.KVBatchMeta:
-        """prompts, responses and what is to be rewarded -> rewards, and the reference's log-probs."""
+        """Read prompts, responses and masks; put rewards and the log-probabilities of the reference."""
         data = tq.kv_batch_get_by_meta(meta, ["prompts", "responses", "reward_model"])
         pairs = list(zip(rows(data, "prompts"), rows(data, "responses"), strict=True))
         assert {info["style"] for info in data.get("reward_model").tolist()} == {"rule"}
@@ -73,7 +73,7 @@ class Worker:
         return self._put(meta, fields)
 
     def update(self, meta: tq.KVBatchMeta) -> Tensor:
-        """The gradient of these samples."""
+        """Return the gradient of these samples."""
         data = tq.kv_batch_get_by_meta(meta, ["prompts", "responses", "advantages"])
         batch = list(
             zip(rows(data, "prompts"), rows(data, "responses"), data["advantages"].tolist(), strict=True)
@@ -88,30 +88,30 @@ class Worker:
 
 
 class Group:
-    """The workers, as the driver sees them: a method of all, each on its share of the samples."""
+    """The driver's interface to the workers: calls a method of all workers, each with its share of the samples."""
 
     def __init__(self, size: int) -> None:
         made: Any = ray.remote(num_cpus=0)(Worker)
         self.workers = [made.remote() for _ in range(size)]
 
     def run(self, method: str, shares: list[tq.KVBatchMeta]) -> list[Any]:
-        """What the workers give, in their order."""
+        """Return the results of the workers, in their order."""
         return ray.get([getattr(w, method).remote(share) for w, share in zip(self.workers, shares, strict=True)])
 
     def tell(self, logits: Tensor) -> None:
-        """Sends all the weights of the update."""
+        """Send the weights of the update to all workers."""
         ray.get([worker.set_weights.remote(logits) for worker in self.workers])
 
 
 def balanced(meta: tq.KVBatchMeta, size: int) -> list[tq.KVBatchMeta]:
-    """Equally many samples for each worker, and as equal numbers of tokens as can be."""
+    """Return shares with equal numbers of samples, and with numbers of tokens that are as equal as possible."""
     lengths = [int(tag["total_lengths"]) for tag in meta.tags]
     shares = get_seqlen_balanced_partitions(lengths, size, equal_size=True)
     return [meta.select_keys([meta.keys[at] for at in share]) for share in shares]
 
 
 def step(number: int, group: Group, weights: Tensor, told: Callable[[str], None]) -> tuple[Tensor, float]:
-    """One step of training: the new weights, and the mean reward."""
+    """Make one step of training; return the new weights and the mean reward."""
     partition = f"step_{number}"
     asked = prompts(number)
     keys = [f"{at}_{sample}" for at in range(len(asked)) for sample in range(SAMPLES)]
@@ -126,7 +126,7 @@ def step(number: int, group: Group, weights: Tensor, told: Callable[[str], None]
     meta = tq.KVBatchMeta.concat(group.run("generate", meta.chunk(size)))
     meta = tq.KVBatchMeta.concat(group.run("score", meta.chunk(size)))
 
-    # advantages need whole groups and one number a sample: the driver takes just these
+    # advantages need complete groups and one number for each sample: the driver fetches only these
     data = tq.kv_batch_get(keys, partition, ["rewards", "uid"])
     groups = np.array(data.get("uid").tolist()).reshape(-1, SAMPLES)
     assert (groups == groups[:, :1]).all()

@@ -1,7 +1,7 @@
-"""A policy small enough to read: from each digit of a prompt it draws the digit to answer with.
+"""A small policy: for each digit of a prompt it draws the digit of the answer.
 
-It learns to answer with the next digit (9 is followed by 0). What is around it is what matters here: who makes which
-field, and who waits for what.
+It learns to answer with the next digit (9 is followed by 0). The examples are about the data flow around the policy:
+which process makes which field, and which process waits for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEARNING_RATE = 4.0
 
 
 def prompts(step: int) -> list[Tensor]:
-    """PROMPTS prompts, int64 [length], of lognormal lengths."""
+    """Return PROMPTS prompts, int64 [length], of lognormal lengths."""
     draw = torch.Generator().manual_seed(step)
     lengths = torch.exp(torch.randn(PROMPTS, generator=draw) * 0.6 + 2).clamp(2, LONGEST).long().tolist()
     return [torch.randint(0, 10, (length,), generator=draw) for length in lengths]
@@ -26,36 +26,36 @@ def prompts(step: int) -> list[Tensor]:
 
 @dataclass
 class Policy:
-    """logits: float32 [10, 10], of the answer's digit by the prompt's."""
+    """logits: float32 [10, 10], the logits of the answer's digit for each digit of the prompt."""
 
     logits: Tensor
 
     @classmethod
     def new(cls) -> Policy:
-        """One that answers at random."""
+        """Return a policy that answers at random."""
         return cls(torch.zeros(10, 10))
 
     def log_probs(self, prompt: Tensor, response: Tensor) -> Tensor:
-        """float32 [length]: of each digit of the response."""
+        """Return the log-probability of each digit of the response, float32 [length]."""
         return self.logits.log_softmax(-1)[prompt, response]
 
     def sample(self, prompt: Tensor) -> Tensor:
-        """int64 [length]: a response."""
+        """Return a random response, int64 [length]."""
         return torch.multinomial(self.logits.softmax(-1)[prompt], 1).squeeze(-1)
 
 
 def reward(prompt: Tensor, response: Tensor) -> float:
-    """The part of the response that is right, 0 to 1."""
+    """Return the share of the response that is correct, from 0 to 1."""
     return float((response == (prompt + 1) % 10).float().mean())
 
 
 def advantages(rewards: Tensor) -> Tensor:
-    """float32 [groups, SAMPLES]: rewards, centred and scaled in their groups, as GRPO has it (arXiv 2402.03300)."""
+    """Return rewards, centered and scaled in their groups, float32 [groups, SAMPLES] (GRPO, arXiv 2402.03300)."""
     return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-6)
 
 
 def gradient(policy: Policy, batch: list[tuple[Tensor, Tensor, float]]) -> Tensor:
-    """float32 [10, 10]: the sum over samples (prompt, response, advantage) of what would make them likelier."""
+    """Return the policy gradient, summed over samples (prompt, response, advantage), float32 [10, 10]."""
     logits = policy.logits.clone().requires_grad_()
     total = torch.zeros(())
     for prompt, response, advantage in batch:

@@ -1,7 +1,7 @@
-"""Four services that know nothing of each other, and a stream between them: the way a disaggregated trainer works.
+"""Four independent services with a stream between them, as in a disaggregated trainer.
 
-Rollout, reward, reference and two ranks of the actor are Ray actors, each at its own pace. A sample goes to the next of
-them the moment its fields are there, in micro-batches; the actor's ranks get whole groups, alike in number.
+Rollout, reward, reference and two ranks of the actor are Ray actors, each at its own pace. A sample goes to the next
+service as soon as its fields exist, in micro-batches; the actor's ranks get equal numbers of complete groups.
 
     python examples/on_ray/streamed.py --steps 6
 """
@@ -27,7 +27,7 @@ MICRO = 2 * SAMPLES
 
 
 def stream(step: int, task: str, fields: list[str], rank: int = 0) -> Iterator[tuple[TensorDict, tq.BatchMeta]]:
-    """The micro-batches of a step that have these fields, until all have been dealt."""
+    """Return the micro-batches of a step that have these fields, until all samples are dealt."""
     dataset = tq.StreamingDataset(
         config=None,
         batch_size=BATCH,
@@ -41,10 +41,10 @@ def stream(step: int, task: str, fields: list[str], rank: int = 0) -> Iterator[t
 
 
 class Rollout:
-    """Puts the samples of a step, a prompt's group at a time."""
+    """Puts the samples of a step, one group at a time."""
 
     def run(self, step: int, logits: Tensor) -> None:
-        """With the weights of the step before."""
+        """Generate the samples of a step with the weights of the previous step."""
         torch.set_num_threads(1)
         policy, client = Policy(logits), tq.get_client()
         for prompt in prompts(step):
@@ -58,7 +58,7 @@ class Reward:
     """Adds rewards and advantages, group by group."""
 
     def run(self, step: int) -> float:
-        """The mean reward."""
+        """Score the samples of a step; return the mean reward."""
         torch.set_num_threads(1)
         client, found = tq.get_client(), []
         for data, meta in stream(step, "reward", ["prompts", "responses"]):
@@ -71,10 +71,10 @@ class Reward:
 
 
 class Reference:
-    """Adds the log-probs of the policy as it was at first."""
+    """Adds the log-probabilities of the initial policy."""
 
     def run(self, step: int) -> int:
-        """How many samples there were."""
+        """Process the samples of a step; return their number."""
         torch.set_num_threads(1)
         client, policy, count = tq.get_client(), Policy.new(), 0
         for data, meta in stream(step, "reference", ["prompts", "responses"]):
@@ -86,10 +86,10 @@ class Reference:
 
 
 class Actor:
-    """A rank of the training: sums gradients as micro-batches come."""
+    """A rank of the training: sums the gradients of micro-batches as they arrive."""
 
     def run(self, step: int, rank: int, logits: Tensor) -> tuple[Tensor, int]:
-        """The gradient of the rank's samples, and how many there were."""
+        """Return the gradient of the rank's samples, and their number."""
         torch.set_num_threads(1)
         policy, total, count = Policy(logits), torch.zeros(10, 10), 0
         for data, meta in stream(step, "actor", ["prompts", "responses", "advantages", "ref_log_probs"], rank):
@@ -100,7 +100,7 @@ class Actor:
 
 
 def main() -> None:
-    """Starts the services and passes weights between steps; samples never come here."""
+    """Start the services and pass weights between steps. Samples do not pass through this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A complete store of your own: each block is a file of a folder that all processes can use.
+"""A complete store: each block is a file of a folder that all processes can use.
 
 Use it as `backend: {storage_backend: "folder_store:FolderStore", options: {folder: /mnt/blocks}}`, with this file where
 every process of the system can import it (PYTHONPATH).

@@ -131,7 +131,7 @@ class TestPack:
         assert pack(data, "x")["position_ids"].tolist() == [[1, 1, 2]]
 
     def test_refused(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="'n' has none"):
+        with pytest.raises(InvalidArgumentError, match="'n' has no such rows"):
             pack(table(n=torch.arange(2)), "n")
         with pytest.raises(InvalidArgumentError, match="cu_seqlens"):
             pack(table(x=ragged(1, 2), cu_seqlens=torch.arange(2)), "x")
