@@ -11,7 +11,7 @@ from transfer_queue.core.tables.row_table import ascending, indexes_in
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.puts import Drop
 
-UNBORN = "its group was dropped before"
+UNBORN = "of a dropped group"  # saved states and the status of older releases count rows under this text
 
 
 def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:
