@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -21,6 +22,7 @@ from promql import check, names_served
 
 from transfer_queue.cli import main
 from transfer_queue.cli.dashboard import FILE
+from transfer_queue.metrics.families import FAMILIES, ROWS, Family
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = FILE.read_text()
@@ -126,6 +128,64 @@ def test_every_query_asks_for_what_is_served(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
         _, labels = check(target["expr"])
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, target
+
+
+def test_every_metric_is_in_a_panel_unless_it_is_not_shown() -> None:
+    asked = {name for panel in PANELS for target in panel["targets"] for name in check(target["expr"])[0]}
+    shown = {
+        f"{name}_bucket" if family.kind == "histogram" else name for name, family in FAMILIES.items() if family.shown
+    }
+    assert asked == shown
+
+
+def test_a_new_metric_gets_a_panel_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator need not be edited: a metric that names no panel has one of its own."""
+    maker = runpy.run_path(str(ROOT / "tools" / "make_dashboard.py"))
+    new = {
+        "tq_late_rows_total": Family("counter", "Late samples.", ("task",), lambda snapshot: []),
+        "tq_late_seconds": Family("histogram", "Time that samples were late.", (), lambda snapshot: [], bounds=(1.0,)),
+        "tq_late_bytes": Family("gauge", "Late bytes.", ("partition",), lambda snapshot: []),
+        "tq_secret": Family("gauge", "Not shown.", (), lambda snapshot: [], shown=False),
+    }
+    monkeypatch.setitem(ROWS, "Late samples", new)
+    *_, row, rate, quantiles, value = maker["dashboard"]()["panels"]
+    assert (row["title"], rate["title"], quantiles["title"]) == (
+        "Late samples",
+        "tq_late_rows_total",
+        "tq_late_seconds",
+    )
+    assert [panel["fieldConfig"]["defaults"]["unit"] for panel in (rate, quantiles, value)] == ["rowsps", "s", "bytes"]
+    assert rate["description"] == "Late samples."
+    lines = [(target["expr"], target["legendFormat"]) for panel in (rate, value) for target in panel["targets"]]
+    assert lines == [
+        ('sum by (task) (rate(tq_late_rows_total{job=~"$job"}[$__rate_interval]))', "{{task}}"),
+        ('tq_late_bytes{job=~"$job", partition=~"$partition"}', "{{partition}}"),
+    ]
+    buckets = 'sum by (le) (rate(tq_late_seconds_bucket{job=~"$job"}[$__rate_interval]))'
+    assert [target["expr"] for target in quantiles["targets"]] == [
+        f"histogram_quantile(0.5, {buckets})",
+        f"histogram_quantile(0.99, {buckets})",
+    ]
+
+
+def test_metrics_of_one_panel_are_shown_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = runpy.run_path(str(ROOT / "tools" / "make_dashboard.py"))
+    new = {
+        "tq_early": Family(
+            "gauge", "Early samples.", ("task",), lambda snapshot: [], panel="Times", legend="{{task}} early"
+        ),
+        "tq_late_seconds": Family(
+            "gauge", "Delay.", ("task",), lambda snapshot: [], panel="Times", queries=(("METRIC / 2", "half"),)
+        ),
+    }
+    monkeypatch.setitem(ROWS, "Late samples", new)
+    panel = maker["dashboard"]()["panels"][-1]
+    assert (panel["title"], panel["description"]) == ("Times", "Early samples. Delay.")
+    assert panel["fieldConfig"]["defaults"]["unit"] == "short", "two units have none in common"
+    assert [(target["expr"], target["legendFormat"]) for target in panel["targets"]] == [
+        ('tq_early{job=~"$job"}', "{{task}} early"),
+        ('tq_late_seconds{job=~"$job"} / 2', "half"),
+    ]
 
 
 def test_the_choices_are_of_what_is_served() -> None:

@@ -1,8 +1,8 @@
-"""What servers measure of themselves, and how Prometheus reads it. Pure: times come in as readings of a clock.
+"""The measurements of servers, and their form for Prometheus. No module reads a clock.
 
-timing      histograms and longest events, which every server always keeps
-snapshot    what one scrape has collected; `node/controller/metrics_collector.py` collects it
+timing      histograms and longest events, which every server always measures
+snapshot    the measurements of one scrape; `node/controller/metrics_collector.py` collects them
 samples     functions from a snapshot to the samples of a metric
-families    every metric: its name, kind, meaning, labels and samples
-exposition  a snapshot as text; `node/controller/metrics_http.py` serves it
+families    every metric: its name, kind, meaning, labels, samples and panel of the dashboard
+exposition  converts a snapshot to text; `node/controller/metrics_http.py` serves it
 """

@@ -1,4 +1,4 @@
-"""A system's metrics in the text format of Prometheus, version 0.0.4."""
+"""Writes a system's metrics in the text format of Prometheus, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from transfer_queue.metrics.families import FAMILIES, Family
 from transfer_queue.metrics.samples import LabelValues, Value
 from transfer_queue.metrics.snapshot import Snapshot
 
-LINES = 200  # of a piece
+LINES = 200
+"""The number of lines of a piece."""
 
 
 def exposition(snapshot: Snapshot) -> Iterator[str]:
-    """Yield the text in pieces of some lines. A thread that makes it can let others work between two of them."""
+    """Yield the text in pieces, between which a thread can let other threads run."""
     lines: list[str] = []
     for name, family in FAMILIES.items():
         found = _lines(name, family, snapshot)

@@ -1,6 +1,6 @@
-"""What the samples of a metric are: functions over a snapshot, which `metrics.families` names for each metric.
+"""Functions that return the samples of a metric in a snapshot. `metrics.families` names one for each metric.
 
-A sample is a value and the values of the family's labels, in their order; None: this sample does not have the label.
+A sample is a value and the values of the family's labels, in their order; None if the sample does not have the label.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.metrics.timing import OTHER
 
 MOST_OF_A_PARTITION = 50
-"""Fields, tasks, and reasons to drop, of one partition that have samples of their own. The others share one."""
+"""Fields, tasks and reasons to drop of one partition that have their own samples. The others share one."""
 
 LabelValues = tuple[str | None, ...]
 Value = float | Timing
@@ -24,48 +24,48 @@ Samples = Callable[[Snapshot], Iterable[Sample]]
 T = TypeVar("T")
 
 
-# ---------------------------------------------------------------- values that are handed over by name
+# ---------------------------------------------------------------- values with a name
 
 
 def counter_of_controller(name: str) -> Samples:
-    """`Controller.counters[name]`, without labels; 0 if nothing was counted yet."""
+    """Return `Controller.counters[name]`, without labels; 0 if nothing was counted yet."""
     return lambda snapshot: [((), snapshot.counters.get(name, 0))]
 
 
 def counter_of_units(name: str) -> Samples:
-    """`StorageUnit.counters[name]` of each unit, by unit and tier; 0 if nothing was counted yet."""
+    """Return `StorageUnit.counters[name]` of each unit, by unit and tier; 0 if nothing was counted yet."""
     return of_unit(lambda unit: unit.counters.get(name, 0))
 
 
 def series(name: str) -> Samples:
-    """`StateMeasures.series[name]`, or that of other parts of the controller, by the labels that are its keys."""
+    """Return `StateMeasures.series[name]`, or a series of another part of the controller, by its keys, the labels."""
     return lambda snapshot: snapshot.series.get(name, {}).items()
 
 
-# ---------------------------------------------------------------- values of what a snapshot consists of
+# ---------------------------------------------------------------- values of the parts of a snapshot
 
 
 def of_server(value: Callable[[ServerMeasures], float]) -> Samples:
-    """A number of each server, by server and unit."""
+    """Return a number of each server, by server and unit."""
     return lambda snapshot: ((labels, value(server)) for labels, server in _servers(snapshot))
 
 
 def of_server_by_name(values: Callable[[ServerMeasures], Mapping[str, float]]) -> Samples:
-    """Several numbers of each server, by server, unit and the key of the number."""
+    """Return several numbers of each server, by server, unit and the key of the number."""
     return lambda snapshot: (
         ((*labels, name), value) for labels, server in _servers(snapshot) for name, value in values(server).items()
     )
 
 
 def of_requests(value: Callable[[Timing], Value]) -> Samples:
-    """A value of each type of request, by server, unit and type."""
+    """Return a value of each type of request, by server, unit and type."""
     return lambda snapshot: (
         ((*labels, timing.name), value(timing)) for labels, server in _servers(snapshot) for timing in server.requests
     )
 
 
 def of_waits(value: Callable[[Timing], Value]) -> Samples:
-    """A value of each type of request that waited, by server, unit, type and, if it has one, task."""
+    """Return a value of each type of request that waited, by server, unit, type and, if it has one, task."""
     return lambda snapshot: (
         ((*labels, timing.name, timing.task or None), value(timing))
         for labels, server in _servers(snapshot)
@@ -74,29 +74,29 @@ def of_waits(value: Callable[[Timing], Value]) -> Samples:
 
 
 def servers_up(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return 1 for each server that answered, else 0, by server and unit."""
+    """Return 1 for each server that replied, else 0, by server and unit."""
     yield ("controller", None), 1
     for number, answer in snapshot.units.items():
         yield ("unit", str(number)), int(answer is not None)
 
 
 def of_unit(value: Callable[[UnitMeasures], float]) -> Samples:
-    """A number of each storage unit that answered, by unit and tier."""
+    """Return a number of each storage unit that replied, by unit and tier."""
     return lambda snapshot: ((labels, value(answer.storage)) for _, labels, answer in _units(snapshot))
 
 
 def live_bytes(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return the bytes of the blocks that are needed in each unit that answered, by unit and tier."""
+    """Return the bytes of needed blocks of each unit that replied, by unit and tier."""
     return ((labels, snapshot.live.get(number, 0)) for number, labels, _ in _units(snapshot))
 
 
 def of_partition(value: Callable[[PartitionProgress], float]) -> Samples:
-    """A number of each partition, by partition."""
+    """Return a number of each partition, by partition."""
     return lambda snapshot: (((partition.name,), value(partition)) for partition in snapshot.partitions)
 
 
 def of_partition_by_name(values: Callable[[PartitionProgress], Mapping[str, float]]) -> Samples:
-    """Several numbers of each partition, by partition and the key of the number."""
+    """Return several numbers of each partition, by partition and the key of the number."""
     return lambda snapshot: (
         ((partition.name, name), value)
         for partition in snapshot.partitions
@@ -105,7 +105,7 @@ def of_partition_by_name(values: Callable[[PartitionProgress], Mapping[str, floa
 
 
 def of_field(value: Callable[[FieldProgress], float]) -> Samples:
-    """A number of each field of each partition, by partition and field."""
+    """Return a number of each field of each partition, by partition and field."""
     return lambda snapshot: (
         ((partition.name, name), value(field))
         for partition in snapshot.partitions
@@ -114,31 +114,31 @@ def of_field(value: Callable[[FieldProgress], float]) -> Samples:
 
 
 def of_task(value: Callable[[TaskProgress], float]) -> Samples:
-    """A number of each task of each partition, by partition and task."""
+    """Return a number of each task of each partition, by partition and task."""
     return lambda snapshot: (((partition.name, name), value(task)) for partition, task, name in _tasks(snapshot))
 
 
 def dropped_rows(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return the rows that were dropped, by partition and reason."""
+    """Return the number of dropped rows, by partition and reason."""
     for partition in snapshot.partitions:
         for (_, rows), reason in _bounded(partition.dropped, partition.dropped.items()):
             yield (partition.name, reason), rows
 
 
 def passed_over_rows(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return the rows that a task was not dealt and never will be, by partition, task and reason."""
+    """Return the number of rows that a task skips and will never be dealt, by partition, task and reason."""
     for partition, task, name in _tasks(snapshot):
         for reason, rows in partition.passed.get(task.name, {}).items():
             yield (partition.name, name, reason), rows
 
 
 def of_journal(value: Callable[[JournalMeasures], Value]) -> Samples:
-    """A value of the journal, without labels; none if the system has no journal."""
+    """Return a value of the journal, without labels; no sample if the system has no journal."""
     return lambda snapshot: [] if snapshot.journal is None else [((), value(snapshot.journal))]
 
 
 def of_sampler(value: Callable[[SamplerCost], float]) -> Samples:
-    """A number of each user's sampler, by sampler."""
+    """Return a number of each user's sampler, by sampler."""
     return lambda snapshot: (((cost.name,), value(cost)) for cost in snapshot.samplers)
 
 

@@ -1,4 +1,4 @@
-"""What one scrape has collected."""
+"""The measurements that one scrape has collected."""
 
 from __future__ import annotations
 
@@ -12,43 +12,49 @@ from transfer_queue.messages.unit_reports import Measured, ServerMeasures
 
 @dataclass(frozen=True)
 class JournalMeasures:
-    """size: bytes of all files. records, nbytes: since the last snapshot, which is so many seconds old.
-
-    last_commit: seconds that it took. failures: of commits. trouble: it cannot be written now.
-    """
+    """Measurements of the journal."""
 
     size: int
+    """The length of all files in bytes."""
     records: int
+    """The number of records since the last snapshot."""
     nbytes: int
+    """The length of these records in bytes."""
     age: float
+    """The time in seconds since the last snapshot."""
     commits: Timing
+    """The time of commits."""
     last_commit: float
+    """The time of the last commit in seconds."""
     failures: int
+    """The number of failed commits."""
     trouble: bool
+    """Whether the journal cannot be written now."""
     snapshot_failing: bool
+    """Whether the last snapshot could not be written."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The system at one moment, or within some milliseconds: a large state is read in steps."""
+    """The system at one moment, or within some milliseconds, because a large state is read in steps."""
 
     server: ServerMeasures
-    """What the controller's process measured of itself."""
+    """The measurements of the controller's process."""
     counters: Mapping[str, float]
     """`Controller.counters`."""
     count: int
     """The number of all partitions."""
     partitions: list[PartitionProgress]
-    """The partitions that are reported by name, and perhaps one that stands for all others."""
+    """The partitions that are reported by name, and if there are more, one with the sums of all others."""
     samplers: list[SamplerCost]
-    """What each user's sampler costs."""
+    """The cost of each user's sampler."""
     infos: list[UnitInfo]
     """All storage units."""
     units: Mapping[int, Measured | None]
-    """Unit -> what it measured of itself; None if it did not answer."""
+    """Unit -> its measurements; None if it did not reply."""
     live: Mapping[int, int]
-    """Unit -> bytes of the blocks that are needed there."""
+    """Unit -> bytes of its blocks that are needed."""
     series: Mapping[str, Mapping[tuple[str, ...], float]]
     """Name -> label values -> value, for `samples.series`."""
     journal: JournalMeasures | None
-    """What the journal measured; None if the system has no journal."""
+    """The measurements of the journal; None if the system has no journal."""

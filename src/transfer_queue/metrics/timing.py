@@ -1,4 +1,4 @@
-"""How long things take: cheap enough to be measured always."""
+"""Measures how long events take, cheaply enough that servers always do it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from transfer_queue.messages.progress import Timing
 LOOP_BOUNDS = (
     10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5,
 )  # fmt: skip
-"""Upper ends, in seconds, of the buckets of what happens in a loop. No event should hold it for more than 5 ms."""
+"""The upper bounds, in seconds, of the buckets for events in a loop. An event should take at most 5 ms."""
 WAIT_BOUNDS = (1e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""The same of waits."""
-NOTEWORTHY = 1e-3  # seconds of an event
+"""The upper bounds, in seconds, of the buckets for waits."""
+NOTEWORTHY = 1e-3
+"""Requests that take fewer seconds are not compared with the longest event."""
 WINDOW = 60.0
-MOST_NAMES = 64  # of tasks, in what is counted by task; beyond it they are counted together
+MOST_NAMES = 64
+"""The number of (type, task) with their own histogram of waits. The tasks beyond it are counted together."""
 OTHER = "other"
 
 
 class Histogram:
-    """How many values fell into each bucket; a value that is just an upper end belongs below it."""
+    """The number of values in each bucket. A value that is equal to an upper bound is in the bucket below it."""
 
     __slots__ = ("bounds", "counts", "seconds")
 
@@ -31,19 +33,19 @@ class Histogram:
         self.seconds = 0.0
 
     def note(self, seconds: float) -> None:
-        """Something took so long."""
+        """Add a value."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.seconds += seconds
 
     def timing(self, name: str, task: str = "") -> Timing:
-        """As it travels."""
+        """Return the histogram as a message."""
         return Timing(name, self.counts.copy(), self.seconds, task)
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float:
-    """Seconds that this share of all values took at most, a straight line drawn through each bucket.
+    """Return the seconds that this share of all values does not exceed, interpolated linearly within its bucket.
 
-    Of those beyond all bounds no more is known than that: the last bound. 0.0 where there are none.
+    Returns the last bound for values beyond all bounds, and 0.0 if there are no values.
     """
     wanted = share * sum(counts)
     below = 0.0
@@ -55,9 +57,9 @@ def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> floa
 
 
 class Longest:
-    """The longest event since the last full minute but one began: long enough for every scrape to see each once.
+    """The longest event of this minute and the minute before, so that every scrape sees each of them.
 
-    What is shorter than NOTEWORTHY need not be told of.
+    Events that are shorter than NOTEWORTHY need not be recorded.
     """
 
     def __init__(self) -> None:
@@ -66,7 +68,7 @@ class Longest:
         self._this: dict[str, tuple[float, str]] = {}
 
     def note(self, event: str, seconds: float, now: float, what: str = "") -> None:
-        """An event of this kind took so long and ended now. what: it was, if that says more."""
+        """Record an event of this kind that ended now. `what` describes it, if this says more than its kind."""
         if now >= self._until:
             self._turn(now)
         longest = self._this.get(event)
@@ -79,60 +81,62 @@ class Longest:
         self._until = now + WINDOW
 
     def by_event(self, now: float) -> dict[str, tuple[float, str]]:
-        """Kind of event -> (seconds, what it was)."""
+        """Return kind of event -> (seconds, description)."""
         if now >= self._until:
             self._turn(now)
         both = [*self._last.items(), *self._this.items()]
-        return dict(sorted(both, key=lambda item: item[1][0]))  # of the same kind the longer one is later
+        return dict(sorted(both, key=lambda item: item[1][0]))  # the longer one of the same kind is later
 
     def of_all(self, now: float) -> tuple[str, float]:
-        """The longest of any kind: what it was, and its seconds; "" and 0.0 where there was none."""
+        """Return the description and the seconds of the longest event of all kinds; "" and 0.0 if there was none."""
         seconds, what = max(self.by_event(now).values(), default=(0.0, ""))
         return what, seconds
 
 
 class Load:
-    """What the loop of one server has had to do. malformed: messages that were no request which it could read.
+    """The load of the loop of one server.
 
-    Every request is told to it, so a call costs less than a microsecond. ended: when the last one did.
+    It records every request, so a call costs less than a microsecond.
     """
 
     def __init__(self) -> None:
         self.requests: dict[type[Message], Histogram] = {}
         self.failures: dict[str, int] = {}
         self.malformed = 0
+        """The number of messages that were not a valid request."""
         self.ended = 0.0
+        """The time at which the last request ended."""
         self.longest = Longest()
 
     def served(self, kind: type[Message], began: float, ended: float) -> None:
-        """A request of this type has had its turn. began: the first of its connection's turn; it came after others."""
+        """Record a request. `began` is the start of its connection's turn, in which earlier requests may have run."""
         seconds = ended - (began if began > self.ended else self.ended)
         self.ended = ended
         histogram = self.requests.get(kind)
         if histogram is None:
             histogram = self.requests[kind] = Histogram(LOOP_BOUNDS)
-        histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # `note`, but for the call
+        histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # the code of `note` without its call
         histogram.seconds += seconds
         if seconds >= NOTEWORTHY:
             self.longest.note("request", seconds, ended, name_of(kind))
 
     def failed(self, error: str) -> None:
-        """A request was answered with this error."""
+        """Count a reply with this error."""
         self.failures[error] = self.failures.get(error, 0) + 1
 
     def timings(self) -> list[Timing]:
-        """By type of request, in order of the first of each."""
+        """Return the histogram of each type of request, in the order of their first requests."""
         return [histogram.timing(name_of(kind)) for kind, histogram in self.requests.items()]
 
 
 class Waits:
-    """For how long requests waited that could not be met at once."""
+    """How long requests waited that could not be answered at once."""
 
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
     def note(self, name: str, task: str, seconds: float) -> None:
-        """A request of this type, and for this task ("" of none), was answered, or given up, after so long."""
+        """Record the end of a wait. `name` is the type of the request, and `task` its task ("" for none)."""
         key = bounded((name, task), self._histograms)
         histogram = self._histograms.get(key)
         if histogram is None:
@@ -140,12 +144,12 @@ class Waits:
         histogram.note(seconds)
 
     def timings(self) -> list[Timing]:
-        """By type and task."""
+        """Return the histogram of each type and task."""
         return [histogram.timing(name, task) for (name, task), histogram in self._histograms.items()]
 
 
 def bounded(key: tuple[str, str], known: Collection[tuple[str, str]]) -> tuple[str, str]:
-    """The key itself, or, where MOST_NAMES are known and it is not among them, one for all others."""
+    """Return the key, or the key for all others if it is not among the known ones and these are MOST_NAMES."""
     if key in known or len(known) < MOST_NAMES:
         return key
     return key[0], OTHER
