@@ -120,5 +120,5 @@ def test_what_is_gone_is_told(session: Session) -> None:
     store = Memory()
     store.held["tq/boot/1"] = bytes(100)
     blocks = StoredBlocks(session, store, UNIT, 1.0)
-    with pytest.raises(CheckpointError, match="1 blocks that were to be saved are gone from the store"):
+    with pytest.raises(CheckpointError, match="1 blocks of the checkpoint are missing in the store"):
         list(blocks.pieces(np.array([GRANULE, 2 * GRANULE]), np.array([100, 100])))

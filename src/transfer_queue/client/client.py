@@ -1,4 +1,4 @@
-"""TransferQueueClient: runs the operations of `operations.py` in any thread, event loop or forked child."""
+"""TransferQueueClient: runs the operations of `client.operations` in any thread, event loop or forked child."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class TransferQueueClient(Subscriptions):
 
     @property
     def storage_manager(self) -> ClientContext:
-        """The object that holds what this client knows of the storage units.
+        """The object with this client's state, for example the storage units that it knows.
 
         Example:
             >>> client.storage_manager is not None
@@ -160,15 +160,16 @@ class TransferQueueClient(Subscriptions):
         self.close()
 
     def _forked(self) -> None:
-        """In a forked child: begins anew. The parent's lock may be held by a thread that does not exist here."""
+        """In a forked child: start again. A thread of the parent, which the child does not have, may hold the lock."""
         self._lock = threading.Lock()
         state, self._state, self._bound = self._state, None, None
-        self._renewer = None  # its thread is not here
+        self._renewer = None  # the child does not have its thread
         if state is not None:
             state.forked()
 
 
-CLOSE_SECONDS = 5.0  # what a closing client waits for its system
+CLOSE_SECONDS = 5.0
+"""Seconds that a closing client waits for its system."""
 _clients: weakref.WeakSet[TransferQueueClient] = weakref.WeakSet()
 
 

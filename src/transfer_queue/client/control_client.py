@@ -1,4 +1,4 @@
-"""A client that moves no samples, and needs no torch, which takes seconds to import."""
+"""A client that reads and writes no samples, and so does not import torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ControlClient:
-    """One session with a system's controller. Its methods raise what those of `TransferQueueClient` do."""
+    """One session with a system's controller. Its methods raise the same errors as those of `TransferQueueClient`."""
 
     def __init__(self, system: RunningSystem) -> None:
         self._session = Session(
@@ -47,18 +47,18 @@ class ControlClient:
         return str(self.ask(Explain(partition_id, global_index, key, task, fields), Done).value)
 
     def close(self) -> None:
-        """Ends its connections."""
+        """Close the connections."""
         self._session.close()
 
     def ask(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
-        """The controller's answer to any request, which is of this kind. The request's error, if it has one."""
+        """Make a request to the controller and return its reply, which must be of this kind."""
 
         def operation() -> Generator[Call, AnyReply, AnyReply]:
             return (yield Call(CONTROLLER, request, within=timeout))
 
         reply = run_blocking(self._session, operation())
         if not isinstance(reply, kind):
-            raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
+            raise ProtocolError(f"the controller replied to {type(request).__name__} with {type(reply).__name__}")
         return reply
 
     def __enter__(self) -> ControlClient:

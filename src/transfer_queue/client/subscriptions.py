@@ -1,4 +1,4 @@
-"""Subscriptions: the loop over `wait_for_change`, as an iterator over events."""
+"""Subscriptions: iterators over the events of repeated calls of `wait_for_change`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
 
-ASK_SECONDS = 60.0  # seconds after which the server is asked again, so that it keeps nothing for clients that are gone
+ASK_SECONDS = 60.0
+"""Seconds after which the request is repeated, so that the server does not keep requests of clients that are gone."""
 
 
 OnLost = Union[Callable[[SampleLoss], object], None]

@@ -1,1 +1,1 @@
-"""What users pass becomes arguments of operations, and replies become what users get."""
+"""Converts the arguments of users for requests, and replies to the results of operations."""

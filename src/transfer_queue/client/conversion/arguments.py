@@ -1,6 +1,6 @@
-"""Checks what users pass to operations, and brings it into the form in which it travels.
+"""Checks the arguments of operations, and converts them for requests.
 
-Each function raises InvalidArgumentError, saying what was wanted and what was there.
+Each function raises `InvalidArgumentError`, which says what the argument must be and what it is.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LONGEST_TIMEOUT = LONGEST_SECONDS
 
 
 def _listed(values: Any, what: str) -> list[Any]:
-    """What users pass as a list, or as one str."""
+    """Return an argument that is a list, or one str, as a list."""
     if isinstance(values, str):
         return [values]
-    if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:  # scalar tensors say that they are iterable
+    if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:  # scalar tensors have `__iter__`, too
         raise InvalidArgumentError(f"{what} must be a list, got {values!r}")
     return list(values)
 
 
 def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
-    """Field names as a list without repetitions; at least so many."""
+    """Return field names as a list without repetitions. There must be at least `least`."""
     out = [SEPARATOR.join(name) if _is_path(name) else name for name in _listed(names, what)]
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
@@ -55,7 +55,7 @@ def _is_path(name: object) -> bool:
 
 
 def keys(keys: Sequence[str] | str) -> list[str]:
-    """Keys as a list."""
+    """Return keys as a list."""
     out = _listed(keys, "keys")
     if not {str}.issuperset(map(type, out)):
         for key in out:
@@ -66,12 +66,12 @@ def keys(keys: Sequence[str] | str) -> list[str]:
 
 
 def count(batch_size: int | None) -> int:
-    """A number of rows."""
+    """Return a number of rows."""
     return validated_count(batch_size, "batch_size")  # type: ignore[arg-type]
 
 
 def validated_count(value: int, what: str) -> int:
-    """A whole number that is not negative, and fits into the 63 bits that travel."""
+    """Return an int that is not negative and fits into 63 bits."""
     try:
         number = int(value.__index__())
     except (AttributeError, TypeError):
@@ -82,14 +82,14 @@ def validated_count(value: int, what: str) -> int:
 
 
 def flag(value: bool, what: str) -> bool:
-    """True or False."""
+    """Return a bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgumentError(f"{what} must be True or False, got {value!r}")
     return bool(value)
 
 
 def whole(value: int | None, wanted: str) -> int | None:
-    """A whole number of 64 bits, negative ones too; None stays None. wanted: what it must be."""
+    """Return an int of 64 bits, which may be negative, or None. `wanted` is the beginning of the error message."""
     if value is None:
         return None
     try:
@@ -102,37 +102,37 @@ def whole(value: int | None, wanted: str) -> int | None:
 
 
 def version(since: int | None) -> int | None:
-    """The version of a partition that an earlier call gave; None stays None."""
-    return whole(since, "since must be the version that an earlier call gave")
+    """Return the version of a partition that an earlier call has returned, or None."""
+    return whole(since, "since must be the version that an earlier call returned")
 
 
 def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
-    """Global indexes, as a list or one int, as i8 [rows]."""
+    """Return global indexes, which are a list or one int, as i8 [rows]."""
     one = hasattr(indexes, "__index__") and np.ndim(indexes) == 0
     listed: list[Any] = [indexes] if one else _listed(indexes, "global_indexes")
     return np.array([validated_count(index, "a global index") for index in listed], "<i8")
 
 
 def parser(data_parser: DataParser | None) -> None:
-    """Refuses what cannot be called."""
+    """Check that a data_parser can be called."""
     if data_parser is not None and not callable(data_parser):
         raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, got {data_parser!r}")
 
 
 def text(value: str, what: str) -> str:
-    """A plain str."""
+    """Return a plain str."""
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{what} must be a str, got {value!r}")
     return str.__str__(value)
 
 
 def text_or_none(value: str | None, what: str) -> str | None:
-    """A plain str; None stays None."""
+    """Return a plain str, or None."""
     return None if value is None else text(value, what)
 
 
 def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
-    """The names of the tasks of `free_when`."""
+    """Return the names of the tasks of `free_when`."""
     if free_when is None:
         return []
     listed = list(free_when.tasks) if isinstance(free_when, ConsumedBy) else _listed(free_when, "free_when")
@@ -144,7 +144,7 @@ def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
 
 
 def partition_options(options: PartitionOptions) -> PartitionOptions:
-    """The options with numbers of Python's; refuses what are none. The controller checks their ranges."""
+    """Return the options with Python's own numbers, and check that they are numbers. The controller checks ranges."""
     counts = (
         "group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes",
         "max_deliveries",
@@ -158,14 +158,14 @@ def partition_options(options: PartitionOptions) -> PartitionOptions:
 
 
 def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
-    """Group ids as str; None is none."""
+    """Return group ids as str; None for no groups."""
     if groups is None:
         return []
     return [str(group) for group in ([groups] if isinstance(groups, int) else _listed(groups, "groups"))]
 
 
 def seconds(timeout: float | None, what: str = "timeout") -> float | None:
-    """A timeout; None stays None."""
+    """Return a number of seconds, or None."""
     if timeout is None:
         return None
     if isinstance(timeout, Real) and abs(timeout) <= LONGEST_TIMEOUT:
@@ -176,29 +176,29 @@ def seconds(timeout: float | None, what: str = "timeout") -> float | None:
 
 
 def device(wanted: torch.device | str | None) -> torch.device | None:
-    """A device of this process, with its number where it has one; None for the host."""
+    """Return a device of this process, with its number if it has one; None for the CPU."""
     if wanted is None:
         return None
     try:
         found = torch.empty(0, device=wanted).device
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise InvalidArgumentError(
-            f"device {wanted!r} cannot be used: {str(error).partition(chr(10))[0]}; name one that this process has, as "
-            f"torch does, or None for the host"
+            f"device {wanted!r} cannot be used: {str(error).partition(chr(10))[0]}; pass a torch device of this "
+            f"process, or None for the CPU"
         ) from error
     if found.type == "meta":
-        raise InvalidArgumentError("device 'meta' stores no values; name another device, or None for the host")
+        raise InvalidArgumentError("device 'meta' stores no values; pass another device, or None for the CPU")
     return found
 
 
 def partition(name: object) -> None:
-    """Refuses what cannot be a partition's name."""
+    """Check the name of a partition."""
     if not isinstance(name, str):
         raise InvalidArgumentError(f"partition_id must be a str, got {name!r}")
 
 
 def rows_of(data: Columns) -> int:
-    """How many rows these columns have."""
+    """Return the number of rows of columns."""
     if isinstance(data, TensorDictBase):
         if not data.batch_dims:
             raise InvalidArgumentError("data has no batch dimension; give the TensorDict batch_size=[rows]")
@@ -209,7 +209,7 @@ def rows_of(data: Columns) -> int:
     try:
         return int(first.size(0)) if isinstance(first, torch.Tensor) else len(first)
     except (TypeError, IndexError):
-        raise InvalidArgumentError(f"column {name!r} of data must have a value for each row, got {first!r}") from None
+        raise InvalidArgumentError(f"column {name!r} of data must have one value for each row, got {first!r}") from None
 
 
 def has_no_rows(data: Columns) -> bool:
@@ -220,7 +220,7 @@ def has_no_rows(data: Columns) -> bool:
 
 
 def one_row(fields: Columns) -> Columns:
-    """The fields of one sample as columns of one row."""
+    """Return the fields of one sample as columns of one row."""
     if isinstance(fields, TensorDictBase):
         if not fields.batch_dims or fields.batch_size[0] != 1:
             raise InvalidArgumentError(
@@ -233,7 +233,7 @@ def one_row(fields: Columns) -> Columns:
 
 
 def cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Some rows of columns."""
+    """Return the rows of columns at these positions."""
     cut: dict[str, Any] = {}
     for name, column in parser_columns(columns, rows).items():
         if isinstance(column, torch.Tensor):
@@ -248,7 +248,7 @@ def cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[st
 
 
 def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
-    """Group ids as str, one a row; None stays None."""
+    """Return group ids as str, one for each row, or None."""
     if group_ids is None:
         return None
     groups = [str(group) for group in _listed(group_ids, "group_ids")]
@@ -258,7 +258,7 @@ def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None
 
 
 def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int, what: str = "rows") -> list[Any] | None:
-    """Tags, one a row; None stays None."""
+    """Return tags, one for each row, or None."""
     if tags is None:
         return None
     listed = _listed(tags, "tags")
@@ -268,7 +268,7 @@ def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int, what: str = "rows"
 
 
 def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
-    """A tag as it travels; None stays None."""
+    """Return a tag encoded for requests, or None."""
     if tag is None:
         return None
     if not isinstance(tag, Mapping):
@@ -280,7 +280,7 @@ def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | N
 
 
 def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:
-    """Entries that tags must have, as they travel; None is no entry."""
+    """Return the entries that tags must have, encoded for requests; None for no entry."""
     if where is not None and not isinstance(where, Mapping):
         raise InvalidArgumentError(f"where must be a dict of tag entries, got {where!r}")
     if where and any(value is DELETE for value in where.values()):
@@ -289,19 +289,19 @@ def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dic
 
 
 def plain_value(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A sampling_config as it travels."""
+    """Return a sampling_config encoded for requests."""
     if sampling_config is not None and not isinstance(sampling_config, Mapping):
         raise InvalidArgumentError(f"sampling_config must be a dict, got {sampling_config!r}")
     return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
 
 
 def describe(keys: list[str]) -> str:
-    """Keys for a message, not too many of them."""
+    """Return keys as text for a message, at most 5 of them."""
     return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"
 
 
 def batch_meta(value: object) -> None:
-    """Refuses what is no metadata of samples."""
+    """Check that a value is the metadata of samples."""
     if not isinstance(value, BatchMeta):
         raise InvalidArgumentError(
             f"metadata must be a BatchMeta, as get_meta and put return it, got a {type(value).__name__}"

@@ -1,7 +1,7 @@
-"""What a user's data_parser is given, and whether what it returned can be put.
+"""Makes the columns for a user's data_parser, and checks the columns that it returns.
 
-A data_parser turns references (URLs, paths) into content: a dict of columns in, a dict of columns out, with
-the same keys, lengths and order of rows. It runs in the putting process, before the write.
+A data_parser replaces references (URLs, paths) by content. It takes a dict of columns and returns a dict of columns
+with the same keys, lengths and order of rows. It runs in the process of the put, before the write.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from transfer_queue.errors import InvalidArgumentError
 
 
 def columns_of_row(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one sample, as `encode_row` takes them, as columns of one row."""
+    """Return the fields of one sample, in the form for `encode_row`, as columns of one row."""
     columns: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, torch.Tensor) and value.is_nested:
             raise InvalidArgumentError(
-                f"field {name!r}: a nested tensor is not the row of one sample; pass a dense one"
+                f"field {name!r} must have the value of one sample, got a nested tensor; pass a dense one"
             )
         columns[name] = value.unsqueeze(0) if isinstance(value, torch.Tensor) else [value]
     return columns
 
 
 def parser_columns(fields: TensorDictBase | Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """The columns that a data_parser is given.
+    """Return the columns for a data_parser.
 
-    Tensors for dense columns, lists for nested and non-tensor ones, numpy arrays for arrays of objects.
+    These are tensors for dense columns, lists for nested and non-tensor columns, and numpy arrays for arrays.
     """
     items = ((name, fields.get(name)) for name in list(fields.keys()))
     return {name: _parser_column(value, rows) for name, value in items}
@@ -53,10 +53,10 @@ def _parser_column(value: Any, rows: int) -> Any:
 
 
 def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> dict[str, Any]:
-    """What a data_parser returned, if it has the keys of what it was given and `rows` values each.
+    """Return the result of a data_parser as a dict in the order of its argument.
 
     Raises:
-        InvalidArgumentError: another type, other keys or lengths, or a value that is no column.
+        InvalidArgumentError: The result has another type, other keys or lengths, or a value that is not a column.
     """
     if not isinstance(after, Mapping):
         raise InvalidArgumentError(f"data_parser must return a dict of columns, got a {type(after).__name__}")
@@ -68,8 +68,8 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
         found = _length(after[name])
         if found is None:
             raise InvalidArgumentError(
-                f"data_parser returned a {type(after[name]).__name__} as column {name!r}; "
-                f"wanted a tensor, list or array of {rows} rows"
+                f"data_parser must return a tensor, list or array of {rows} rows as column {name!r}, got a "
+                f"{type(after[name]).__name__}"
             )
         if found != rows:
             raise InvalidArgumentError(f"data_parser must return {rows} rows of column {name!r}, got {found}")
@@ -77,7 +77,7 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
 
 
 def _length(column: Any) -> int | None:
-    """The rows of a column, None where it is none."""
+    """Return the number of rows of a column; None if the value is not a column."""
     if isinstance(column, torch.Tensor):
         return column.size(0) if column.dim() else None
     if isinstance(column, np.ndarray):

@@ -1,4 +1,4 @@
-"""Turns replies into what users hold: BatchMeta, tags, status tensors."""
+"""Converts replies to the results of operations: BatchMeta, tags, status tensors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _without_dtype(name: str, kind: str) -> FieldColumn:
 
 
 def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
-    """The fields of a block just written, as a BatchMeta tells them."""
+    """Return the fields of a block, for the BatchMeta of its put."""
     columns = []
     dims = np.frombuffer(encoded.dims, "<i8")
     at = 0
@@ -90,7 +90,7 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
 
 
 def tags_of_new(sent: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """What new rows have of the tags that were sent with them: nothing was there that an entry could have removed."""
+    """Return the tags of new rows from the tags that were sent: without entries to remove, as there was nothing."""
     return [
         {name: value for name, value in (tag or {}).items() if getattr(value, "code", None) != DELETE_CODE}
         for tag in sent
@@ -99,7 +99,7 @@ def tags_of_new(sent: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
 
 @decode_guard("a server's reply")
 def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
-    """Tags with opaque values decoded; None stays None."""
+    """Decode the values of tags in place and return the tags, or None."""
     if listed is None:
         return None
     for tag in listed:
@@ -109,7 +109,10 @@ def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
 
 @decode_guard("a server's reply")
 def status(reply: StatusReply, fields: int | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(int64 indexes, int8 matrix [rows, fields], or [rows] where fields is None); (None, None) where unknown."""
+    """Return (int64 indexes, int8 matrix [rows, fields]); (None, None) if the partition or a field is unknown.
+
+    If `fields` is None, the matrix has the shape [rows].
+    """
     if not reply.known:
         return None, None
     rows = torch.from_numpy(np.frombuffer(reply.rows, "<i8").copy())

@@ -1,1 +1,1 @@
-"""How values get into storage and out of it."""
+"""Writes values into storage and reads them."""

@@ -1,7 +1,7 @@
-"""Gets whose tensors are wanted on a device: received there where their store can send them there.
+"""Gets whose tensors go to a device: received there if the store can write to the memory of the device.
 
-Tensors are received in memory of the device and copied out of it within the device. Objects are made on the host, as
-ever; and where anything is in the way, so are tensors, which go to the device then.
+Tensors are received in memory of the device and copied within the device. Objects are made on the CPU. If a direct read
+is not possible, tensors are made on the CPU, too, and then copied to the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING: U8 = np.empty(0, np.uint8)
 def get_to_device(
     state: ClientContext, reply: LookupReply, device: torch.device, layout: str
 ) -> Generator[Call, AnyReply, TensorDict | None]:
-    """What a lookup names, tensors on the device; None where it is to be had by way of the host, or not any more."""
+    """Return the values of a lookup, tensors on the device; None if they must pass through the CPU, or are gone."""
     external = yield from state.only_store(reply)
     path = None if external is None else external[0].device_path()
     if external is None or path is None or path.kind != device.type:
@@ -52,7 +52,7 @@ def get_to_device(
 
 
 def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device) -> TensorDict:
-    """The same with the fields of tensors on a device; what is an object stays on the host."""
+    """Return the values with the fields of tensors copied to a device. Objects stay on the CPU."""
     columns: dict[str, Any] = {}
     for field in reply.types:
         if field.kind == NESTED:
@@ -67,7 +67,7 @@ def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device)
 
 
 def _by_kind(reply: LookupReply) -> tuple[LookupReply, LookupReply]:
-    """The same for the fields of tensors, and for those of objects."""
+    """Return the reply for the fields of tensors, and the reply for the fields of objects."""
     tensors = {field.name for field in reply.types if field.kind == "tensor"}
     return _of(reply, tensors), _of(reply, {field.name for field in reply.types} - tensors)
 
@@ -86,29 +86,27 @@ def _of(reply: LookupReply, names: set[str]) -> LookupReply:
 def _received(
     path: DevicePath, unit: UnitInfo, reply: LookupReply, device: torch.device, layout: str, within: float
 ) -> Generator[Call, AnyReply, dict[str, Any] | None]:
-    """The columns of tensors on the device, received from a store; None as in `get_to_device`."""
+    """Return the columns of tensors on the device, received from a store; None as in `get_to_device`."""
     found = elsewhere(reply, (unit.unit,))
     pieces = found.pieces(lambda unit: _NOTHING) if found is not None and reply.types else []
-    if found is None or not pieces:  # nothing is worth a detour
+    if found is None or not pieces:  # there is nothing to read from the store
         return None
     landing = _Landing(path, found, pieces[0], device, layout)
     try:
         yield from store_io.read(landing, unit, found, pieces[0], None, within)
-    except ConnectionLostError:  # the host's way knows what to make of it
+    except ConnectionLostError:  # the read through the CPU handles it
         return None
     return landing.columns
 
 
 class _Landing:
-    """Reads pieces of blocks into memory of a device that they fill, and makes tensors of them.
-
-    columns: by field, once `read` has found all of them; None where there is no memory for that.
-    """
+    """Reads pieces of blocks into memory of a device, without gaps, and makes tensors of them."""
 
     def __init__(
         self, path: DevicePath, found: RemoteRanges, pieces: RangePieces, device: torch.device, layout: str
     ) -> None:
         self.columns: dict[str, Any] | None = None
+        """The columns by field when `read` has found all pieces; None before, and if the device has no memory."""
         self._path = path
         self._found = found
         self._device = device
@@ -116,7 +114,7 @@ class _Landing:
         self._packed = DeviceBlock(pieces)
 
     def read(self, pieces: Sequence[Piece], into: None, within: float) -> list[str]:
-        """See `Store.read`. In one thread to the end, so that nobody gives the memory up while it is received into."""
+        """See `Store.read`. One thread does all of it, so that the memory is not freed while bytes are received."""
         places = self._packed.places(np.array([piece.at for piece in pieces], np.int64)).tolist()
         wanted = [piece._replace(at=at) for piece, at in zip(pieces, places, strict=True)]
         with self._path.buffer(self._device, self._packed.nbytes) as memory:

@@ -1,4 +1,4 @@
-"""What a client knows about the fields that it puts: which ones hold tensors, and which warnings it has logged."""
+"""Remembers the fields that a client puts: which ones contain tensors, and which warnings were logged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
-MOST_REMEMBERED = 1024  # fields of partitions; a put of a forgotten one is refused once, and repeated
+MOST_REMEMBERED = 1024
+"""The number of (partition, field) that a client remembers. A put of a forgotten one is refused once and repeated."""
 
 
 class FieldKinds:
-    """Owned by one client. It logs one warning for each field name, in whatever partition."""
+    """The known fields of one client. It logs one warning for each field name, for all partitions together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +43,7 @@ class FieldKinds:
                 self._tensors.pop(next(iter(self._tensors)))
 
     def warn_of_dtypes(self, partition: str, dtypes: Mapping[str, Sequence[str]]) -> None:
-        """Log that rows of these fields differ in dtype. dtypes: field -> the dtypes of its live rows."""
+        """Log that rows of these fields differ in dtype. `dtypes` maps a field to the dtypes of its live rows."""
         for name, several in dtypes.items():
             if name in self._warned:
                 continue

@@ -1,7 +1,7 @@
-"""Keeps leases from running out while the samples are worked on: in the background, with one message for all of them.
+"""Renews leases in the background while their samples are in use, with one request for all leases.
 
-A lease is renewed every third of its time, until it is over or nobody refers to it any more: what was lost on the way
-runs out. So does what a stopped or dead process has.
+A lease is renewed every third of its time, until it ends or no object refers to it any more. So a lease ends by itself
+if its metadata was lost, or if its process was stopped or died.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 
-TIMES = 3  # renewals within the time of a lease: two may be lost
+TIMES = 3
+"""Renewals within the time of a lease, of which two may fail."""
 
 
 class Renewals:
-    """The leases that a client renews. clock: seconds. on_change: called when there is one more."""
+    """The leases that a client renews."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._leases: dict[int, tuple[weakref.ref[BatchLease], float]] = {}  # token -> when it is to be renewed
+        self._leases: dict[int, tuple[weakref.ref[BatchLease], float]] = {}
+        """Token -> the lease, and the time of its next renewal."""
         self._kept: dict[int, BatchLease] = {}
+        """Token -> a lease that is renewed without other references."""
         self.on_change: Callable[[], None] = lambda: None
+        """Called when a lease was added."""
 
     def add(self, lease: BatchLease, *, keep: bool = False) -> None:
-        """Renews this lease from now on. keep: until it is over, even if nobody refers to it."""
+        """Renew this lease from now on; with `keep` until it ends, also if no object refers to it."""
         with self._lock:
             self._leases[lease.token] = weakref.ref(lease), self._clock() + lease.seconds / TIMES
             if keep:
@@ -40,28 +44,28 @@ class Renewals:
         self.on_change()
 
     def renews(self, lease: BatchLease) -> bool:
-        """Whether this lease is renewed, because it may still be in force."""
+        """Whether this lease is renewed because it may still be in force."""
         return lease.token in self._leases
 
     def forget(self, token: int) -> None:
-        """A lease is over."""
+        """Stop renewing a lease that has ended."""
         with self._lock:
             self._leases.pop(token, None)
             self._kept.pop(token, None)
 
     def next(self) -> float | None:
-        """When the next renewal is due, on the clock; None where there is nothing to renew."""
+        """Return the time of the next renewal; None if there is no lease to renew."""
         with self._lock:
             self._leases = {token: entry for token, entry in self._leases.items() if entry[0]() is not None}
             return min((when for _, when in self._leases.values()), default=None)
 
     def renew(self) -> Generator[Call, AnyReply, None]:
-        """Renews all leases if it is time; forgets those that are over."""
+        """Renew all leases if the next renewal is due, and forget those that have ended."""
         with self._lock:
             now = self._clock()
             due = any(when <= now for _, when in self._leases.values())
             leases = [lease for ref, _ in self._leases.values() if (lease := ref()) is not None] if due else []
-            for lease in leases:  # before it is known whether this one succeeds: it is not tried at once again
+            for lease in leases:  # set before the request, so that a failed renewal is not repeated at once
                 self._leases[lease.token] = weakref.ref(lease), now + lease.seconds / TIMES
         if not leases:
             return
@@ -72,9 +76,10 @@ class Renewals:
 
 
 class Renewer:
-    """Does it in a thread, which is there while there is something to renew.
+    """Renews leases in a thread, which exists while there are leases to renew.
 
-    run: a method that runs an operation in the calling thread. Who renews keeps neither its object nor leases alive.
+    `run` is a method that runs an operation in the calling thread. The renewer has only weak references to its object
+    and to leases.
     """
 
     def __init__(self, renewals: Renewals, clock: Callable[[], float], run: Callable[..., object]) -> None:
@@ -88,7 +93,7 @@ class Renewer:
         renewals.on_change = self.wake
 
     def wake(self) -> None:
-        """There is a lease more."""
+        """Start the thread, or wake it, because a lease was added."""
         with self._lock:
             if self._closed:
                 return
@@ -98,7 +103,7 @@ class Renewer:
                 self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Renews no more; waits no longer than this for a renewal under way."""
+        """Stop renewing, and wait at most this time for a renewal under way."""
         with self._lock:
             self._closed, thread = True, self._thread
             self._woken.set()
@@ -111,12 +116,12 @@ class Renewer:
             self._woken.clear()
             renewals, run = self._renewals(), self._run()
             if renewals is not None and run is not None and not self._closed:
-                with contextlib.suppress(TransferQueueError):  # asked again when it is due again
+                with contextlib.suppress(TransferQueueError):  # the next renewal is tried when it is due
                     run(renewals.renew())
             del renewals, run
 
     def _pause(self) -> float | None:
-        """Seconds to the next renewal; None where there is none, and the thread ends."""
+        """Return the seconds until the next renewal; None if there is none, so that the thread ends."""
         with self._lock:
             renewals = self._renewals()
             due = None if renewals is None or self._closed else renewals.next()

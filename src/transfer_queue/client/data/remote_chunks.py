@@ -1,6 +1,7 @@
-"""What lies on other nodes, read and written piece by piece, each in a round trip of its own that blocks.
+"""Reads and writes units of other nodes in pieces, each with a blocking round trip.
 
-For saving and loading, whose work is done in a thread that may wait: there whole arenas go by, and never lie in memory.
+Saves and loads of checkpoints use it in a thread that may block. They read entire arenas, which must not be in memory
+at once.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.storage.protocols import Bytes, Reserved
 
-MOST_READ = 16 << 20  # bytes in one round trip
+MOST_READ = 16 << 20
+"""The bytes of one round trip."""
 
 
 class RemoteArena(BlockSource):
-    """The arena of a unit on another node, to be saved."""
+    """The arena of a unit on another node, for a checkpoint."""
 
     def __init__(self, session: Session, unit: int) -> None:
         self._session = session
@@ -45,18 +47,18 @@ class RemoteArena(BlockSource):
         request = ReadPieces(self._unit, where, many, b"", b"")
         reply = exchange(self._session, Call(("unit", self._unit), request, into=[into]))
         if not _is_done(reply):
-            raise CheckpointError(f"what was to be saved is gone from storage unit {self._unit}; save again")
+            raise CheckpointError(f"samples of the checkpoint are missing in storage unit {self._unit}; save again")
         return into
 
     def unchanged(self, offsets: np.ndarray, generations: np.ndarray) -> bool:
-        """Whether all these blocks are still there."""
+        """Whether the unit still has all these blocks."""
         where, known = (np.ascontiguousarray(column, "<i8").tobytes() for column in (offsets, generations))
         request = ReadPieces(self._unit, b"", b"", where, known)
         return _is_done(exchange(self._session, Call(("unit", self._unit), request)))
 
 
 class RemoteAllocator:
-    """Space that is reserved in a unit on another node, to be filled: what is assigned to slices of it is sent."""
+    """Reserved space in a unit on another node. Values assigned to its slices are sent to the unit."""
 
     def __init__(self, session: Session, place: Reserved) -> None:
         self._session = session
@@ -71,13 +73,13 @@ class RemoteAllocator:
 
 
 def fetch_state(session: Session, name: str, path: Path) -> None:
-    """Copies a state file of the controller's node into this one. FileNotFoundError where it is gone."""
+    """Copy a state file of the controller's node to `path`. Raises `FileNotFoundError` if it does not exist."""
     with open(path, "wb") as file:
         while True:
             reply = exchange(session, Call(CONTROLLER, FetchState(name, file.tell(), 0)))
             left = reply.value if isinstance(reply, Done) else None
             if left is None:
-                raise FileNotFoundError(2, "the controller has let go of it", name)
+                raise FileNotFoundError(2, "the controller has removed it", name)
             if not left:
                 return
             into = memoryview(bytearray(min(left, MOST_WRITTEN)))
@@ -86,7 +88,7 @@ def fetch_state(session: Session, name: str, path: Path) -> None:
 
 
 def send_state(session: Session, path: Path, name: str) -> None:
-    """Copies a state file of this node to the controller's."""
+    """Copy a state file of this node to the controller's node."""
     with open(path, "rb") as file:
         while True:
             start = file.tell()
@@ -97,8 +99,8 @@ def send_state(session: Session, path: Path, name: str) -> None:
 
 
 def remove_sent(session: Session, name: str) -> None:
-    """Removes what `send_state` has sent."""
-    with contextlib.suppress(TransferQueueError):  # it goes with the system
+    """Remove the file that `send_state` has sent."""
+    with contextlib.suppress(TransferQueueError):  # otherwise the end of the system removes it
         exchange(session, Call(CONTROLLER, SendState(name, -1)))
 
 

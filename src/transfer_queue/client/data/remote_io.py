@@ -1,6 +1,6 @@
-"""Bytes to and from units on other nodes, whose arenas are not to be had here.
+"""Reads from units on other nodes, whose arenas this process cannot map, and writes to them.
 
-The bytes are received straight to where they are used: whole fields become tensors without another copy.
+Bytes are received directly into the memory in which they are used: entire fields become tensors without another copy.
 """
 
 from __future__ import annotations
@@ -24,24 +24,33 @@ from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRa
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import HUGE, U8, allocate
 
-LEAST_KEPT = 64 << 10  # bytes of a block that is worth a copy for this node
+LEAST_KEPT = 64 << 10
+"""Bytes from which a unit of this node copies a block for all readers of the node."""
 _PLACE = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"))
-AT_ONCE = 256 << 20  # bytes of the requests that are made at once, so that each has its own deadline
-LEAST_AT_ONCE = 16 << 20  # of each of them
+AT_ONCE = 256 << 20
+"""Bytes of all requests made at once. Each request has its own deadline."""
+LEAST_AT_ONCE = 16 << 20
+"""The least bytes of each of these requests."""
 
 
 Receive = Callable[[RemoteRanges, RangePieces, U8], Generator[Call, AnyReply, bool]]
-"""Brings the pieces of one unit into a buffer; False where they are not there any more."""
+"""Reads the pieces of one unit into a buffer. Returns False if the unit does not have them any more."""
 
 
 def fetch_remote(
     reply: LookupReply, units: Mapping[int, str], keepers: Sequence[int], memory: Memory, receive: Receive
 ) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
-    """The reply and the memory to gather from, once what lies in these units is here; None: look it up again.
+    """Read the blocks of a lookup that are outside this node's memory.
 
-    units: elsewhere, and for those on other nodes where they serve this one, "" for external stores. keepers: the units
-    of this node, which may have copies, or fetch some for all who read here. memory: of all but those elsewhere.
-    receive: how; `received` from units on other nodes.
+    Args:
+        reply: The reply of the lookup.
+        units: Unit outside this node's memory -> "host:port"; "" for a unit with an external store.
+        keepers: The units of this node, which may have copies, or copy blocks for all readers of the node.
+        memory: The arenas of the other units.
+        receive: Reads the pieces of one unit; `received` for units on other nodes.
+
+    Returns:
+        The rewritten reply and the memory to gather from; None if the values must be looked up again.
     """
     found = elsewhere(reply, units)
     if found is None:
@@ -60,7 +69,8 @@ def fetch_remote(
 def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
     """Run several operations at once, and return whether all of them return True.
 
-    What they request at the same time is requested in parallel. Ends with the first one that returns False or fails.
+    The calls that they yield at the same time are made in parallel. Ends with the first one that returns False or
+    fails.
     """
     if len(operations) == 1:
         return (yield from operations[0])
@@ -81,7 +91,7 @@ def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Gen
 
 
 def _answer(operation: Generator[Call, AnyReply, bool], outcome: Outcome | None) -> Callable[[], Call]:
-    """What tells an operation how its call has ended."""
+    """Return the function that passes the outcome of its call to an operation."""
     if isinstance(outcome, TransferQueueError):
         return partial(operation.throw, outcome)
     assert outcome is not None
@@ -95,7 +105,10 @@ def _kept(
     units: Mapping[int, str],
     keepers: Sequence[int],
 ) -> Generator[Call, AnyReply, LookupReply]:
-    """The reply with the places of copies on this node, where there are any of blocks that are wanted for the most."""
+    """Return the reply with the locations of copies on this node.
+
+    Only for blocks of which at least half is needed does the function ask the keepers.
+    """
     wanted = (2 * found.wanted(pieces) >= found.lengths) & (found.lengths >= LEAST_KEPT)
     wanted &= np.isin(found.units, [unit for unit, address in units.items() if address])
     if not wanted.any():
@@ -117,7 +130,7 @@ def _kept(
     for (mine, call), answer in zip(asked, replies, strict=True):
         _, keeper = call.target
         if not isinstance(answer, CachedBlocksReply):
-            raise ProtocolError(f"storage unit {keeper} answered Keep with {type(answer).__name__}")
+            raise ProtocolError(f"storage unit {keeper} replied to CacheBlocks with {type(answer).__name__}")
         offsets, generations = np.frombuffer(answer.offsets, "<i8"), np.frombuffer(answer.generations, "<i8")
         here = offsets >= 0
         numbers = found.numbers[mine][here]
@@ -131,29 +144,32 @@ def _kept(
 
 
 def write_remote(place: Reserved, written: U8) -> Generator[Call, AnyReply, None]:
-    """Has the unit of a place, on another node, write these bytes there. UnitLostError where it has taken it back."""
+    """Send bytes to a unit on another node, which writes them to the reserved place.
+
+    Raises `UnitLostError` if the unit has taken the space back.
+    """
     for begin in range(0, len(written), MOST_WRITTEN):
         piece = written[begin : begin + MOST_WRITTEN].data
         request = WriteBytes(place.slot, place.extent, place.offset + begin, place.unit)
         answer = yield Call(("unit", place.unit), request, payload=piece)
         if not isinstance(answer, Done):
-            raise ProtocolError(f"storage unit {place.unit} answered WriteBytes with {type(answer).__name__}")
+            raise ProtocolError(f"storage unit {place.unit} replied to WriteBytes with {type(answer).__name__}")
 
 
 def _buffer(nbytes: int, wanted: int) -> U8:
-    """Memory of this length, of which so much is going to be touched."""
+    """Return memory of this length, of which `wanted` bytes will be written."""
     if nbytes < HUGE or 2 * wanted >= nbytes:
         return allocate(nbytes)
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def received(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
-    """Receives the pieces of one unit; False where they are not there any more."""
+    """Receive the pieces of one unit. Returns False if the unit does not have them any more."""
     mine = found.of(pieces.unit)
     blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()
     none = np.empty(0, np.int64)
     most = max(AT_ONCE // len(np.unique(found.units)), LEAST_AT_ONCE)
-    last = RangePieces(pieces.unit, none, none, none)  # which asks whether all was as it should be
+    last = RangePieces(pieces.unit, none, none, none)  # checks the generations after the bytes have arrived
     parts = [*_parts(pieces, most), last]
     for part in parts:
         views = [
@@ -165,23 +181,20 @@ def received(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[
         except UnitLostError:
             return False
         if not isinstance(answer, Done):
-            raise ProtocolError(f"storage unit {pieces.unit} answered ReadPieces with {type(answer).__name__}")
+            raise ProtocolError(f"storage unit {pieces.unit} replied to ReadPieces with {type(answer).__name__}")
         if not answer.value:
             return False
     return True
 
 
 def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
-    """The same in requests that a unit takes: large pieces are cut, small ones asked for in numbers.
-
-    at_once: bytes of one request.
-    """
+    """Divide the pieces into requests of at most `at_once` bytes. A request has many small pieces, or a part of one."""
     starts, lengths, at = pieces.starts, pieces.lengths, pieces.at
     if pieces.nbytes < SMALL * len(starts) or len(starts) > MOST_PIECES:
         limit, most = MOST_COPIED, MOST_PIECES
     else:
         limit, most = at_once, MOST_PIECES
-    first = done = 0  # the piece to go on with, and what was asked for of it
+    first = done = 0  # the piece to continue with, and the bytes of it in earlier requests
     while first < len(starts):
         left = limit
         begins: list[int] = []

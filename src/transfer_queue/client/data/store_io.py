@@ -1,8 +1,8 @@
-"""How a client writes to and reads from an external store: in a thread where the caller's loop must not stand still.
+"""Writes to an external store and reads from it, in a thread if the caller has an event loop.
 
-A block is encoded straight into memory of the store's connection, and what a reader wants comes straight into its
-buffer. What the store does not have any more the storage unit is told of, which looks for itself: what is gone is then
-known to everybody as lost.
+A block is encoded directly into memory of the store's connection, and a reader receives bytes directly into its buffer.
+If the store does not have a block any more, the client reports this to the storage unit, which checks it. The
+controller then reports the values as lost.
 """
 
 from __future__ import annotations
@@ -34,22 +34,26 @@ from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges
 from transfer_queue.wire.buffers.copies import U8
 from transfer_queue.wire.buffers.tensors import settle
 
-MOST_READ = 16 << 20  # bytes of what is saved, in one request
+MOST_READ = 16 << 20
+"""The bytes of one request when a checkpoint is saved."""
 
-_inherited: list[dict[str, Store]] = []  # kept for good
+_inherited: list[dict[str, Store]] = []
+"""Connections of parent processes. They are never closed here, because closing them may crash a forked child."""
 
 
 class StoreConnections:
-    """The connections of one client, by where their stores are."""
+    """The connections of one client to external stores, by address."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
 
     def of(self, unit: UnitInfo, near: StoreAddress | None = None) -> Store:
-        """The store of a unit, connected at its first use. StartError where its library cannot be used.
+        """Return the store of a unit, connected at its first use. Raises `StartError` if its library cannot be used.
 
-        near: where it is reached from this node, if not as the unit does.
+        Args:
+            unit: The unit.
+            near: The address of the store for this node. Default: None, the address for the unit.
         """
         address = near or msgspec.json.decode(unit.store, type=StoreAddress)
         where = msgspec.json.encode([address.kind, address.options]).decode()
@@ -60,12 +64,12 @@ class StoreConnections:
             return found
 
     def forked(self) -> None:
-        """In a forked child: leaves the parent's connections as they are; what ends one there may crash here."""
+        """In a forked child: forget the parent's connections without closing them."""
         _inherited.append(self._open)
         self._lock, self._open = threading.Lock(), {}
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         with self._lock:
             found, self._open = list(self._open.values()), {}
         for store in found:
@@ -73,21 +77,21 @@ class StoreConnections:
 
 
 class StoreReads(Protocol):
-    """What reads pieces into a buffer of its kind: a `Store`, or on a device."""
+    """Reads pieces into a buffer: a `Store`, or an object that reads into the memory of a device."""
 
     def read(self, pieces: Sequence[Piece], into: Any, within: float) -> list[str]:
         """See `Store.read`."""
 
 
 def beside(work: Callable[[], None]) -> Call:
-    """Has something done that takes a while."""
+    """Return the call that runs a function which may take long."""
     return Call(CONTROLLER, Topology(), work=work)
 
 
 def write(
     store: Store, unit: UnitInfo, encoded: EncodedBlock, reserved: Reserved, within: float
 ) -> Generator[Call, AnyReply, None]:
-    """Writes a block under the name of its extent. CapacityError where there is no room for so many seconds."""
+    """Write a block under the name of its extent. Raises `CapacityError` if there is no space within this time."""
     key = key_of(unit.boot_id, reserved.offset)
 
     def work() -> None:
@@ -104,7 +108,7 @@ def write(
 
 
 def write_from(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:
-    """Puts a block together on a device, and writes it from there; False where it cannot be done there."""
+    """Encode a block on a device and write it from there. Returns whether this was possible."""
     with path.buffer(device, encoded.nbytes) as memory:
         if memory is None:
             return False
@@ -117,7 +121,7 @@ def write_from(path: DevicePath, device: torch.device, key: str, encoded: Encode
 def read(
     store: StoreReads, unit: UnitInfo, found: RemoteRanges, pieces: RangePieces, buffer: Any, within: float
 ) -> Generator[Call, AnyReply, bool]:
-    """Reads the pieces of one unit; False where they are not there any more."""
+    """Read the pieces of one unit. Returns False if the store does not have them any more."""
     wanted = _by_block(unit, found, pieces)
     missing: list[str] = []
     yield beside(lambda: missing.extend(store.read(wanted, buffer, within)))
@@ -129,13 +133,13 @@ def read(
 
 
 def _missed(unit: UnitInfo, keys: list[str]) -> Call:
-    """Tells a unit what was not there."""
+    """Return the call that reports missing objects to a unit."""
     extents = np.array([number_of(key) for key in keys], "<i8").tobytes()
     return Call(("unit", unit.unit), BlockMissing(unit.unit, extents))
 
 
 def _by_block(unit: UnitInfo, found: RemoteRanges, pieces: RangePieces) -> list[Piece]:
-    """The same pieces, cut where blocks end: each extent is an object of its own in the store."""
+    """Divide pieces at the ends of blocks, because each extent is an object of its own in the store."""
     begins = found.at
     wanted = []
     for at, length in zip(pieces.at.tolist(), pieces.lengths.tolist(), strict=True):
@@ -153,7 +157,7 @@ def _by_block(unit: UnitInfo, found: RemoteRanges, pieces: RangePieces) -> list[
 
 
 class StoredBlocks(BlockSource):
-    """The blocks of a unit in an external store, to be saved. within: seconds for the store to answer."""
+    """The blocks of a unit in an external store, for a checkpoint. The store must respond in `within` seconds."""
 
     def __init__(self, session: Session, store: Store, unit: UnitInfo, within: float) -> None:
         self._session = session
@@ -162,7 +166,7 @@ class StoredBlocks(BlockSource):
         self._within = within
 
     def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
-        """See `BlockSource.pieces`. Many small blocks are read at once, of large ones some MiB."""
+        """See `BlockSource.pieces`. One request reads many small blocks, or some MiB of a large one."""
         wanted: list[Piece] = []
         filled = 0
         for start, length, taken in zip(offset.tolist(), nbytes.tolist(), aligned(nbytes).tolist()):
@@ -188,16 +192,16 @@ class StoredBlocks(BlockSource):
             with contextlib.suppress(UnitLostError):
                 exchange(self._session, _missed(self._unit, missing))
             raise CheckpointError(
-                f"{len(missing)} blocks that were to be saved are gone from the store of storage unit "
-                f"{self._unit.unit}; what is gone is told as lost: save again, and it is left out"
+                f"{len(missing)} blocks of the checkpoint are missing in the store of storage unit {self._unit.unit}; "
+                f"their values are reported as lost: save again, which leaves them out"
             )
         return into.data
 
 
 class StoreAllocator:
-    """Reserved space in an external store, to be filled: what is assigned to slices of it is written once all is there.
+    """Reserved space in an external store. Values assigned to its slices are written when all of them are assigned.
 
-    within: seconds for the store to have room.
+    The store must have space within `within` seconds.
     """
 
     def __init__(self, store: Store, unit: UnitInfo, place: Reserved, nbytes: int, within: float) -> None:
