@@ -176,7 +176,7 @@ def seconds(timeout: float | None, what: str = "timeout") -> float | None:
 
 
 def device(wanted: torch.device | str | None) -> torch.device | None:
-    """Return a device of this process, with its number if it has one; None for the CPU."""
+    """Return a device of this process, with its number if it has one; None for the host."""
     if wanted is None:
         return None
     try:
@@ -184,10 +184,10 @@ def device(wanted: torch.device | str | None) -> torch.device | None:
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise InvalidArgumentError(
             f"device {wanted!r} cannot be used: {str(error).partition(chr(10))[0]}; pass a torch device of this "
-            f"process, or None for the CPU"
+            f"process, or None for the host"
         ) from error
     if found.type == "meta":
-        raise InvalidArgumentError("device 'meta' stores no values; pass another device, or None for the CPU")
+        raise InvalidArgumentError("device 'meta' stores no values; pass another device, or None for the host")
     return found
 
 

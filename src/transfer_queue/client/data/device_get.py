@@ -1,7 +1,7 @@
 """Gets whose tensors go to a device: received there if the store can write to the memory of the device.
 
-Tensors are received in memory of the device and copied within the device. Objects are made on the CPU. If a direct read
-is not possible, tensors are made on the CPU, too, and then copied to the device.
+Tensors are received in memory of the device and copied within the device. Objects are made on the host. If a direct
+read is not possible, tensors are made on the host, too, and then copied to the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING: U8 = np.empty(0, np.uint8)
 def get_to_device(
     state: ClientContext, reply: LookupReply, device: torch.device, layout: str
 ) -> Generator[Call, AnyReply, TensorDict | None]:
-    """Return the values of a lookup, tensors on the device; None if they must pass through the CPU, or are gone."""
+    """Return the values of a lookup, tensors on the device; None if they must pass through the host, or are gone."""
     external = yield from state.only_store(reply)
     path = None if external is None else external[0].device_path()
     if external is None or path is None or path.kind != device.type:
@@ -52,7 +52,7 @@ def get_to_device(
 
 
 def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device) -> TensorDict:
-    """Return the values with the fields of tensors copied to a device. Objects stay on the CPU."""
+    """Return the values with the fields of tensors copied to a device. Objects stay on the host."""
     columns: dict[str, Any] = {}
     for field in reply.types:
         if field.kind == NESTED:
@@ -94,7 +94,7 @@ def _received(
     landing = _Landing(path, found, pieces[0], device, layout)
     try:
         yield from store_io.read(landing, unit, found, pieces[0], None, within)
-    except ConnectionLostError:  # the read through the CPU handles it
+    except ConnectionLostError:  # the read through the host handles it
         return None
     return landing.columns
 

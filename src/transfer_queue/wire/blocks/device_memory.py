@@ -1,4 +1,4 @@
-"""Bytes in the memory of a device, on which blocks are written and read without a copy to the CPU.
+"""Bytes in the memory of a device, on which blocks are written and read without a copy to the host.
 
 A device is one of torch, and its memory a flat uint8 tensor. Copies run in order on the current stream of the calling
 thread. Call `tensors.settle` before a library that does not use streams accesses the memory.
@@ -32,7 +32,7 @@ def allocated(device: torch.device, nbytes: int) -> torch.Tensor | None:
 
 def flat_on_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor in C order on its device: its own memory if it is contiguous."""
-    # torch copies integers on every device, but its rare dtypes not even on the CPU
+    # torch copies integers on every device, but its rare dtypes not even on the host
     return tensor.view(BITS[tensor.element_size()]).contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -123,7 +123,7 @@ class EncodedBlock:
     def write_on(self, memory: torch.Tensor) -> None:
         """Copy the columns to the start of memory of a device, of at least `nbytes` bytes (see `device_memory`).
 
-        Values on such a device are not copied to the CPU. Values on the CPU are copied in as few copies as possible.
+        Values on such a device are not copied to the host. Values on the host are copied in as few copies as possible.
         """
         kind = memory.device.type
         for here, group in groupby(self._parts(), lambda part: _lies_on(part[1], kind)):
@@ -228,7 +228,7 @@ def _lies_on(source: object, kind: str) -> bool:
 
 
 class _TensorMemory(_Tensor):
-    """A contiguous CPU tensor."""
+    """A contiguous host tensor."""
 
     __slots__ = ()
 
@@ -241,7 +241,7 @@ class _TensorMemory(_Tensor):
 
 
 class _StridedColumn(_Tensor):
-    """A CPU tensor whose elements are not in C order."""
+    """A host tensor whose elements are not in C order."""
 
     __slots__ = ()
 
@@ -501,7 +501,7 @@ def _dense(tensor: torch.Tensor) -> ColumnSource:
 
 
 def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, on the CPU or a device. Raises `UncarriableValueError` if its elements are not in memory."""
+    """Return the tensor, on the host or a device. Raises `UncarriableValueError` if its elements are not in memory."""
     if not is_carriable(tensor):
         what = "a meta tensor" if tensor.is_meta else f"layout {tensor.layout}, dtype {dtype_name(tensor.dtype)}"
         raise UncarriableValueError(

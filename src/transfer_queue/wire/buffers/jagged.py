@@ -207,7 +207,7 @@ def rows_follow(value: Any) -> bool:
 def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
     """Return the rows from start to stop of a jagged tensor whose rows are one after the other, as views of its values.
 
-    torch before 2.7 slices only tensors that are ragged in their first dimension. On the CPU, rows of the same lengths
+    torch before 2.7 slices only tensors that are ragged in their first dimension. On the host, rows of the same lengths
     share their `JaggedOffsets`, so that fields that were equally ragged stay so.
     """
     ragged = value._ragged_idx

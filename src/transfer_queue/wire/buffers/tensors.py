@@ -67,7 +67,7 @@ def is_carriable(tensor: torch.Tensor) -> bool:
 
 
 def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
-    """Return the elements in CPU memory, without graph and pending conjugation or negation.
+    """Return the elements in host memory, without graph and pending conjugation or negation.
 
     The result is the tensor itself if it is so already. A tensor on a kind of device in `stays` is not copied. The
     function then waits until the device has computed it.
@@ -98,14 +98,14 @@ def settle(device: torch.device) -> None:
 
 
 def bits(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a CPU tensor as an array over the same memory, with elements of the same width."""
+    """Return a host tensor as an array over the same memory, with elements of the same width."""
     width = tensor.element_size()
     array: NDArray[Any] = tensor.detach().view(BITS[width]).numpy()
     return array
 
 
 def flat_bytes(tensor: torch.Tensor) -> U8:
-    """Return the bytes of a tensor in C order: its own memory if it is contiguous on the CPU, otherwise a copy."""
+    """Return the bytes of a tensor in C order: its own memory if it is contiguous on the host, otherwise a copy."""
     host = on_host(tensor)
     if host.numel() == 0:
         return np.empty(0, np.uint8)
@@ -119,7 +119,7 @@ def flat_bytes(tensor: torch.Tensor) -> U8:
 
 
 def copy_elements(destination: U8, tensor: torch.Tensor) -> None:
-    """Copy a CPU tensor that is not contiguous into flat memory in C order, in one pass."""
+    """Copy a host tensor that is not contiguous into flat memory in C order, in one pass."""
     if tensor.numel() == 0:
         return
     source = bits(tensor)

@@ -1,6 +1,6 @@
 """Encodes and decodes values of torch and tensordict inside objects (the codes from TENSOR on).
 
-Only the elements of a tensor are encoded, not its storage, device or graph: it is decoded as a plain CPU tensor. This
+Only the elements of a tensor are encoded, not its storage, device or graph: it is decoded as a plain host tensor. This
 module is imported only if torch is already imported, or a value needs it.
 """
 
