@@ -1,7 +1,7 @@
 """Clients that follow a partition by versions, at any pace, end with its state: a stateful hypothesis test.
 
-The model is a dict of tags. A follower keeps what it was told in a dict of its own, takes off what was cleared, and
-lists anew where an answer was not complete. It may ask at once or wait, and break off its connection while it does.
+The model is a dict of tags. A follower keeps the reported rows in a dict of its own, removes those that were cleared,
+and lists all rows again after an incomplete reply. It asks with or without waiting, and may disconnect while it waits.
 """
 
 from __future__ import annotations
