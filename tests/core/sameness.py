@@ -1,7 +1,7 @@
-"""What differs between two states, found by walking all their attributes: one that nobody thought of is looked at, too.
+"""Finds the differences between two states by comparing all their attributes, including new ones.
 
-A new attribute of the state is therefore saved and restored (`core.state.serialization`), or named here with the
-reason why not.
+A new attribute of the state must therefore be saved and restored (`core.state.serialization`), or be named here with
+the reason why it is not.
 """
 
 from __future__ import annotations
@@ -35,50 +35,50 @@ PARTS = (
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts,
 )  # fmt: skip
-# Class -> attributes that are not saved, or not compared as they are.
+# Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {
-    State: {"waiting", "aging", "counted"},  # who waits asks again; derived
+    State: {"waiting", "aging", "counted"},  # clients send waiting requests again; the others are derived
     BlockTable: {
         "changes",
         "untold",
         "leased_in",
         "stored",
         "spans",
-    },  # units are told of all freed when they register; derived
-    ExtentRecord: {"low", "top", "limit", "gaps"},  # derived; of what is cleared nothing is known any more
+    },  # a unit gets all orders to free extents when it registers; the others are derived
+    ExtentRecord: {"low", "top", "limit", "gaps"},  # derived; the space of cleared blocks is not restored
     Partition: {
-        "awaited",  # a method of the above
-        "ready",  # derived, as
+        "awaited",  # a method of the waiting requests
+        "ready",  # derived, like the next one
         "unseen",
-        "gained",  # what the controller has not looked at yet; it looks after every event
-        "learnt",  # shortcuts
+        "gained",  # the controller processes it after every event
+        "learnt",  # caches
         "typed",
         "_listed",
         "_named",
     },
-    RowTable: {"watched", "_firsts", "_keys"},  # asked for by samplers; a cache
-    # derived from tags; compared as `tags`; see `_shown`; derived
+    RowTable: {"watched", "_firsts", "_keys"},  # set by samplers; the others are caches
+    # `numbers`, `wrong` and `wide` are derived; tags and keys are compared by `_shown`
     Chunk: {"numbers", "wrong", "_tags", "_packed", "keys", "wide"},
 }
 
 
 def differences(one: Any, other: Any) -> list[str]:
-    """Where two states differ, in words."""
+    """Return a description of each difference between two states."""
     found: list[str] = []
     _compare(one, other, "state", found, {})
     return found
 
 
 def _shown(part: Any) -> dict[str, Any]:
-    """The attributes of a part of the state that must come back."""
+    """Return the attributes of a part of the state that must be restored."""
     names = [*getattr(part, "__dict__", ()), *getattr(type(part), "__slots__", ())]
     shown = {name: getattr(part, name) for name in names if name not in LEFT_OUT.get(type(part), ())}
     if isinstance(part, Chunk):
         keys = part.keys or [None] * part.capacity
         shown |= {"tags": part.tags, "keys": keys}
-    elif isinstance(part, InternTable):  # nobody goes by the order of this dict
+    elif isinstance(part, InternTable):  # the order of this dict has no meaning
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
-    elif isinstance(part, LeaseTable):  # nor of this one; of its entries they do
+    elif isinstance(part, LeaseTable):  # the same is true here, but not of the entries
         shown["_of_batch"] = dict(sorted(part._of_batch.items()))
     return shown
 
@@ -87,7 +87,7 @@ def _compare(one: Any, other: Any, where: str, found: list[str], pairs: dict[int
     if type(one) is not type(other):
         found.append(f"{where}: {type(one).__name__} became {type(other).__name__}")
     elif isinstance(one, PARTS):
-        # What is referred to twice must be one thing in the other state, too.
+        # An object to which two attributes refer must be one object in the other state, too.
         if id(one) in pairs:
             if pairs[id(one)] is not other:
                 found.append(f"{where}: refers to another {type(one).__name__}")
@@ -115,4 +115,4 @@ def _compare(one: Any, other: Any, where: str, found: list[str], pairs: dict[int
         if one != other and not (one != one and other != other):
             found.append(f"{where}: {one!r} became {other!r}")
     else:
-        found.append(f"{where}: {type(one).__name__} is no part of the state that `sameness` knows")
+        found.append(f"{where}: {type(one).__name__} is a type that `sameness` cannot compare")
