@@ -62,7 +62,7 @@ class Core:
                 effects = effects + self.controller.worked(effect.number, outcome, self.now)
                 took = max(took, time.thread_time() - began)
                 self.controller.take_records()
-        while self.controller.clearing.jobs or self.controller.making:
+        while self.controller.clears.jobs or self.controller.context.index_builder:
             began = time.thread_time()
             effects = effects + self.controller.tick(self.now)
             took = max(took, time.thread_time() - began)

@@ -46,7 +46,7 @@ BLOCK = 1000
 def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
     """The reply to a request, in whatever number of steps."""
     effects = controller.handle("client", 1, RequestEnvelope(sequence, sequence - 1, request), 0.0)
-    while controller.making:
+    while controller.context.index_builder:
         effects += controller.tick(0.0)
     (effect,) = effects
     controller.take_records()
@@ -118,8 +118,7 @@ def restored(path: str) -> dict[str, float]:
     took: dict[str, float] = {}
     tree, took["read the file"] = timed(state_file.read, Path(path))
     state, took["make the state of it"] = timed(serialization.load_state, tree)
-    controller = Controller(SequentialSampler())
-    controller.state = state
+    controller = Controller(SequentialSampler(), restored=state)
     fields = list(state.partitions["p"].fields)
     _, took["first claim"] = timed(ask, controller, LATER, Claim("p", "train", fields, 32))
     reply, took["first lookup of a key"] = timed(ask, controller, LATER + 1, RetrieveMeta("p", ["sample-00000007"]))

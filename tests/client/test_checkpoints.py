@@ -271,7 +271,7 @@ class TestTheCut:
         """A controller that knows nothing of the cut any more says so, and nothing is left of the save."""
         put("ab")
         cut = a.begin_checkpoint()
-        cluster.controller.checkpoints.cuts.clear()
+        cluster.controller.context.checkpoints.saves.clear()
         assert a.end_checkpoint(cut) is False
 
     def test_on_its_own(self, cluster, a, put, tmp_path):
@@ -288,24 +288,24 @@ class TestTheCut:
         assert a.kv_list("p") == {"p": {}}  # nothing is visible yet
         a.load_controller_checkpoint(tmp_path / "deep" / "state")
         assert values(a, ["a", "b"]) == [0, 1]
-        assert not cluster.controller.checkpoints.cuts
+        assert not cluster.controller.context.checkpoints.saves
 
     def test_the_same_request_twice(self, cluster, a, put, tmp_path):
         """Begin and load that come again on a new connection have the effect of once."""
         put("ab")
         task = a.start(a.operations.begin_checkpoint())
-        while not cluster.controller.checkpoints.cuts:
+        while not cluster.controller.context.checkpoints.saves:
             assert cluster.network.deliver()
         a.reconnect()
         cluster.wait(lambda: task.done)
         cut = task.result()
-        assert list(cluster.controller.checkpoints.cuts) == [cut.name]
+        assert list(cluster.controller.context.checkpoints.saves) == [cut.name]
         a.save_storage_checkpoint(tmp_path, cut=cut)
         a.save_controller_checkpoint(tmp_path / STATE, cut=cut)
         a.end_checkpoint(cut)
         a.load_storage_checkpoint(tmp_path)
         loading = a.start(a.operations.load_controller_checkpoint(tmp_path / STATE))
-        while not cluster.controller.checkpoints.loads:
+        while not cluster.controller.context.checkpoints.loads:
             assert cluster.network.deliver()
         a.reconnect()
         cluster.wait(lambda: loading.done)
@@ -441,7 +441,7 @@ class TestIncremental:
         """Its numbers go on: what was saved before is shared."""
         put("ab")
         before = files(save(a, tmp_path))
-        cluster.controller.boot = "another"
+        cluster.controller.context.boot = "another"
         assert files(save(a, tmp_path)) == before
 
     def test_many_saves(self, a, put, tmp_path, monkeypatch):

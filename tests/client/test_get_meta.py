@@ -97,11 +97,11 @@ class TestWaiting:
         a.put(numbers(3), partition_id="p")
         cluster.run()
         assert not task.done
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         a.put(numbers(1, 3), partition_id="p")
         cluster.run()
         assert task.result().global_indexes == [0, 1, 2, 3]
-        assert cluster.controller.counters["requests"] == before + 1
+        assert cluster.controller.context.measures.counters["requests"] == before + 1
         assert cluster.clock.now == 0
 
     def test_waiting_creates_nothing(self, b: Client, cluster: Cluster) -> None:

@@ -173,13 +173,13 @@ class TestRenewal:
     def test_is_one_message_for_all(self, a: Client, cluster: Cluster) -> None:
         a.put(numbers(6), partition_id="p")
         kept = [fetch(a, 1, lease=3.0 + i) for i in range(6)]
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         cluster.advance(30.0)
-        assert cluster.controller.counters["requests"] - before <= 30
+        assert cluster.controller.context.measures.counters["requests"] - before <= 30
         assert a.ack(BatchMeta.concat(kept))
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         cluster.advance(30.0)
-        assert cluster.controller.counters["requests"] == before, "what is over is renewed no more"
+        assert cluster.controller.context.measures.counters["requests"] == before, "what is over is renewed no more"
 
     def test_of_what_others_have_taken_ends(self, a: Client, b: Client, cluster: Cluster) -> None:
         a.put(numbers(2), partition_id="p")

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import sameness
 
-from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
@@ -259,7 +258,7 @@ class Harness:
     def ask(self, request: AnyRequest, name: str = "w") -> Any:
         """Sends a request, has long clears done, and gives its reply (None: parked); raises what it failed with."""
         sequence = self.send(request, name)
-        jobs = self.controller.clearing.jobs
+        jobs = self.controller.clears.jobs
         while any(job.caller.waiter == (name, sequence) for job in jobs):
             self.tick(self.now)
         return self.result(sequence, name)
@@ -272,7 +271,7 @@ class Harness:
             "onlooker", client.peer, RequestEnvelope(client.sequence, 0, request), self.now
         )
         assert isinstance(effect, Send)
-        assert not self.controller.records
+        assert not self.controller.context.log.records
         return effect.reply
 
     def work(self) -> None:
@@ -296,9 +295,7 @@ class Harness:
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
         self.asks.clear()
-        self.controller = Controller(self.sampler, capacity=state.capacity)
-        self.controller.state = state
-        self.controller.deadlines = LeaseDeadlines(state)
+        self.controller = Controller(self.sampler, restored=state, now=self.now)
         for name in self.clients:
             self.connect(name)
         invariants.check_invariants(state)

@@ -549,7 +549,7 @@ class Interleavings(RuleBasedStateMachine):
         for (client, sequence), claim in self.waiting.items():
             assert self.h.parked(sequence, client)
             model = self.model.get(claim.partition)
-            if model is None or self.h.controller.works.busy(claim.partition, claim.task):
+            if model is None or self.h.controller.context.background_deals.busy(claim.partition, claim.task):
                 continue
             assert claim.wait is not None, "only a deal under way keeps it"
             ready = model.ready(claim.task, claim.fields)

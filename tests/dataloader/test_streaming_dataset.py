@@ -233,9 +233,9 @@ class TestWaiting:
         monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "1000")
         a.put(numbers(3), partition_id="p")
         counted: list[float] = []
-        cluster.later(28, lambda: counted.append(cluster.controller.counters["requests"]))
+        cluster.later(28, lambda: counted.append(cluster.controller.context.measures.counters["requests"]))
         cluster.later(29, lambda: a.put(numbers(1, 3), partition_id="p"))  # before a wait is reported
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         stream = iter(dataset(should_check_consumption_status=False, fetch_batch_fn=custom))
         assert values(take(stream, 1)) == [0, 1]
         assert cluster.clock.now == 29
@@ -246,29 +246,29 @@ class TestWaiting:
     ) -> None:
         monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "10")
         cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))
         assert cluster.clock.now == 95
-        assert cluster.controller.counters["requests"] - before < 20
+        assert cluster.controller.context.measures.counters["requests"] - before < 20
 
     def test_asks_again_after_an_interval_that_code_has_set(
         self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(streaming_dataset, "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", 10)
         cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))
         assert cluster.clock.now == 95
-        assert cluster.controller.counters["requests"] - before < 20
+        assert cluster.controller.context.measures.counters["requests"] - before < 20
 
     def test_an_interval_of_zero_is_no_busy_loop(
         self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "0")
         cluster.later(1, lambda: a.put(numbers(4), partition_id="p"))
-        before = cluster.controller.counters["requests"]
+        before = cluster.controller.context.measures.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))
-        assert cluster.controller.counters["requests"] - before < 30
+        assert cluster.controller.context.measures.counters["requests"] - before < 30
 
     def test_for_a_field(self, a: Client, dataset: Build, cluster: Cluster) -> None:
         meta = a.put(numbers(4, name="prompt"), partition_id="p")

@@ -219,8 +219,7 @@ def controller(data: bytes) -> None:
 
 def taken(core: Controller) -> list[Any]:
     """The records since the last call."""
-    records, core.records = core.records, []
-    return records
+    return core.context.log.take()
 
 
 def unit(data: bytes) -> None:

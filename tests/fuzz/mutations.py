@@ -312,7 +312,7 @@ class Life:
 
     def block(self, client: str, rows: int) -> tuple[NewBlock, list[tuple[int, int]]]:
         units = [unit for unit in self.state.units if unit < UNITS and unit not in self.state.draining] or [0]
-        chosen = self.rng.sample(units, min(len(units), self.controller.moves.replicas))
+        chosen = self.rng.sample(units, min(len(units), self.controller.context.migrations.replicas))
         places = [self.place(client, unit) for unit in chosen]
         schema, dims = [], []
         for name in self.rng.sample(("x", "y"), self.rng.randrange(1, 3)):
@@ -352,7 +352,7 @@ class Life:
     def claim(self) -> None:
         task, partition, client = self.rng.choice(TASKS), self.partition(), self.rng.choice(("r0", "r1"))
         sampling: dict[str, Any] = {}
-        if isinstance(self.controller.samplers.default, RankAwareSampler) or self.rng.random() < 0.3:
+        if isinstance(self.controller.context.samplers.default, RankAwareSampler) or self.rng.random() < 0.3:
             sampling = {"dp_rank": self.rng.randrange(2), "batch_index": self.rng.randrange(4)}
         lease = self.rng.choice((None, 10.0))
         wait = self.rng.choice((None, None, 5.0))

@@ -310,7 +310,7 @@ def test_of_what_is_not_loaded_no_copy_stays(tmp_path: Path, how: str) -> None:
         assert isinstance(read, ReadState)
         found = server.read(read)
         server.controller.closed("c", 1, 1.0)
-        server.controller.checkpoints.left("c")
+        server.controller.context.checkpoints.forget_client("c")
         (effect,) = server.controller.state_read("c", LOAD, found, 2.0)
         assert isinstance(effect, ForgetState)
         server.states.forget(effect.file)

@@ -143,7 +143,7 @@ class FaultyCluster(Cluster):
         self.states = StateFiles(self.states.folder, RememberedStates(self._journal_folder, self.loaded))
         recovered = recover(self._journal_folder, CLOCK, self.controller.state.capacity, ranked_tags(self._sampler))
         self._keep_journal(recovered)
-        self.controller.records = self.records  # what was done before there was a journal is its beginning
+        self.controller.context.log.records = self.records  # what was done before there was a journal is its beginning
         self.records = []
         for unit in self.units:
             place = Place(unit.number, arena_of(unit), unit.number)
@@ -297,15 +297,15 @@ class FaultyCluster(Cluster):
         recovered = recover(self._journal_folder, CLOCK, before.state.capacity, ranked_tags(self._sampler))
         self.controller = Controller(
             self._sampler,
-            before.config,
+            before.context.config,
             before.state.capacity,
             restored=recovered.state,
             now=self.clock.now,
             boot=f"after crash {self.crashes}",
-            max_deliveries=before.max_deliveries,
-            replicas=before.moves.replicas,
-            marks=before.moves.marks,
-            values=before.values,
+            max_deliveries=before.context.max_deliveries,
+            replicas=before.context.migrations.replicas,
+            marks=before.context.migrations.marks,
+            values=before.context.samplers.values,
         )
         self._keep_journal(recovered)
 
@@ -335,7 +335,7 @@ class FaultyCluster(Cluster):
         if self._journal is None:  # while the cluster is made
             super()._core(effects)
             return
-        records = list(self.controller.records)
+        records = list(self.controller.context.log.records)
         if records and self.fuse is not None and self.fuse <= len(records):
             self._burn(records, effects)
             return
@@ -392,7 +392,7 @@ class FaultyCluster(Cluster):
         state = self.controller.state
         before, told = expected_losses.values(state), expected_losses.lost(state)
         effects = self.controller.handle(name, connection, envelope, self.clock.now)
-        gone = {record.unit for record in self.controller.records if isinstance(record, UnitLost)}
+        gone = {record.unit for record in self.controller.context.log.records if isinstance(record, UnitLost)}
         assert gone <= self.lost, f"units {sorted(gone - self.lost)} are taken for lost, and have their arenas"
         if gone:
             self.lost_values += expected_losses.check(before, told, state, gone)

@@ -54,7 +54,10 @@ def test_whatever_happens_meanwhile(start: Start, monkeypatch: pytest.MonkeyPatc
     for task in tasks:
         assert task.done, "a reader was never answered"
         assert task.error is None or isinstance(task.error, BatchGoneError)
-    assert (len(cluster.controller.works), cluster.controller.works.begun > 0) == (0, True)
+    assert (
+        len(cluster.controller.context.background_deals),
+        cluster.controller.context.background_deals.begun > 0,
+    ) == (0, True)
     dealt: set[int] = set()
     for record in cluster.records:
         if isinstance(record, (ConsumptionForgotten, PartitionDropped)):

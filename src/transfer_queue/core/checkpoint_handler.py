@@ -19,15 +19,14 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from transfer_queue.core.control.change_set import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.pending_checkpoints import Cut
+from transfer_queue.core.control.pending_checkpoints import PendingSave
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, Send, WriteState
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
-from transfer_queue.core.state import unneeded_rows as clear_decisions
+from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_untrusted, saved_sound
 from transfer_queue.core.state.state import State
@@ -90,98 +89,106 @@ def checked_name(name: str) -> str:
 
 
 @handles(LoadState)
-def handle_load(core: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
+def handle_load(context: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
     """A client loads a state. It came again if it is known: then it waits on its new connection."""
     checked_name(request.name)
-    sequence, ours = caller.envelope.sequence, core.checkpoints
+    sequence, ours = caller.envelope.sequence, context.checkpoints
     waits = (caller.client, sequence) in ours.loads
     ours.wait_for_load(caller.client, sequence, caller.peer)
-    return [] if waits else [ReadState(request.name, caller.client, sequence, list(core.state.watched))]
+    return [] if waits else [ReadState(request.name, caller.client, sequence, list(context.state.watched))]
 
 
 @handles(BeginCheckpoint)
-def handle_begin(core: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
+def handle_begin(context: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
     """A client begins to save the state."""
-    name, ours, asker = checked_name(request.name), core.checkpoints, (caller.client, caller.envelope.sequence)
-    known = ours.cuts.get(name)
+    name, ours, asker = checked_name(request.name), context.checkpoints, (caller.client, caller.envelope.sequence)
+    known = ours.saves.get(name)
     if known is not None and known.client != caller.client:
         raise InvalidArgumentError(f"a checkpoint {name!r} is another client's; choose a name of your own")
-    if known is not None and known.asker is None:
+    if known is not None and known.waiter is None:
         return [Send(caller.peer, caller.envelope.sequence, known.reply)]
     known_asker = asker in ours.peers
     ours.peers[asker] = caller.peer
     if known is not None or known_asker:
         return []
     try:
-        return _cut(core, asker, name, sampler_state(core.samplers.default))
+        return _cut(context, asker, name, sampler_state(context.samplers.default))
     except Ask as ask:
-        core.asks.order(ask.call, lambda outcome: _sampler_saved(core, asker, name, outcome))
+        context.sampler_calls.order(ask.call, lambda outcome: _sampler_saved(context, asker, name, outcome))
         return []
 
 
-def _sampler_saved(core: ControllerContext, asker: RequestKey, name: str, outcome: Any) -> list[Effect]:
+def _sampler_saved(context: ControllerContext, asker: RequestKey, name: str, outcome: Any) -> list[Effect]:
     """The process of a user's sampler has returned the sampler's state, or has failed."""
-    peer = core.checkpoints.peers.get(asker)
-    if peer is None or name in core.checkpoints.cuts:
+    peer = context.checkpoints.peers.get(asker)
+    if peer is None or name in context.checkpoints.saves:
         return []  # its client is gone, or came back on another connection, and the state was cut for it then
     if not isinstance(outcome, BaseException):
-        return _cut(core, asker, name, {"name": name_of(core.samplers.default), "state": outcome})
-    del core.checkpoints.peers[asker]
-    return [core.failure(peer, asker[1], error_of(outcome))]
+        return _cut(context, asker, name, {"name": name_of(context.samplers.default), "state": outcome})
+    del context.checkpoints.peers[asker]
+    return [context.failure(peer, asker[1], error_of(outcome))]
 
 
-def _cut(core: ControllerContext, asker: RequestKey, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
-    extents = frozenset(place for place, extent in core.state.blocks.extents.items() if extent.blocks)
-    origin = _origin(core)
-    core.checkpoints.cuts[name] = Cut(asker[0], extents, asker, BeginCheckpointReply(origin, core.state.origins))
-    time = core.now
+def _cut(context: ControllerContext, asker: RequestKey, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
+    extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
+    origin = _origin(context)
+    context.checkpoints.saves[name] = PendingSave(
+        asker[0], extents, asker, BeginCheckpointReply(origin, context.state.origins)
+    )
+    time = context.now
 
     def tree() -> dict[str, Any]:
-        return {"format": FORMAT, "time": time, "sampler": sampler, "origin": origin, "state": saved_sound(core.state)}
+        return {
+            "format": FORMAT,
+            "time": time,
+            "sampler": sampler,
+            "origin": origin,
+            "state": saved_sound(context.state),
+        }
 
     return [WriteState(name, tree)]
 
 
-def _origin(core: ControllerContext) -> str:
+def _origin(context: ControllerContext) -> str:
     """Under equal origins equal block numbers mean the same block: also for a controller that was started again.
 
     What a client may save was written down before it was told so, so that a number is used again only where the
     journal lost its end with its machine; then the arenas are gone, too. A load brings numbers of elsewhere.
     """
-    arenas = sorted(unit.boot_id for unit in core.state.units.values())
-    whose = core.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
-    return f"{whose}-{core.state.epoch}"
+    arenas = sorted(unit.boot_id for unit in context.state.units.values())
+    whose = context.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
+    return f"{whose}-{context.state.epoch}"
 
 
 @handles(EndCheckpoint)
-def handle_end(core: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
+def handle_end(context: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
     """True if all of the cut was there until now."""
     name, sequence = checked_name(request.name), caller.envelope.sequence
-    cut = core.checkpoints.cuts.get(name)
+    cut = context.checkpoints.saves.get(name)
     if cut is None or cut.client != caller.client:
         return [Send(caller.peer, sequence, Done(False))]
-    del core.checkpoints.cuts[name]
+    del context.checkpoints.saves[name]
     return [Send(caller.peer, sequence, Done(True)), RemoveState(name)]
 
 
-def written(core: ControllerContext, name: str, trouble: str | None) -> list[Effect]:
+def written(context: ControllerContext, name: str, trouble: str | None) -> list[Effect]:
     """The file of a cut is there, or could not be written: why, in words."""
-    ours = core.checkpoints
-    cut = ours.cuts.get(name)
-    if cut is None or cut.asker is None:
+    ours = context.checkpoints
+    cut = ours.saves.get(name)
+    if cut is None or cut.waiter is None:
         return [RemoveState(name)]  # its client has gone
-    waiter, cut.asker = cut.asker, None
+    waiter, cut.waiter = cut.waiter, None
     peer = ours.peers.pop(waiter, None)
     answer: BeginCheckpointReply | Failure = cut.reply
     effects: list[Effect] = []
     if trouble is not None:
-        del ours.cuts[name]
+        del ours.saves[name]
         answer = Failure("CheckpointError", f"the controller could not write its state: {trouble}; nothing was saved")
         effects.append(RemoveState(name))
     return effects if peer is None else [Send(peer, waiter[1], answer), *effects]
 
 
-def record_of(core: ControllerContext, read: SavedState | BaseException) -> r.StateLoaded:
+def record_of(context: ControllerContext, read: SavedState | BaseException) -> r.StateLoaded:
     """The record that makes a saved tree the state. CheckpointError where it is none; SamplerError."""
     if isinstance(read, BaseException):
         raise CheckpointError(f"the state cannot be loaded: {read}") from read
@@ -194,7 +201,7 @@ def record_of(core: ControllerContext, read: SavedState | BaseException) -> r.St
             msgspec.msgpack.decode(form.sampler.state)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the state to load is not what a save writes: {error}; nothing was changed") from None
-    return r.StateLoaded(b"", core.now, read.file)
+    return r.StateLoaded(b"", context.now, read.file)
 
 
 def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
@@ -202,59 +209,61 @@ def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
     return {"name": sampler.name, "state": sampler.save_checkpoint()} if isinstance(sampler, UserSampler) else None
 
 
-def read(core: ControllerContext, client: str, sequence: int, found: SavedState | Exception) -> list[Effect]:
+def read(context: ControllerContext, client: str, sequence: int, found: SavedState | Exception) -> list[Effect]:
     """A file was read for the LoadState request of a client."""
-    peer = core.checkpoints.heard(client, sequence)
+    peer = context.checkpoints.end_load(client, sequence)
     if peer is None:
         return _unused(found)  # the client does not wait any more, so nothing is loaded
     try:
-        record = record_of(core, found)
+        record = record_of(context, found)
         assert not isinstance(found, Exception)
-        kept, sampler = found.tree["sampler"], core.samplers.default
+        kept, sampler = found.tree["sampler"], context.samplers.default
         if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
             return _replace_state(
-                core, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+                context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
             )
-        if core.asks.runner is not None:
-            return _load_with_process(core, client, peer, sequence, record, found, kept["state"])
+        if context.sampler_calls.runner is not None:
+            return _load_with_process(context, client, peer, sequence, record, found, kept["state"])
         before = sampler.save_checkpoint()
         sampler.load_checkpoint(kept["state"])
         try:
             return _replace_state(
-                core, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+                context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
             )
         except BaseException:
             sampler.load_checkpoint(before)
             raise
     except TransferQueueError as error:
-        return [core.failure(peer, sequence, error), *_unused(found)]
+        return [context.failure(peer, sequence, error), *_unused(found)]
 
 
-def _replace_state(core: ControllerContext, caller: Caller, record: r.StateLoaded, found: SavedState) -> list[Effect]:
+def _replace_state(
+    context: ControllerContext, caller: Caller, record: r.StateLoaded, found: SavedState
+) -> list[Effect]:
     """Replace the state of the controller by a saved one, and reply to the client."""
-    before = list(core.state.partitions.values())
-    core.state.prepared = (record, found.tree, found.state)
+    before = list(context.state.partitions.values())
+    context.state.prepared = (record, found.tree, found.state)
     try:
-        effects = core.commit(caller, Decision([record], lambda: _replaced(core, before)))
+        effects = context.commit(caller, Decision([record], lambda: _replaced(context, before)))
     finally:
-        core.state.prepared = None
+        context.state.prepared = None
     return [*effects, Release(before)]
 
 
-def _replaced(core: ControllerContext, before: list[Partition]) -> Done:
+def _replaced(context: ControllerContext, before: list[Partition]) -> Done:
     """Forget what the controller knew of these partitions, whose place a loaded state has taken."""
-    core.works.void()
-    core.asks.void()
-    core.warned.clear()
-    for name in {*(partition.name for partition in before), *core.state.partitions}:
-        core.changed.setdefault(name, ChangeSet()).everything = True
-    for partition in list(core.state.partitions.values()):
-        for record in clear_decisions.never_taken(partition):
-            core.apply(record)
+    context.background_deals.void()
+    context.sampler_calls.void()
+    context.samplers.warned.clear()
+    for name in {*(partition.name for partition in before), *context.state.partitions}:
+        context.changes.of(name).everything = True
+    for partition in list(context.state.partitions.values()):
+        for record in unneeded_rows.never_taken(partition):
+            context.log.apply(record)
         if partition.sealed:
-            for record in clear_decisions.never_put(partition, ()):
-                core.apply(record)
-    return Done(core.state.epoch)
+            for record in unneeded_rows.never_put(partition, ()):
+                context.log.apply(record)
+    return Done(context.state.epoch)
 
 
 def _unused(found: SavedState | Exception) -> list[Effect]:
@@ -263,7 +272,7 @@ def _unused(found: SavedState | Exception) -> list[Effect]:
 
 
 def _load_with_process(
-    core: ControllerContext,
+    context: ControllerContext,
     client: str,
     peer: int,
     sequence: int,
@@ -276,34 +285,34 @@ def _load_with_process(
     Nothing changes either if the client is gone before the sampler has answered. If the client reconnects meanwhile,
     its repeated request waits for the same load.
     """
-    core.checkpoints.wait_for_load(client, sequence, peer)
+    context.checkpoints.wait_for_load(client, sequence, peer)
 
     def known(before: Any) -> list[Effect]:
         if isinstance(before, BaseException):
-            return not_loaded(core.checkpoints.heard(client, sequence), error_of(before))
-        core.asks.order(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
+            return not_loaded(context.checkpoints.end_load(client, sequence), error_of(before))
+        context.sampler_calls.order(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
         return []
 
     def loaded(before: bytes, outcome: Any) -> list[Effect]:
-        peer = core.checkpoints.heard(client, sequence)
+        peer = context.checkpoints.end_load(client, sequence)
         try:
             if isinstance(outcome, BaseException):
                 raise error_of(outcome)
             if peer is not None:
                 return _replace_state(
-                    core, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+                    context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
                 )
             error = None
         except TransferQueueError as raised:
             error = raised
-        core.asks.order(plain_call("load_checkpoint", before), lambda _: [])
+        context.sampler_calls.order(plain_call("load_checkpoint", before), lambda _: [])
         return not_loaded(peer, error)
 
     def not_loaded(peer: int | None, error: TransferQueueError | None) -> list[Effect]:
         unused = _unused(found)
-        return unused if peer is None or error is None else [core.failure(peer, sequence, error), *unused]
+        return unused if peer is None or error is None else [context.failure(peer, sequence, error), *unused]
 
-    core.asks.order(plain_call("save_checkpoint"), known)
+    context.sampler_calls.order(plain_call("save_checkpoint"), known)
     return []
 
 

@@ -3,55 +3,58 @@
     handle(client, peer, envelope, now)   a request arrived on connection `peer` of `client`
     closed(client, peer, now)             that connection ended
     tick(now)                             a deadline may have come (see next_deadline)
-    worked(number, outcome, now)          an effect `Work` was carried out
+    worked(number, outcome, now)          an effect `ComputeDeal` was carried out
 
-Each decides on records, applies them (`state.apply`), and returns effects for the server. Every
-request gets exactly one reply. Replies to what changed something are kept in the state until the client says
-that it has them, so the same request on a new connection gets the same answer. What waits is answered by the
-event that completes it, in order of arrival per (partition, task).
+Each event is decided as records, which are applied (`core.state.apply`), and as effects for the server. Every request
+gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the reply, so
+the same request on a new connection gets the same reply. A request that waits is answered by the event that completes
+it, in order of arrival per (partition, task).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from transfer_queue.core import checkpoint_handler, wakeups
+from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions
-from transfer_queue.core.control.change_set import ChangeSet
+from transfer_queue.core.claims.background_deals import BackgroundDeals
+from transfer_queue.core.claims.index_builder import IndexBuilder
+from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines
+from transfer_queue.core.control.activity import ActivityTracker
+from transfer_queue.core.control.change_log import ChangeLog
+from transfer_queue.core.control.connections import Connections
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.control.measures import ControllerMeasures, LeaseCounts
+from transfer_queue.core.control.parked_requests import ParkedRequests
+from transfer_queue.core.control.pending_checkpoints import PendingCheckpoints
+from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
-from transfer_queue.core.puts import put_decisions, put_handlers, retention
+from transfer_queue.core.puts import put_handlers, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, partition_view, value_locations
 from transfer_queue.core.reports import explain, status
-from transfer_queue.core.reports.explain import timeout_words
-from transfer_queue.core.reports.state_metrics import LeaseCounts
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copied, watched_tags
-from transfer_queue.core.state import unneeded_rows as clear_decisions
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.units import unit_drain, unit_handlers
+from transfer_queue.core.units import unit_handlers
+from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
-from transfer_queue.errors import CapacityError, ProtocolError, SamplerError, TransferQueueError
-from transfer_queue.messages.base import Done, Failure
+from transfer_queue.core.units.unit_drains import UnitDrains
+from transfer_queue.core.wakeups import Wakeups
+from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
-from transfer_queue.messages.partitions import TakeGroupDemand
-from transfer_queue.messages.queries import Watch
+from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 
-MAX_DELIVERIES = 16  # of a row without an ack, where neither its partition nor the system says another number
-MAX_DEPARTED = 1024  # clients without a connection whose replies are kept
+MAX_DELIVERIES = 16
+"""Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""
 
 HANDLERS = (
     batch_metadata,
@@ -63,18 +66,14 @@ HANDLERS = (
     partition_view,
     put_handlers,
     status,
-    unit_drain,
     unit_handlers,
     value_locations,
 )
 """The modules that register handlers of requests."""
 
 
-class Controller(ControllerContext):
-    """The core of the system: see `ControllerContext` for the arguments and attributes.
-
-    lease_counts: since the controller began, for metrics.
-    """
+class Controller:
+    """The core of the system: routes events to handlers, and looks after each event at the requests that wait."""
 
     def __init__(
         self,
@@ -92,246 +91,239 @@ class Controller(ControllerContext):
         values: Values = copied,
         strict: bool = False,
     ) -> None:
-        super().__init__(
-            sampler,
-            config,
-            capacity,
-            timer,
-            restored,
-            now,
-            lives,
-            boot,
-            max_deliveries,
-            replicas,
-            marks,
-            values,
-            strict,
+        """Begin with an empty state, or with that of a controller before this one.
+
+        Args:
+            sampler: The sampler of claims that name no other.
+            config: JSON text that clients get when they attach.
+            capacity: The most rows at a time; None for no limit.
+            timer: Returns seconds, to measure what a user's sampler costs.
+            restored: The state of the controller before this one. Its clients have a grace period to reconnect.
+            now: The time on the controller's clock.
+            lives: Returns whether the process of a client is known to be alive.
+            boot: An identifier that no other controller has.
+            max_deliveries: The limit of the partitions that do not set one. See `PartitionOptions`.
+            replicas: The number of units that store each block.
+            marks: The fill levels at which blocks are moved to disk.
+            values: Decodes a value of a message, for a user's sampler in this process.
+            strict: Whether entries of a sampling_config that the sampler does not take are errors.
+        """
+        self.state = state = State(capacity) if restored is None else restored
+        """The state of the system."""
+        state.watched = watched_tags(sampler)
+        log, measures = RecordLog(state), ControllerMeasures()
+        samplers = SamplerRegistry(sampler, values, strict)
+        self.context = ControllerContext(
+            state=state,
+            log=log,
+            samplers=samplers,
+            sampler_calls=SamplerAsks(samplers.default, lambda *args: claim_handler.look(self.context, *args)),
+            measures=measures,
+            connections=Connections(state, now, lives),
+            parked=ParkedRequests(log, measures),
+            changes=ChangeLog(log),
+            activity=ActivityTracker(),
+            lease_deadlines=LeaseDeadlines(state),
+            background_deals=BackgroundDeals(),
+            index_builder=IndexBuilder(),
+            migrations=MigrationPlanner(state, replicas, marks),
+            unit_drains=UnitDrains(state),
+            checkpoints=PendingCheckpoints(),
+            config=config,
+            timer=timer,
+            boot=boot,
+            max_deliveries=max_deliveries,
         )
-        self.asks = SamplerAsks(self.samplers.default, partial(claim_handler.look, self))
-        self.lease_counts = LeaseCounts()
-        self.observe(LeaseCounts.RECORDS, self.lease_counts.note)
-        self.clearing = IncrementalClears()
+        self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
+        self._wakeups = Wakeups(self.context, self.clears)
+        self.context.activity.restored(self.context.connections.grace.clients, state.partitions)
+        self._observe_records()
+
+    def _observe_records(self) -> None:
+        log, context = self.context.log, self.context
+        log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.note)
+        log.observe([r.StateLoaded], lambda record: context.migrations.forget())
+        log.observe(
+            [r.ConsumptionForgotten], lambda record: context.background_deals.forget(record.partition, record.task)
+        )
+        log.observe([r.PartitionDropped], lambda record: context.activity.dropped(record.partition))
+        log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
+
+    def take_records(self) -> list[r.AnyRecord]:
+        """Return the records that were applied since the last call, for the journal."""
+        return self.context.log.take()
 
     # ------------------------------------------------------------ events
 
     def opened(self, client: str, peer: int) -> None:
-        """A client has a (further) connection."""
-        self.connections.setdefault(client, set()).add(peer)
-        self.departed.pop(client, None)
+        """A client has opened a connection, its first one or a further one."""
+        self.context.connections.opened(client, peer)
 
     def handle(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> list[Effect]:
         """A request arrived."""
-        self.now = now
-        self.counters["requests"] += 1
-        sequence = envelope.sequence
-        kept = self.state.clients.get(client)
+        context, state = self.context, self.state
+        context.log.now = now
+        context.measures.counters["requests"] += 1
+        sequence, request = envelope.sequence, envelope.body
+        kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
             return [Send(peer, sequence, kept.replies[sequence])]
-        waiting = self.state.waiting.by_waiter.get((client, sequence))
+        waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
-            return self._attach(waiting, peer)
+            return self._settled(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
         if kept is not None and kept.over(sequence):
-            return [self.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
+            return [context.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
+        caller = Caller(client, peer, envelope)
         try:
-            return self.answer(Caller(client, peer, envelope), envelope.body)
+            if type(request) in READS:
+                check_epoch(state, request)
+                reply: Any = handler(type(request))(context, caller, request)
+                return [Send(peer, sequence, reply)]
+            effects = self.change(caller, request)
         except TransferQueueError as error:
-            return [self.failure(peer, sequence, error), *self.settle()]
+            effects = [context.failure(peer, sequence, error)]
+        return self._settled(effects)
 
     def closed(self, client: str, peer: int, now: float) -> list[Effect]:
-        """A connection ended: what waited on it is cancelled, before anything can meet it."""
-        self.now = now
-        for waiter in [w for w, p in self.peers.items() if p == peer and w[0] == client]:
-            self.unpark(waiter)
-        for waiter in [w for w, (p, _, _) in self.drains.items() if p == peer and w[0] == client]:
-            del self.drains[waiter]
+        """A connection ended. What waits on it is cancelled before anything can meet it."""
+        context = self.context
+        context.log.now = now
+        context.parked.cancel(client, peer)
+        context.unit_drains.cancel(client, peer)
         self.wide_puts.closed(peer)
-        for unit in [u for u, p in self.unit_peers.items() if p == peer]:
-            del self.unit_peers[unit]
-            self.movers.short.pop(unit, None)
-            self.moves.gone(unit)
-        peers = self.connections.get(client)
-        if peers is not None:
-            peers.discard(peer)
-            if not peers:
-                left = self.checkpoints.left(client)
-                self._gone(client)
-                return [*left, *self.settle()]
-        return self.settle()
-
-    def status(self, now: float) -> SystemStatus:
-        """Progress of every partition, and the counters."""
-        return status.of_system(self, now)
+        for unit in context.connections.units_at(peer):
+            unit_handlers.forget_unit(context, unit)
+        effects: list[Effect] = []
+        if context.connections.closed(client, peer):
+            effects = context.checkpoints.forget_client(client)
+            self._wakeups.release(client)
+        return self._settled(effects)
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, None where nobody waits."""
-        times = [self.state.waiting.next_deadline(), self.returning.due(), self.deadlines.next(), self.moves.due()]
-        if self.state.aging or self.drains:
-            times += [retention.next_expiry(partition) for partition in self.state.aging.values()]
-            times += [deadline for _, _, deadline in self.drains.values()]
-        if self.clearing.jobs or self.making or self.wide_puts.jobs:
-            times.append(self.now)
+        """Return when `tick` has something to do; None if there is no deadline."""
+        context, state = self.context, self.context.state
+        times = [
+            state.waiting.next_deadline(),
+            context.connections.grace.due(),
+            context.lease_deadlines.next(),
+            context.migrations.due(),
+            context.unit_drains.due(),
+        ]
+        if state.aging:
+            times += [retention.next_expiry(partition) for partition in state.aging.values()]
+        if self.clears.jobs or context.index_builder or self.wide_puts.jobs:
+            times.append(context.now)
         return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends waits and leases whose deadline has come, drops rows too old, gives up clients that did not return."""
-        self.now = now
-        effects: list[Effect] = []
-        for client in self.returning.gone(now, self.connections):
-            self._gone(client)
-        for leased, lease in self.deadlines.due(now):
-            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", self.max_deliveries):
-                self.apply(record)
-        for partition in list(self.state.aging.values()):
-            retention.retain(self, partition)
-        for waiting in self.state.waiting.expired(now):
-            waiter = (waiting.client, waiting.sequence)
-            peer = self.peers.get(waiter)
-            reply = self._expiry(waiting, now)
-            self.unpark(waiter)
-            if peer is not None:
-                effects.append(Send(peer, waiting.sequence, reply))
-        effects += self.clearing.step(self)
-        effects += self.wide_puts.step(self, self.answer)
-        made = self.making.step(self.state)
-        if made is not None:
-            self.changed.setdefault(made[0], ChangeSet()).tasks.add(made[1])
-        records, orders = self.moves.step(now)
+        """End what has reached its deadline (waits, leases, old rows, grace periods), and do a step of long jobs."""
+        context = self.context
+        context.log.now = now
+        for client in context.connections.grace.expired(now, context.connections.peers):
+            self._wakeups.release(client)
+        for leased, lease in context.lease_deadlines.due(now):
+            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", context.max_deliveries):
+                context.log.apply(record)
+        for partition in list(context.state.aging.values()):
+            retention.retain(context.log, partition)
+        effects = self._wakeups.expire(now)
+        effects += self.clears.step(context)
+        effects += self.wide_puts.step(context, self.change)
+        built = context.index_builder.step(context.state)
+        if built is not None:
+            context.changes.of(built[0]).tasks.add(built[1])
+        records, orders = context.migrations.step(now)
         for record in records:
-            self.apply(record)
+            context.log.apply(record)
         effects += [SendToUnit(unit, order) for unit, order in orders]
-        return [*effects, *self.settle()]
+        return self._settled(effects)
 
     def worked(self, number: int, outcome: Any, now: float) -> list[Effect]:
-        """Work has ended. outcome: what it gave, or the exception that it raised.
+        """A long deal was computed.
 
-        Who began the deal gets it where it still can be made, else its claim is decided anew, like all others that
-        wait for the same task.
+        The claim that began it gets the deal if the deal is still possible. Otherwise the claim is decided again, like
+        all others of its task that wait.
+
+        Args:
+            number: The number in `ComputeDeal`.
+            outcome: The result of `ComputeDeal.run`, or the exception that it raised.
+            now: The time on the controller's clock.
         """
-        self.now = now
-        job = self.works.end(number)
+        context = self.context
+        context.log.now = now
+        job = context.background_deals.end(number)
         effects: list[Effect] = []
-        waiting = self.state.waiting.by_waiter.get(job.waiter)
+        waiting = context.state.waiting.by_waiter.get(job.waiter)
         if waiting is not None and isinstance(outcome, BaseException):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
-            effects += self.failed(waiting, error)
+            effects = context.refuse(waiting, error)
         elif waiting is not None:
-            effects += claim_handler.retry_claim(self, waiting, job.made(outcome))
-        self.changed.setdefault(job.partition.name, ChangeSet()).tasks.add(job.task)
-        return [*effects, *self.settle()]
+            effects = claim_handler.retry_claim(context, waiting, job.made(outcome))
+        context.changes.of(job.partition.name).tasks.add(job.task)
+        return self._settled(effects)
 
     def sampler_answered(self, number: int, outcome: Any, now: float) -> list[Effect]:
-        """An effect `AskSampler` was carried out. outcome: see there."""
-        self.now = now
-        return [*self.asks.answered(self, number, outcome), *self.settle()]
+        """The process of a user's sampler answered a call. outcome: see `AskSampler`."""
+        self.context.log.now = now
+        return self._settled(self.context.sampler_calls.answered(self.context, number, outcome))
 
     def sampler_reads(self, number: int, question: Question) -> ViewReply:
-        """Reply to what a user's sampler reads during a call."""
-        return self.asks.question(self, number, question)
+        """Return the reply to what a user's sampler reads during a call."""
+        return self.context.sampler_calls.question(self.context, number, question)
 
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
-        """An effect `WriteState` was carried out, or failed: why, in words."""
-        self.now = now
-        return [*checkpoint_handler.written(self, name, trouble), *self.settle()]
+        """The state was written to a file, or not. trouble: why not, in words; None if it was."""
+        self.context.log.now = now
+        return self._settled(checkpoint_handler.written(self.context, name, trouble))
 
     def state_read(
         self, client: str, sequence: int, read: checkpoint_handler.SavedState | Exception, now: float
     ) -> list[Effect]:
-        """An effect `ReadState` was carried out. read: what the file holds (`checkpoints.built`), or an exception."""
-        self.now = now
-        return [*checkpoint_handler.read(self, client, sequence, read), *self.settle()]
+        """The file of a saved state was read for a client. read: its content, or why it cannot be read."""
+        self.context.log.now = now
+        return self._settled(checkpoint_handler.read(self.context, client, sequence, read))
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
-        """Replace the sampler. Dealt batches do not change; claims that wait are checked and decided again."""
-        self.samplers = SamplerRegistry(sampler, self.values, self.samplers.strict)
-        effects = self.asks.replace(self.samplers.default)
-        self.state.watched = watched_tags(sampler)
-        for waiting in list(self.state.waiting.by_waiter.values()):
+        """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
+        context = self.context
+        effects = context.sampler_calls.replace(context.samplers.replace_default(sampler))
+        context.state.watched = watched_tags(sampler)
+        for waiting in list(context.state.waiting.by_waiter.values()):
             if isinstance(waiting.request, Claim):
-                effects += claim_handler.check_again(self, waiting)
-        for name in {**self.state.partitions, **self.state.waiting.claims}:  # also of partitions not there
-            self.changed.setdefault(name, ChangeSet()).everything = True
-        return [*effects, *self.settle()]
+                effects += claim_handler.check_again(context, waiting)
+        for name in {**context.state.partitions, **context.state.waiting.claims}:  # claims may wait for new partitions
+            context.changes.of(name).everything = True
+        return self._settled(effects)
 
-    # ------------------------------------------------------------ one request
+    # ------------------------------------------------------------ requests
 
-    def answer(self, caller: Caller, request: AnyRequest) -> list[Effect]:
-        """Return the effects of a request. Raises an error of the tree if it is refused."""
+    def change(self, caller: Caller, request: AnyRequest) -> list[Effect]:
+        """Return the effects of a request that may change the state.
+
+        Raises:
+            TransferQueueError: The request is refused.
+        """
+        context = self.context
         check_epoch(self.state, request)
         handle = handler(type(request))
-        if type(request) not in READS:
-            self.movers.acted(caller.client, request)
-            if self.clearing.begin(self.state, caller) or self.wide_puts.begin(self.state, caller):
-                return []
-        result = handle(self, caller, request)
+        context.activity.acted(caller.client, request)
+        if self.clears.begin(self.state, caller) or self.wide_puts.begin(self.state, caller):
+            return []
+        result = handle(context, caller, request)
         if isinstance(result, Decision):
-            return [*self.commit(caller, result), *self.settle()]
+            return context.commit(caller, result)
         if isinstance(result, ParkDecision):
-            self.park(caller, result.request, result.seconds)
-            return self.settle()
+            context.parked.park(caller, result.request, result.seconds)
+            return []
         if isinstance(result, list):
-            return [*result, *self.settle()]
+            return result
         return [Send(caller.peer, caller.envelope.sequence, result)]
 
-    # ------------------------------------------------------------ waiting
+    def status(self, now: float) -> SystemStatus:
+        """Return the progress of every partition, and the counters."""
+        return status.of_system(self.context, now)
 
-    def _attach(self, waiting: ParkedRequest, peer: int) -> list[Effect]:
-        """A parked request came again: it is answered on the newest connection (peers are numbered ascending)."""
-        known = self.peers.get(waiting.waiter)
-        self.peers[waiting.waiter] = peer if known is None else max(peer, known)
-        if known is None:  # parked before a replay, and not looked at since
-            return [*wakeups.retry(self, waiting), *self.settle()]
-        return []
-
-    def _expiry(self, waiting: ParkedRequest, now: float) -> AnyReply:
-        request = waiting.request
-        if isinstance(request, Watch):
-            return change_answers.empty_watch_reply(self.state, request)
-        self.counters["failures"] += 1
-        if isinstance(request, Claim):
-            if request.probe or request.quiet:
-                return claim_handler.empty_reply(self, request, ended=False)
-            dealt = claim_samplers.group_size(self.samplers.of(request, self.state.partitions.get(request.partition)))
-            waited = request.waited + now - waiting.since
-            return Failure("WaitTimeoutError", timeout_words(self.state, request, waited, dealt))
-        if isinstance(request, TakeGroupDemand):
-            return Done(0)
-        try:
-            put_decisions.check_room(self.state, request.partition, request.count)
-        except CapacityError as error:
-            return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
-        return Failure("CapacityError", f"no capacity came free within {now - waiting.since:.3g} s")
-
-    def settle(self) -> list[Effect]:
-        """Meets what can be met after a change, until nothing more can; then hands back free extents."""
-        return wakeups.settle(self, bool(self.clearing.jobs))
-
-    # ------------------------------------------------------------ the rest
-
-    def _gone(self, client: str) -> None:
-        """A client has no connection any more."""
-        self.connections.pop(client, None)
-        self._release(client)
-        self._depart(client)
-
-    def _release(self, client: str) -> None:
-        """A client is gone: it holds nothing, has promised nothing, and will not put what it has reserved."""
-        self.movers.left(client)
-        for partition in list(self.state.partitions.values()):
-            for task, rows in partition.holds.of_client(client):
-                for record in clear_decisions.finished(partition, task, client, rows):
-                    self.apply(record)
-            for task in [task for task, name in partition.wants.promised if name == client]:
-                self.apply(r.GroupsTaken(partition.name, task, client, 0))
-            if partition.sealed and client in partition.owners:
-                for record in clear_decisions.never_put(partition, self.connections):
-                    self.apply(record)
-
-    def _depart(self, client: str) -> None:
-        if client not in self.state.clients:
-            return
-        self.departed[client] = None
-        while len(self.departed) > MAX_DEPARTED:
-            oldest = next(iter(self.departed))
-            del self.departed[oldest]
-            self.apply(r.ClientForgotten(oldest))
+    def _settled(self, effects: list[Effect]) -> list[Effect]:
+        """Return these effects of an event, and those of the requests that can be met after it."""
+        return [*effects, *self._wakeups.settle()]

@@ -1,6 +1,6 @@
-"""After an event: who waits and can be met now is met, until nothing more can be; then free extents are handed back.
+"""Looks at the requests that wait, after every event: meets those that can be met now, and ends those that cannot.
 
-`claims.wakeup_filter` selects the requests to look at again. Equal ones are looked at together.
+`claims.wakeup_filter` selects the claims that are worth another look. Equal claims are decided together.
 """
 
 from __future__ import annotations
@@ -9,119 +9,195 @@ from collections.abc import Iterator
 
 from transfer_queue.core.claims import claim_batching, claim_handler
 from transfer_queue.core.claims.wakeup_filter import all_claims, claims_to_retry
-from transfer_queue.core.control.change_set import ChangeSet
+from transfer_queue.core.control.change_log import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, FreeExtents, Send
 from transfer_queue.core.events.registry import Caller, Decision, handler
-from transfer_queue.core.puts import retention
+from transfer_queue.core.puts import put_decisions, retention
+from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
+from transfer_queue.core.reports.explain import timeout_words
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
-from transfer_queue.core.units import unit_drain
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import CapacityError, TransferQueueError
+from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
 
 
-def settle(core: ControllerContext, clearing: bool) -> list[Effect]:
-    """Meets what can be met after a change, until nothing more can; then hands back free extents.
+class Wakeups:
+    """Meets and ends the requests that wait."""
 
-    clearing: whether rows are being cleared in steps.
-    """
-    effects: list[Effect] = []
-    while True:
-        while core.changed:
-            name, change = core.changed.popitem()
-            partition = core.state.partitions.get(name)
-            if core.state.waiting.by_waiter:
-                effects += _meet(core, name, partition, change)
-            elif partition is not None:
-                retention.retain(core, partition)
-                partition.gained.clear()
-        effects += core.asks.next(core)
-        if not core.changed:
-            break
-    if core.state.blocks.untold:
-        for unit, extents in core.state.blocks.take_freed(core.unit_peers, core.checkpoints).items():
-            core.movers.freed[unit] = core.movers.freed.get(unit, 0) + 1
-            effects.append(FreeExtents(unit, extents))
-    if core.drains:
-        effects += unit_drain.drained(core)
-    if core.state.waiting.claims:  # else nothing can be in the way of anything
-        waits = core.works or core.asks or core.checkpoints.cuts or core.moves.active or clearing or core.making
-        if not waits and core.movers.deadlocked(core.state, core.connections):
-            effects += deadlock_detector.end_deadlock(core)
-    return effects
+    def __init__(self, context: ControllerContext, clears: IncrementalClears) -> None:
+        self._context = context
+        self._clears = clears
 
+    def settle(self) -> list[Effect]:
+        """Meet what can be met after an event, until nothing more can be met. Then give free extents back."""
+        context = self._context
+        state, changes = context.state, context.changes.by_partition
+        effects: list[Effect] = []
+        while True:
+            while changes:
+                name, change = changes.popitem()
+                partition = state.partitions.get(name)
+                if state.waiting.by_waiter:
+                    effects += self._meet(name, partition, change)
+                elif partition is not None:
+                    retention.retain(context.log, partition)
+                    partition.gained.clear()
+            effects += context.sampler_calls.next(context)
+            if not changes:
+                break
+        if state.blocks.untold:
+            for unit, extents in state.blocks.take_freed(context.connections.units, context.checkpoints).items():
+                context.activity.freed[unit] = context.activity.freed.get(unit, 0) + 1
+                effects.append(FreeExtents(unit, extents))
+        if context.unit_drains:
+            effects += context.unit_drains.settle(context.now)
+        if self._is_deadlocked():
+            effects += deadlock_detector.end_deadlock(context)
+        return effects
 
-def retry(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
-    """Looks again at one who waits, whatever for."""
-    if isinstance(waiting.request, Watch):
-        return _retry_watch(core, waiting)
-    if isinstance(waiting.request, Claim):
-        return claim_handler.retry_claim(core, waiting)
-    return _retry_decision(core, waiting)
+    def _is_deadlocked(self) -> bool:
+        """Whether claims and puts wait for each other. The controller's own work under way may still meet them."""
+        context = self._context
+        if not context.state.waiting.claims:
+            return False
+        working = (
+            context.background_deals
+            or context.sampler_calls
+            or context.checkpoints.saves
+            or context.migrations.active
+            or self._clears.jobs
+            or context.index_builder
+        )
+        return not working and context.activity.deadlocked(context.state, context.connections.peers)
 
+    def retry(self, waiting: ParkedRequest) -> list[Effect]:
+        """Look again at a request that waits."""
+        if isinstance(waiting.request, Watch):
+            return self._retry_watch(waiting)
+        if isinstance(waiting.request, Claim):
+            return claim_handler.retry_claim(self._context, waiting)
+        return self._retry_decision(waiting)
 
-def _meet(core: ControllerContext, name: str, partition: Partition | None, change: ChangeSet) -> Iterator[Effect]:
-    """Meets who waits for what has changed in a partition; None where it is no more."""
-    for waiter, reply in change_answers.watch_replies(core.state, name, core.peers):
-        yield _met(core, waiter, reply)
-    gained: set[str] = set()
-    if partition is not None:
-        retention.retain(core, partition)
-        gained, partition.gained = partition.gained, set()
-        for waiting in list(core.state.waiting.work.get(name, {}).values()):
-            yield from _retry_decision(core, waiting)
-    for task, queue in list(core.state.waiting.of_partition(name).items()):
-        first = next(iter(queue.claims.values()), None)
-        if partition is not None and first is not None and core.making.waits(core.samplers, partition, first.claim):
-            continue  # all of them are looked at once it is made
-        if partition is None or change.everything or task in change.tasks:
-            worth = all_claims(core.samplers, partition, queue, core.peers)
-        else:
-            shares = change.shares.get(task, ())
-            consumed = task in change.consumed
-            grown = change.joined or task in gained
-            worth = claims_to_retry(core.samplers, partition, task, queue, grown, shares, consumed, core.peers)
-        for some in worth:
-            yield from retry(core, some[0]) if len(some) == 1 else claim_batching.meet_together(core, some)
-    if change.everything or change.space:
-        for waiting in list(core.state.waiting.space.values()):
-            yield from retry(core, waiting)
+    def expire(self, now: float) -> list[Effect]:
+        """End the waits whose deadline has come."""
+        effects: list[Effect] = []
+        for waiting in self._context.state.waiting.expired(now):
+            peer = self._context.parked.peers.get(waiting.waiter)
+            reply = self._expiry(waiting, now)
+            self._context.parked.unpark(waiting.waiter)
+            if peer is not None:
+                effects.append(Send(peer, waiting.sequence, reply))
+        return effects
 
+    def release(self, client: str) -> None:
+        """End what depends on a client that is gone: rows that it holds, groups it has promised, rows it has reserved.
 
-def _met(core: ControllerContext, waiter: RequestKey, reply: AnyReply) -> Send:
-    """Answers one who waits and has a connection."""
-    peer = core.peers[waiter]
-    core.unpark(waiter)
-    return Send(peer, waiter[1], reply)
+        Its kept replies are forgotten later, when many more clients have left.
+        """
+        context = self._context
+        context.connections.peers.pop(client, None)
+        context.activity.left(client)
+        for partition in list(context.state.partitions.values()):
+            for task, rows in partition.holds.of_client(client):
+                for record in unneeded_rows.finished(partition, task, client, rows):
+                    context.log.apply(record)
+            for task in [task for task, name in partition.wants.promised if name == client]:
+                context.log.apply(r.GroupsTaken(partition.name, task, client, 0))
+            if partition.sealed and client in partition.owners:
+                for record in unneeded_rows.never_put(partition, context.connections.peers):
+                    context.log.apply(record)
+        for oldest in context.connections.depart(client):
+            context.log.apply(r.ClientForgotten(oldest))
 
+    def _meet(self, name: str, partition: Partition | None, change: ChangeSet) -> Iterator[Effect]:
+        """Meet the requests that wait for what has changed in a partition; None if the partition has ended."""
+        context, waiting_for = self._context, self._context.state.waiting
+        peers = context.parked.peers
+        for waiter, reply in change_answers.watch_replies(context.state, name, peers):
+            yield self._reply(waiter, reply)
+        gained: set[str] = set()
+        if partition is not None:
+            retention.retain(context.log, partition)
+            gained, partition.gained = partition.gained, set()
+            for waiting in list(waiting_for.work.get(name, {}).values()):
+                yield from self._retry_decision(waiting)
+        for task, queue in list(waiting_for.of_partition(name).items()):
+            first = next(iter(queue.claims.values()), None)
+            if partition and first and context.index_builder.waits(context.samplers, partition, first.claim):
+                continue  # all claims of the task are looked at when the index is built
+            if partition is None or change.everything or task in change.tasks:
+                worth = all_claims(context.samplers, partition, queue, peers)
+            else:
+                shares = change.shares.get(task, ())
+                consumed = task in change.consumed
+                grown = change.joined or task in gained
+                worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
+            for some in worth:
+                yield from self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
+        if change.everything or change.space:
+            for waiting in list(waiting_for.space.values()):
+                yield from self.retry(waiting)
 
-def _retry_watch(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
-    """Looks again at one who came back after a replay."""
-    reply = change_answers.watch_reply(core.state, waiting.watch)
-    if reply is None:
-        change_answers.mark_seen(core.state, waiting.watch.partition)
-        return []
-    return [_met(core, waiting.waiter, reply)]
+    def _reply(self, waiter: RequestKey, reply: AnyReply) -> Send:
+        """End the wait of a request that has a connection, with this reply."""
+        peer = self._context.parked.peers[waiter]
+        self._context.parked.unpark(waiter)
+        return Send(peer, waiter[1], reply)
 
+    def _retry_watch(self, waiting: ParkedRequest) -> list[Effect]:
+        """Look again at a watch whose client came back after a restart."""
+        state = self._context.state
+        reply = change_answers.watch_reply(state, waiting.watch)
+        if reply is None:
+            change_answers.mark_seen(state, waiting.watch.partition)
+            return []
+        return [self._reply(waiting.waiter, reply)]
 
-def _retry_decision(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
-    """Looks again at a request that waits for space, or for groups that are wanted."""
-    peer = core.peers.get(waiting.waiter)
-    if peer is None:
-        return []
-    caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
-    try:
-        check_epoch(core.state, waiting.request)
-        decision = handler(type(waiting.request))(core, caller, waiting.request)
-    except TransferQueueError as error:
-        return core.failed(waiting, error)
-    if not isinstance(decision, Decision):
-        return []  # it waits on
-    core.unpark(waiting.waiter)
-    return core.commit(caller, decision)
+    def _retry_decision(self, waiting: ParkedRequest) -> list[Effect]:
+        """Look again at a request that waits for space, or for groups that a task wants."""
+        context = self._context
+        peer = context.parked.peers.get(waiting.waiter)
+        if peer is None:
+            return []
+        caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
+        try:
+            check_epoch(context.state, waiting.request)
+            decision = handler(type(waiting.request))(context, caller, waiting.request)
+        except TransferQueueError as error:
+            return context.refuse(waiting, error)
+        if not isinstance(decision, Decision):
+            return []  # the request still cannot be met
+        context.parked.unpark(waiting.waiter)
+        return context.commit(caller, decision)
+
+    def _expiry(self, waiting: ParkedRequest, now: float) -> AnyReply:
+        """Return the reply to a request whose deadline has come."""
+        context, request = self._context, waiting.request
+        if isinstance(request, Watch):
+            return change_answers.empty_watch_reply(context.state, request)
+        context.measures.counters["failures"] += 1
+        if isinstance(request, Claim):
+            if request.probe or request.quiet:
+                return claim_handler.empty_reply(context, request, ended=False)
+            sampler = context.samplers.of(request, context.state.partitions.get(request.partition))
+            waited = request.waited + now - waiting.since
+            words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler))
+            return Failure("WaitTimeoutError", words)
+        if isinstance(request, TakeGroupDemand):
+            return Done(0)
+        try:
+            put_decisions.check_room(context.state, request.partition, request.count)
+        except CapacityError as error:
+            return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
+        return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")

@@ -92,7 +92,7 @@ def test_the_publish_that_completes_it_answers(h: Harness) -> None:
     assert h.parked(sequence)
     h.put(1, ("y",), rows=[2])
     assert h.got(sequence) == [0, 1, 2]
-    assert h.controller.peers == {}
+    assert h.controller.context.parked.peers == {}
 
 
 @pytest.mark.design("parked claims are served first come, first served per (partition, task)")
@@ -474,7 +474,7 @@ def test_queries_and_polls_keep_nothing(h: Harness) -> None:
 
 
 def test_clients_that_left_long_ago_are_forgotten(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer_queue.core.controller.MAX_DEPARTED", 2)
+    monkeypatch.setattr("transfer_queue.core.control.connections.MAX_DEPARTED", 2)
     for name in "abcd":
         h.put(1, name=name)
     for name in "abc":
@@ -483,7 +483,7 @@ def test_clients_that_left_long_ago_are_forgotten(h: Harness, monkeypatch: pytes
     h.connect("b")
     h.disconnect("d")
     assert set(h.state.clients) == {"unit-0", "b", "c", "d"}
-    assert h.controller.connections.keys() == {"unit-0", "b"}
+    assert h.controller.context.connections.peers.keys() == {"unit-0", "b"}
 
 
 def test_cancel(h: Harness) -> None:
@@ -512,8 +512,8 @@ def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) 
     again = Harness()
     for record in h.records[1:]:
         if type(record).__name__ != "Replied":
-            again.controller.apply(record)
-    again.controller.changed.clear()
+            again.controller.context.log.apply(record)
+    again.controller.context.changes.by_partition.clear()
     again.take([])
     assert again.state.waiting.by_waiter.keys() == {("a", sequence)}
     again.put(2)

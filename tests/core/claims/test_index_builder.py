@@ -46,7 +46,7 @@ def filled(sampler: BaseSampler | None = None, **more: Any) -> Harness:
 def finish(h: Harness) -> int:
     """Until all is made; in how many turns."""
     turns = 0
-    while h.controller.making:
+    while h.controller.context.index_builder:
         assert h.controller.next_deadline() == h.now, "there is always something to do"
         h.tick(h.now)
         turns += 1
@@ -158,7 +158,9 @@ def test_it_is_what_it_would_be_if_it_were_made_at_once(which: int, declared: bo
                 h.ask(h.publish(1, None, rows=[at], tags=[{"priority": 2000 + number}]))
             elif what == "consume":
                 live = h.state.partitions["p"].rows.positions_of(np.arange(at, at + 3)) >= 0
-                h.controller.apply(r.Dealt("p", "t", None, 3, [], column(np.arange(at, at + 3)[live].tolist())))
+                h.controller.context.log.apply(
+                    r.Dealt("p", "t", None, 3, [], column(np.arange(at, at + 3)[live].tolist()))
+                )
             else:
                 h.put(4, tags=tags(np.random.default_rng(number), 4))
         parts.tick(parts.now)

@@ -288,11 +288,11 @@ def test_who_does_not_come_back_is_gone_after_the_grace() -> None:
     partition = core.state.partitions["p"]
     assert core.next_deadline() == world.now + GRACE_SECONDS
     core.tick(world.now + GRACE_SECONDS - 0.1)
-    assert (partition.row_count, list(core.departed)) == (6, [])
+    assert (partition.row_count, list(core.context.connections.departed)) == (6, [])
     core.tick(world.now + GRACE_SECONDS)
     assert partition.row_count == 4, "what the client held is finished, and freed"
-    assert set(core.departed) == {"a", "w", "unit-0"}
-    assert core.connections == {}
+    assert set(core.context.connections.departed) == {"a", "w", "unit-0"}
+    assert core.context.connections.peers == {}
     assert core.next_deadline() is None
 
 
@@ -302,7 +302,7 @@ def test_who_comes_back_keeps_what_he_holds() -> None:
     core.opened("a", 1)
     core.tick(world.now + GRACE_SECONDS)
     assert core.state.partitions["p"].row_count == 6
-    assert set(core.connections) == {"a"}
+    assert set(core.context.connections.peers) == {"a"}
     core.closed("a", 1, world.now + 20.0)
     assert core.state.partitions["p"].row_count == 4
 

@@ -25,7 +25,7 @@ def left(h: Harness) -> int:
 def finish(h: Harness) -> int:
     """Until nothing is under way; how many steps that took."""
     steps = 0
-    while h.controller.clearing.jobs:
+    while h.controller.clears.jobs:
         assert h.controller.next_deadline() == h.now, "there is always something to do"
         h.tick(h.now)
         steps += 1
@@ -69,10 +69,10 @@ def test_one_that_others_dropped_and_made_anew_is_another(h: Harness) -> None:
     h.put(5)
     dropped = h.send(ClearPartition("p"))
     while "p" in h.state.partitions:
-        before = h.controller.clearing.jobs.popleft()
+        before = h.controller.clears.jobs.popleft()
         h.ask(ClearRows("p", column(range(4))), "v")
         h.ask(ClearPartition("p"), "v")
-        h.controller.clearing.jobs.append(before)
+        h.controller.clears.jobs.append(before)
     h.put(6, name="v")
     assert finish(h) == 1
     assert h.reply(dropped) == Done()

@@ -44,7 +44,7 @@ class Tags:
 
 def consume(h: Harness, rows: list[int]) -> None:
     """Consume these rows for task t."""
-    h.controller.apply(r.Dealt("p", "t", None, len(rows), [], column(rows)))
+    h.controller.context.log.apply(r.Dealt("p", "t", None, len(rows), [], column(rows)))
 
 
 def compare(h: Harness, sizes: tuple[int, ...] = (2, 3)) -> None:

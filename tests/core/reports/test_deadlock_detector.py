@@ -261,5 +261,5 @@ def test_what_was_done_in_partitions_that_are_gone_is_forgotten():
         h.put(2, partition=name)
         assert h.dealt(2, partition=name)
         h.ask(ClearPartition(name))
-    movers = h.controller.movers
+    movers = h.controller.context.activity
     assert not any([*movers.actors.values(), *movers.watchers.values(), *movers.busy.values(), movers.policies])

@@ -107,7 +107,7 @@ def test_waits_are_counted_by_request_and_task_when_they_end(h: Harness) -> None
     assert not h.parked(late)
     h.now = 9.0
     h.ask(Cancel(given_up), "r")
-    waits = {(timing.name, timing.task): timing for timing in h.controller.waits.timings()}
+    waits = {(timing.name, timing.task): timing for timing in h.controller.context.measures.waits.timings()}
     assert {key: (sum(timing.counts), timing.seconds) for key, timing in waits.items()} == {
         ("Claim", "train"): (1, 2.0), ("Claim", "late"): (2, 7.0 + 9.0),
     }  # fmt: skip
@@ -115,7 +115,7 @@ def test_waits_are_counted_by_request_and_task_when_they_end(h: Harness) -> None
 
 def test_what_became_of_leases_is_counted(h: Harness) -> None:
     h.put(8)
-    counts = h.controller.lease_counts
+    counts = h.controller.context.measures.lease_counts
     first, second = h.lease(3), h.lease(2, lease=5.0)
     assert counts.granted == {"t": 2}
     assert end_of(measure(h.controller, 0.0)).series["leases"] == {("p", "t"): 2}
@@ -135,7 +135,7 @@ def test_what_a_rank_left_is_delivered_again() -> None:
     h.put(4)
     h.lease(2, dp_rank=0, batch_index=0)
     h.ask(RankGone("p", "t", 0))
-    assert h.controller.lease_counts.redelivered == {("t", "rank gone"): 2}
+    assert h.controller.context.measures.lease_counts.redelivered == {("t", "rank gone"): 2}
 
 
 def test_tasks_without_end_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +143,13 @@ def test_tasks_without_end_are_counted_together(h: Harness, monkeypatch: pytest.
     h.put(1)
     for task in "abcd":
         h.ack(h.lease(1, task))
-    assert h.controller.lease_counts.granted == {"a": 1, "b": 1, OTHER: 2}
-    assert h.controller.lease_counts.acknowledged == {"a": 1, "b": 1, OTHER: 2}
+    assert h.controller.context.measures.lease_counts.granted == {"a": 1, "b": 1, OTHER: 2}
+    assert h.controller.context.measures.lease_counts.acknowledged == {"a": 1, "b": 1, OTHER: 2}
 
 
 def test_status_tells_what_requests_took_and_the_longest_event(h: Harness) -> None:
     assert h.look(Status()).longest == ("", 0.0)
-    h.controller.load.served(Status, h.now, h.now + 0.004)
+    h.controller.context.measures.load.served(Status, h.now, h.now + 0.004)
     status = h.look(Status())
     assert [(timing.name, sum(timing.counts)) for timing in status.requests] == [("Status", 1)]
     assert status.longest == ("Status", 0.004)

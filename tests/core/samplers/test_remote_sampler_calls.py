@@ -166,7 +166,7 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     other.extents = 50
     other.put(2)
     state = msgspec.msgpack.encode({"states": {}})
-    sampler = {"name": name_of(h.controller.samplers.default), "state": state}
+    sampler = {"name": name_of(h.controller.context.samplers.default), "state": state}
     saved = {
         "format": 1,
         "time": 0.0,
@@ -192,8 +192,8 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     if returns:
         h.result(1, "loader")
         assert h.controller.state_read("loader", 1, checkpoint_handler.built(saved), h.now) == []
-    assert not h.controller.checkpoints.loads
-    assert not h.controller.checkpoints.peers
+    assert not h.controller.context.checkpoints.loads
+    assert not h.controller.context.checkpoints.peers
     made.remove(h)  # a replay would need the file that was loaded
 
 
@@ -289,7 +289,7 @@ def test_of_a_million_rows_only_those_that_are_read_are_sent(
 
 
 def test_its_reported_time_is_the_time_that_claims_wait(h: Harness) -> None:
-    h.controller.timer = iter([1.0, 3.5]).__next__
+    h.controller.context.timer = iter([1.0, 3.5]).__next__
     h.put(1)
     h.claim(1)
     h.answer()

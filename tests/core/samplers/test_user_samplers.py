@@ -470,16 +470,16 @@ def test_a_users_sampler_is_timed_and_named() -> None:
 
     h = Harness(Plain())
     clock = iter([0.0, 0.25, 1.0, 1.5])
-    h.controller.timer = lambda: next(clock)
+    h.controller.context.timer = lambda: next(clock)
     h.put(2)
     assert h.dealt(1)
     assert h.dealt(1)
-    h.controller.timer = lambda: 7.0
+    h.controller.context.timer = lambda: 7.0
     assert h.dealt(1, "u", sampler="SequentialSampler") == [0]
     status = h.look(Status())
     (cost,) = status.samplers
     assert (cost.name, cost.asked, cost.seconds, cost.longest) == ("Plain", 2, 0.75, 0.5)
-    assert list(h.controller.samplers.costs.values()) == [cost], "of which metrics are made"
+    assert list(h.controller.context.samplers.costs.values()) == [cost], "of which metrics are made"
 
 
 class Balancing(SeqlenBalancedSampler):

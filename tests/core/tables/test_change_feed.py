@@ -293,7 +293,7 @@ def test_a_wait_that_times_out_ends_with_an_empty_reply(h: Harness) -> None:
     tag(h, b={})
     h.tick(10)
     assert told(h, sequence) == ChangeReply(h.state.partitions["p"].version)
-    assert h.controller.counters["failures"] == 0
+    assert h.controller.context.measures.counters["failures"] == 0
     assert not h.state.waiting.watches
 
 
@@ -355,7 +355,7 @@ def test_a_watch_that_a_replay_left_parked_is_answered_when_its_client_sends_it_
     sequences = [watch(h, where=where) for where in (READY, {"n": 1})]
     again = Harness()
     for record in h.records[1:]:
-        again.controller.apply(record)
+        again.controller.context.log.apply(record)
     again.take([])
     tag(again, a=READY)
     assert again.parked(sequences[0], "r"), "its client has not sent it again yet"

@@ -36,7 +36,7 @@ def test_every_process_of_a_rank_gets_the_same_batch(ranks: Harness) -> None:
     assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
     assert ranks.dealt(2, dp_rank=0, batch_index=1) == [4, 5]
     assert ranks.dealt(2, "other", dp_rank=0, batch_index=0) == [0, 1]
-    assert ranks.controller.counters["dealt_rows"] == 8
+    assert ranks.controller.context.measures.counters["dealt_rows"] == 8
 
 
 def test_batches_may_be_requested_out_of_order_and_late(ranks: Harness) -> None:

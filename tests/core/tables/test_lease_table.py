@@ -185,8 +185,8 @@ def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
     h.put(1)
     lease = h.state.partitions["p"].leases.by_token[h.lease(1).token]
     for _ in range(3 * LEAST):
-        h.controller.deadlines.begin("p", lease, h.now)
-    assert len(h.controller.deadlines._heap) <= LEAST + 1
+        h.controller.context.lease_deadlines.begin("p", lease, h.now)
+    assert len(h.controller.context.lease_deadlines._heap) <= LEAST + 1
 
 
 # ---------------------------------------------------------------- what ends leases
@@ -430,7 +430,7 @@ def test_rows_that_are_never_acknowledged_are_skipped(h: Harness) -> None:
 
 
 def test_the_system_limit_applies_if_the_partition_has_none(h: Harness) -> None:
-    h.controller.max_deliveries = 1
+    h.controller.context.max_deliveries = 1
     h.put(1)
     h.create("q", max_deliveries=0)
     h.put(1, partition="q")

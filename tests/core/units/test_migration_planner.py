@@ -104,7 +104,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize(replicas=st.integers(1, 2))
     def start(self, replicas: int) -> None:
-        self.h.controller.moves.replicas = replicas
+        self.h.controller.context.migrations.replicas = replicas
         for unit in range(UNITS):
             assert self.h.ask(self.registration(unit), f"unit-{unit}") == Done(unit)
 
@@ -240,7 +240,7 @@ class Life(RuleBasedStateMachine):
                 self.h.orders.remove(order)
                 gone = {at for at in range(len(order[1].blocks.unit) // 4) if not self.is_there(order[1], at)}
                 self.h.ask(self.units.carry_out(order[0], order[1], gone), f"unit-{order[0]}")
-            elif self.h.controller.moves.due() is None:
+            elif self.h.controller.context.migrations.due() is None:
                 break
             else:
                 self.h.tick(self.h.now + 10.0)

@@ -35,7 +35,7 @@ class Tiers(Life):
     @rule(unit=st.integers(0, 1), waits=st.booleans())
     def short(self, unit: int, waits: bool) -> None:
         """Writers wait for space, or no longer."""
-        freed = self.h.controller.movers.freed.get(unit, 0)
+        freed = self.h.controller.context.activity.freed.get(unit, 0)
         assert self.h.ask(SpaceShortReport(unit, ["somebody"] if waits else [], freed), f"unit-{unit}") == Done()
 
     @precondition(lambda self: self.values)

@@ -161,7 +161,9 @@ def test_snapshots_are_taken_and_old_files_go(tmp_path: Path, monkeypatch: pytes
     found = recover(tmp_path, CLOCK)
     assert found.state.snapshot() == served.controller.state.snapshot()
     assert 0 < found.records < 30
-    assert served.controller.counters["journal_bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert served.controller.context.measures.counters["journal_bytes"] == sum(
+        path.stat().st_size for path in tmp_path.iterdir()
+    )
 
 
 def test_what_was_replayed_counts_towards_the_next_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +238,11 @@ def test_a_full_disk_holds_back_and_is_told_once(
         assert not served.put()
         assert not served.journaling.commit()
         assert not served.journaling.commit()
-        assert served.controller.counters["journal_trouble"] == 1
+        assert served.controller.context.measures.counters["journal_trouble"] == 1
     assert caplog.text.count("cannot be written") == 1
     assert "No space left on device" in caplog.text
     assert recover(tmp_path, CLOCK).state.row_count == 3
     assert served.journaling.commit()
-    assert served.controller.counters["journal_trouble"] == 0
+    assert served.controller.context.measures.counters["journal_trouble"] == 0
     assert "can be written again" in caplog.text
     assert recover(tmp_path, CLOCK).state.row_count == 4

@@ -39,7 +39,7 @@ class Loop:
             self.core.opened(f"unit-{number}", peer)
             request = RegisterUnit(f"{number}.sock", f"/{number}", f"boot-{number}", f"unit-{number}")
             self.core.handle(f"unit-{number}", peer, RequestEnvelope(1, 0, request), 0.0)
-        assert self.core.unit_peers == UNITS
+        assert self.core.context.connections.units == UNITS
         self.asked: queue.Queue[tuple[int, int]] = queue.Queue()
         self.events = 0
         self._soon: queue.Queue[Callable[[], Any] | None] = queue.Queue()

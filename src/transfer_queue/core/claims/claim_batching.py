@@ -150,44 +150,46 @@ def _rank(claim: Claim) -> int:
     return rank
 
 
-def meet_together(core: ControllerContext, waits: list[ParkedRequest]) -> list[Effect]:
+def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> list[Effect]:
     """Meet the claims that `batchable_claims` or `batchable_shares` returned."""
     claim = waits[0].claim
-    partition = core.state.partitions[claim.partition]
+    partition = context.state.partitions[claim.partition]
     sampler = cast(
-        BaseSampler, core.samplers.of(claim, partition)
+        BaseSampler, context.samplers.of(claim, partition)
     )  # `batchable_claims` and `batchable_shares` leave out users' samplers
     batches = _dealt_before(partition, sampler, waits)
-    if batches is None and _is_enough(core, partition, sampler, waits):
+    if batches is None and _is_enough(context, partition, sampler, waits):
         batches = _deal(partition, sampler, claim, len(waits))
-        core.apply(_record(sampler, waits, batches))
-        core.counters["dealt_rows"] += claim.count * len(waits)
+        context.log.apply(_record(sampler, waits, batches))
+        context.measures.counters["dealt_rows"] += claim.count * len(waits)
     rows = np.concatenate(batches) if batches else np.zeros(0, "i8")
     positions = partition.rows.positions_of(rows)
     if not batches or (positions < 0).any():
-        return [effect for waiting in waits for effect in claim_handler.retry_claim(core, waiting)]
+        return [effect for waiting in waits for effect in claim_handler.retry_claim(context, waiting)]
     handed = [
         consumer_state.handed(partition, each.client, each.claim, mine)
         for each, mine in zip(waits, batches, strict=True)
     ]
     for record in chain.from_iterable(handed):
-        core.apply(record)
+        context.log.apply(record)
     whole = meta_reply(partition, positions, rows, claim.fields)
-    warning = claim_handler.warning_of(core, partition, claim, rows)
+    warning = claim_handler.warning_of(context, partition, claim, rows)
     replies = [
         msgspec.structs.replace(reply, held=bool(held), warning=None if at else warning)
         for at, (reply, held) in enumerate(zip(_cut(whole, batches), handed, strict=True))
     ]
-    peers = [core.peers[waiting.waiter] for waiting in waits]
+    peers = [context.parked.peers[waiting.waiter] for waiting in waits]
     for waiting in waits:
-        core.unpark(waiting.waiter)
-    core.apply(r.RepliesSent([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)]))
+        context.parked.unpark(waiting.waiter)
+    context.log.apply(
+        r.RepliesSent([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)])
+    )
     effects: list[Effect] = []
     for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
-        core.movers.given(waiting.client, consumer_state.consumer_of(waiting.claim))
+        context.activity.given(waiting.client, consumer_state.consumer_of(waiting.claim))
         effects.append(Send(peer, waiting.sequence, reply))
         if waiting.claim.places and len(waits) <= PLACED:
-            effects[-1] = claim_handler.with_places(core, partition, claim, mine, effects[-1])
+            effects[-1] = claim_handler.with_places(context, partition, claim, mine, effects[-1])
     return effects
 
 
@@ -209,10 +211,12 @@ def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Parked
     return batches if len(batches) == len(waits) else []
 
 
-def _is_enough(core: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> bool:
+def _is_enough(
+    context: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]
+) -> bool:
     """Return whether one deal can meet all these claims now."""
     claim = waits[0].claim
-    if core.works.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
+    if context.background_deals.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
         return False
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     return claim_samplers.available(partition, ready, sampler) >= claim.count * len(waits)

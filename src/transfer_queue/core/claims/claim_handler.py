@@ -31,153 +31,155 @@ from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 
 
 @handles(Claim)
-def handle_claim(core: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
+def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
     try:
-        batch_selection.check_claim(core.state, core.samplers, claim)
+        batch_selection.check_claim(context.state, context.samplers, claim)
         if not claim.count and not claim.probe:
             return [Send(caller.peer, caller.envelope.sequence, ClaimReply(rows=b""))]
-        outcome = _decide(core, claim)
+        outcome = _decide(context, claim)
     except Ask as ask:
-        core.park(caller, claim, _wait_of(claim) or math.inf)
-        return core.asks.want(core, caller.waiter, ask, fresh=True)
+        context.parked.park(caller, claim, _wait_of(claim) or math.inf)
+        return context.sampler_calls.want(context, caller.waiter, ask, fresh=True)
     if not claim.hold and not claim.probe:
-        _come_back(core, caller.client, claim, outcome.rows)
+        _come_back(context, caller.client, claim, outcome.rows)
     if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
-        core.park(caller, claim, _wait_of(claim) or math.inf)
-        return _began(core, claim, caller.waiter, outcome)
-    return _give(core, caller, claim, outcome)
+        context.parked.park(caller, claim, _wait_of(claim) or math.inf)
+        return _began(context, claim, caller.waiter, outcome)
+    return _give(context, caller, claim, outcome)
 
 
 def retry_claim(
-    core: ControllerContext, waiting: ParkedRequest, made: batch_selection.ComputedDeal | None = None
+    context: ControllerContext, waiting: ParkedRequest, made: batch_selection.ComputedDeal | None = None
 ) -> list[Effect]:
     """Decide a parked claim again. made: the long deal that it started, if another thread has computed it."""
     claim = waiting.claim
     waiter = waiting.waiter
-    peer = core.peers.get(waiter)
-    if peer is None or core.asks.under_way(waiter):
+    peer = context.parked.peers.get(waiter)
+    if peer is None or context.sampler_calls.under_way(waiter):
         return []
     try:
-        outcome = _decide(core, claim, made)
+        outcome = _decide(context, claim, made)
     except Ask as ask:
-        return core.asks.want(core, waiter, ask)
+        return context.sampler_calls.want(context, waiter, ask)
     except TransferQueueError as error:
-        return core.failed(waiting, error)
-    return _decided(core, waiting, peer, outcome)
+        return context.refuse(waiting, error)
+    return _decided(context, waiting, peer, outcome)
 
 
-def look(core: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
+def look(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
-    claim, peer, runner = waiting.claim, core.peers.get(waiting.waiter), core.asks.runner
+    claim, peer, runner = waiting.claim, context.parked.peers.get(waiting.waiter), context.sampler_calls.runner
     if peer is None:
         return []
     if runner is not None:
         runner.answers = pending.answers
     try:
         if pending.fresh:
-            batch_selection.check_claim(core.state, core.samplers, claim)
+            batch_selection.check_claim(context.state, context.samplers, claim)
             if not claim.count and not claim.probe:
-                core.unpark(waiting.waiter)
+                context.parked.unpark(waiting.waiter)
                 return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
-        outcome = _decide(core, claim)
+        outcome = _decide(context, claim)
     except Ask as ask:
-        return core.asks.go_on(core, pending, ask)
+        return context.sampler_calls.go_on(context, pending, ask)
     except RowsTakenError:
         pending.answers = Answers()
-        return look(core, waiting, pending)
+        return look(context, waiting, pending)
     except TransferQueueError as error:
-        return core.failed(waiting, error)
+        return context.refuse(waiting, error)
     finally:
         if runner is not None:
             runner.answers = None
     if pending.fresh and not claim.hold and not claim.probe:
-        _come_back(core, waiting.client, claim, outcome.rows)
+        _come_back(context, waiting.client, claim, outcome.rows)
     pending.fresh = False
-    return _decided(core, waiting, peer, outcome)
+    return _decided(context, waiting, peer, outcome)
 
 
-def check_again(core: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
+def check_again(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
     try:
-        batch_selection.check_claim(core.state, core.samplers, waiting.claim)
+        batch_selection.check_claim(context.state, context.samplers, waiting.claim)
     except Ask:
         pass  # the sampler checks it when it is its turn for a call
     except TransferQueueError as error:
-        return core.failed(waiting, error)
+        return context.refuse(waiting, error)
     return []
 
 
 def _decided(
-    core: ControllerContext, waiting: ParkedRequest, peer: int, outcome: batch_selection.ClaimOutcome
+    context: ControllerContext, waiting: ParkedRequest, peer: int, outcome: batch_selection.ClaimOutcome
 ) -> list[Effect]:
     """Return the effects of a decision about a parked claim."""
     claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
-        return _began(core, claim, waiter, outcome)
+        return _began(context, claim, waiter, outcome)
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
         return []
-    core.unpark(waiter)
-    return _give(core, Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim)), claim, outcome)
+    context.parked.unpark(waiter)
+    return _give(context, Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim)), claim, outcome)
 
 
-def empty_reply(core: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
+def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
     """Return the reply to a claim that gets no rows, with the known types of its fields, and of fields around them."""
-    partition = core.state.partitions.get(claim.partition)
+    partition = context.state.partitions.get(claim.partition)
     fields = []
     if partition is not None and not claim.probe:
         names = value_locations.with_nested(partition, claim.fields)
         fields = [partition.fields[name].type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
-    sampler = core.samplers.of(claim, partition)
+    sampler = context.samplers.of(claim, partition)
     return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
 
 
 def _began(
-    core: ControllerContext, claim: Claim, waiter: RequestKey, outcome: batch_selection.ClaimOutcome
+    context: ControllerContext, claim: Claim, waiter: RequestKey, outcome: batch_selection.ClaimOutcome
 ) -> list[Effect]:
     """Start the long deal of this claim, if it has one."""
     long = outcome.long
     if long is None:
         return []
-    partition = core.state.partitions[claim.partition]
-    sampler = core.samplers.of(claim, partition)
-    job = core.works.begin(partition, claim.task, waiter, long)
+    partition = context.state.partitions[claim.partition]
+    sampler = context.samplers.of(claim, partition)
+    job = context.background_deals.begin(partition, claim.task, waiter, long)
     return [ComputeDeal(job.number, lambda: batch_selection.compute_deal(sampler, long.deal))]
 
 
-def _give(core: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome) -> list[Effect]:
+def _give(
+    context: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome
+) -> list[Effect]:
     client = caller.client
     if claim.probe or (outcome.rows is None and not outcome.records):
-        return [Send(caller.peer, caller.envelope.sequence, empty_reply(core, claim, outcome.ended))]
+        return [Send(caller.peer, caller.envelope.sequence, empty_reply(context, claim, outcome.ended))]
     rows, records = outcome.rows, lease_decisions.mark_claimed(claim, outcome.records)
     deals = [record for record in records if isinstance(record, r.Dealt)]
-    core.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
-    partition = core.state.partitions[claim.partition]
+    context.measures.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
+    partition = context.state.partitions[claim.partition]
     if rows is None:  # the end: the remainder was dealt to other ranks, or is skipped
-        return core.commit(caller, Decision(records, lambda: empty_reply(core, claim, outcome.ended)))
-    core.movers.given(client, consumer_state.consumer_of(claim))
-    unit = claim_samplers.unit(core.samplers.of(claim, partition), partition)
-    leased = lease_decisions.grant_lease(core.state, partition, client, claim, rows, deals, unit)
+        return context.commit(caller, Decision(records, lambda: empty_reply(context, claim, outcome.ended)))
+    context.activity.given(client, consumer_state.consumer_of(claim))
+    unit = claim_samplers.unit(context.samplers.of(claim, partition), partition)
+    leased = lease_decisions.grant_lease(context.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.RowsLeased) else 0
     handed = consumer_state.handed(partition, client, claim, rows) if not token else []
-    warning = warning_of(core, partition, claim, rows)
+    warning = warning_of(context, partition, claim, rows)
     count = lease_decisions.deliveries(partition, claim.task, rows) if token else None
 
     def reply() -> AnyReply:
         told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
         if token:
-            core.deadlines.begin(partition.name, partition.leases.by_token[token], core.now)
+            context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
         elif not handed and warning is None:
             return told
         return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
-    effects = core.commit(caller, Decision([*lease_decisions.with_lease(records, leased), *handed], reply))
-    return [with_places(core, partition, claim, rows, effect) for effect in effects] if claim.places else effects
+    effects = context.commit(caller, Decision([*lease_decisions.with_lease(records, leased), *handed], reply))
+    return [with_places(context, partition, claim, rows, effect) for effect in effects] if claim.places else effects
 
 
 def with_places(
-    core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
+    context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
 ) -> Effect:
     """Add the present locations of the values to the reply.
 
@@ -185,62 +187,62 @@ def with_places(
     """
     if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
         return effect
-    places = value_locations.of_claimed(core.state, partition, rows, sorted(set(claim.fields)))
+    places = value_locations.of_claimed(context.state, partition, rows, sorted(set(claim.fields)))
     return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
 def _decide(
-    core: ControllerContext, claim: Claim, made: batch_selection.ComputedDeal | None = None
+    context: ControllerContext, claim: Claim, made: batch_selection.ComputedDeal | None = None
 ) -> batch_selection.ClaimOutcome:
     """Skip the rows that the sampler skips, and return what the claim gets. It waits until the needed indexes exist."""
-    partition = core.state.partitions.get(claim.partition)
-    if partition is not None and core.making.waits(core.samplers, partition, claim):
+    partition = context.state.partitions.get(claim.partition)
+    if partition is not None and context.index_builder.waits(context.samplers, partition, claim):
         return batch_selection.wait_for_deal()
-    timed = core.samplers.holds_up(claim)
-    began = core.timer() if timed else 0.0
+    timed = context.samplers.holds_up(claim)
+    began = context.timer() if timed else 0.0
     try:
-        for record in batch_selection.passes_over(core.state, core.samplers, claim):
-            core.apply(record)
-        busy = core.works.busy(claim.partition, claim.task)
-        return batch_selection.select_batch(core.state, core.samplers, claim, busy, made)
+        for record in batch_selection.passes_over(context.state, context.samplers, claim):
+            context.log.apply(record)
+        busy = context.background_deals.busy(claim.partition, claim.task)
+        return batch_selection.select_batch(context.state, context.samplers, claim, busy, made)
     finally:
         if timed:
-            core.samplers.note(core.timer() - began)
+            context.samplers.note(context.timer() - began)
 
 
-def _come_back(core: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+def _come_back(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
-    core.movers.back(client, consumer_state.consumer_of(claim))
-    partition = core.state.partitions.get(claim.partition)
+    context.activity.back(client, consumer_state.consumer_of(claim))
+    partition = context.state.partitions.get(claim.partition)
     if partition is not None and claim.task in partition.holds.tasks:
         rank = consumer_state.rank_of(claim)
         if not len(partition.holds.of(claim.task, client, rank)):
-            gone = partition.holds.left_by(claim.task, rank, core.connections)
+            gone = partition.holds.left_by(claim.task, rank, context.connections.peers)
             if gone is not None:
-                core.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
+                context.log.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
         held = partition.holds.of(claim.task, client, rank)
         ended = held if rows is None else np.setdiff1d(held, rows)
         for record in unneeded_rows.finished(partition, claim.task, client, ended):
-            core.apply(record)
+            context.log.apply(record)
 
 
-def warning_of(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def warning_of(context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """Return a warning for the log of the client that sent the claim; None if there is none."""
     words = (
-        spanning_warning(core, partition, claim, rows),
-        not_taken(core.samplers.of(claim, partition), claim.sampling),
+        spanning_warning(context, partition, claim, rows),
+        not_taken(context.samplers.of(claim, partition), claim.sampling),
     )
     return ". ".join(filter(None, words)) or None
 
 
-def spanning_warning(core: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def spanning_warning(context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """Return a warning, once for each partition, if a group by order of reservation has rows of several clients."""
-    size = claim_samplers.group_size(core.samplers.of(claim, partition))
-    if size is None or size < 2 or partition.groups.explicit or partition.name in core.warned:
+    size = claim_samplers.group_size(context.samplers.of(claim, partition))
+    if size is None or size < 2 or partition.groups.explicit or partition.name in context.samplers.warned:
         return None
     words = consumer_state.spanning(partition, rows, size)
     if words is not None:
-        core.warned.add(partition.name)
+        context.samplers.warned.add(partition.name)
     return words
 
 

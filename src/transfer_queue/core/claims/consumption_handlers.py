@@ -17,9 +17,9 @@ from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 
 @handles(ResetConsumption)
-def reset(core: ControllerContext, caller: Caller, request: ResetConsumption) -> Decision:
+def reset(context: ControllerContext, caller: Caller, request: ResetConsumption) -> Decision:
     """Reset the consumption of a task (None: of every task)."""
-    warning = unknown_partition(core.state.partitions, request.partition, "reset_consumption has no effect")
+    warning = unknown_partition(context.state.partitions, request.partition, "reset_consumption has no effect")
     records: list[r.AnyRecord] = []
     if warning is None:
         records.append(r.ConsumptionForgotten(request.partition, request.task))
@@ -27,52 +27,52 @@ def reset(core: ControllerContext, caller: Caller, request: ResetConsumption) ->
 
 
 @handles(Finish)
-def finish_rows(core: ControllerContext, caller: Caller, request: Finish) -> Decision:
+def finish_rows(context: ControllerContext, caller: Caller, request: Finish) -> Decision:
     """Finish rows that the holder has fetched for a task."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None:
         return Decision([], Done)
 
     def reply() -> AnyReply:
-        for consumer in consumer_state.idle(partition, request.task, request.holder, core.movers.busy):
-            core.movers.back(request.holder, consumer)
+        for consumer in consumer_state.idle(partition, request.task, request.holder, context.activity.busy):
+            context.activity.back(request.holder, consumer)
         return Done()
 
     return Decision(unneeded_rows.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply)
 
 
 @handles(Ack)
-def ack(core: ControllerContext, caller: Caller, request: Ack) -> Decision:
+def ack(context: ControllerContext, caller: Caller, request: Ack) -> Decision:
     """Acknowledge rows of a lease. The reply says whether the lease had any of them."""
-    records = lease_decisions.ack(core.state, request)
+    records = lease_decisions.ack(context.state, request)
     return Decision(records, lambda: Done(bool(records)))
 
 
 @handles(Nack)
-def nack(core: ControllerContext, caller: Caller, request: Nack) -> Decision:
+def nack(context: ControllerContext, caller: Caller, request: Nack) -> Decision:
     """Return rows of a lease. The reply says whether the lease had any of them."""
-    records = lease_decisions.nack(core.state, request, core.max_deliveries)
+    records = lease_decisions.nack(context.state, request, context.max_deliveries)
     return Decision(records, lambda: Done(bool(records)))
 
 
 @handles(RankGone)
-def rank_gone(core: ControllerContext, caller: Caller, request: RankGone) -> Decision:
+def rank_gone(context: ControllerContext, caller: Caller, request: RankGone) -> Decision:
     """Make the unacknowledged rows of a rank ready again. The reply has their number."""
-    records, count = lease_decisions.rank_gone(core.state, request, core.max_deliveries)
+    records, count = lease_decisions.rank_gone(context.state, request, context.max_deliveries)
     return Decision(records, lambda: Done(count))
 
 
 @handles(SetGroupDemand)
-def want(core: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
+def want(context: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
     """Set how many groups a task wants."""
-    return Decision(consumer_state.want(core.state, request), Done)
+    return Decision(consumer_state.want(context.state, request), Done)
 
 
 @handles(TakeGroupDemand)
-def wanted(core: ControllerContext, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
+def wanted(context: ControllerContext, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
     """Reply with the number of groups that a producer is to make, or park the request."""
-    partition = core.state.partitions.get(request.partition)
-    size = core.group_size_of(request.partition) or 1
+    partition = context.state.partitions.get(request.partition)
+    size = context.group_size_of(request.partition) or 1
     if request.wait is not None and request.wait > 0 and not consumer_state.missing(partition, request.task, size):
         return ParkDecision(request, request.wait)
     count, records = consumer_state.taken(partition, caller.client, request, size)
@@ -80,24 +80,24 @@ def wanted(core: ControllerContext, caller: Caller, request: TakeGroupDemand) ->
 
 
 @handles(Renew, reads=True)
-def renew(core: ControllerContext, caller: Caller, request: Renew) -> Done:
+def renew(context: ControllerContext, caller: Caller, request: Renew) -> Done:
     """Restart the time of leases. The reply says for each lease whether it is still in force."""
-    return Done([core.deadlines.renew(name, token, core.now) for name, token in request.leases])
+    return Done([context.lease_deadlines.renew(name, token, context.now) for name, token in request.leases])
 
 
 @handles(Cancel)
-def cancel(core: ControllerContext, caller: Caller, request: Cancel) -> list[Effect]:
+def cancel(context: ControllerContext, caller: Caller, request: Cancel) -> list[Effect]:
     """Cancel a waiting request. The reply says whether it was waiting.
 
     The cancelled request gets its one reply, too, although its client does not wait for it.
     """
     waiter = (caller.client, request.sequence)
-    there = waiter in core.state.waiting.by_waiter
+    there = waiter in context.state.waiting.by_waiter
     effects: list[Effect] = []
     if there:
-        known = core.peers.get(waiter, caller.peer)
-        core.unpark(waiter)
+        known = context.parked.peers.get(waiter, caller.peer)
+        context.parked.unpark(waiter)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
-    for record in lease_decisions.return_unseen(core.state, *waiter):
-        core.apply(record)
+    for record in lease_decisions.return_unseen(context.state, *waiter):
+        context.log.apply(record)
     return [*effects, Send(caller.peer, caller.envelope.sequence, Done(there))]

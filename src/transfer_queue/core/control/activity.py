@@ -38,7 +38,7 @@ Consumer = tuple[str, str, int]  # partition, task, dp_rank
 _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption, Watch)
 
 
-class Movers:
+class ActivityTracker:
     """Who may still make space or rows.
 
     actors: client -> the partitions in which it has made or cleared rows, set the policy, or asked for changes, upon

@@ -1,8 +1,4 @@
-"""Clients that a restored controller knows, and that have not come back to it yet.
-
-They count as connected for a grace, in which they notice that their connection broke and make a new one. Those that
-did not are then as gone as if their connection had just ended.
-"""
+"""The connections of clients and storage units, and the clients whose connections have ended."""
 
 from __future__ import annotations
 
@@ -11,10 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from transfer_queue.core.state.state import State
 
 GRACE_SECONDS = 10.0
+MAX_DEPARTED = 1024
+"""Clients without a connection whose replies are kept."""
 
 
-def known(state: State) -> list[str]:
-    """The clients that a state knows: by kept replies, by rows that they hold, by what they have promised."""
+def known_clients(state: State) -> list[str]:
+    """Return the clients that a state names: in kept replies, as holders of rows, and in promises of groups."""
     clients = dict.fromkeys(state.clients)
     for partition in state.partitions.values():
         clients |= dict.fromkeys(client for _, client, _ in partition.holds.by_holder)
@@ -23,25 +21,82 @@ def known(state: State) -> list[str]:
 
 
 class ReconnectGrace:
-    """clients: those awaited. until: the end of their grace, on the controller's clock.
+    """The clients that a restored controller knows and that have not reconnected yet.
 
-    lives: whether the process of a client is known to live; such a client is awaited on.
+    They count as connected during a grace period, in which they notice that their connection broke and make a new one.
+    A client that has not reconnected at its end is treated as if its connection had just ended.
     """
 
-    def __init__(self, clients: list[str], now: float, lives: Callable[[str], bool]) -> None:
+    def __init__(self, clients: list[str], now: float, is_alive: Callable[[str], bool]) -> None:
         self.clients = clients
         self.until = now + GRACE_SECONDS
-        self._lives = lives
+        """The end of the grace period, on the controller's clock."""
+        self._is_alive = is_alive
 
     def due(self) -> float | None:
-        """When the grace ends; None where nobody is awaited."""
+        """Return when the grace period ends; None if no client is awaited."""
         return self.until if self.clients else None
 
-    def gone(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
-        """Those that count as gone from now on. connections: the peers of each client."""
+    def expired(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
+        """Return the clients that count as gone from now on.
+
+        A client whose process is known to be alive is awaited for another period.
+
+        Args:
+            now: The time, on the controller's clock.
+            connections: The peers of each client.
+        """
         if not self.clients or now < self.until:
             return []
         self.until = now + GRACE_SECONDS
         awaited = [client for client in self.clients if not connections.get(client)]
-        self.clients = [client for client in awaited if self._lives(client)]
+        self.clients = [client for client in awaited if self._is_alive(client)]
         return [client for client in awaited if client not in self.clients]
+
+
+class Connections:
+    """Which connections each client and each storage unit has."""
+
+    def __init__(self, state: State, now: float, is_alive: Callable[[str], bool]) -> None:
+        """Await the clients of a restored state.
+
+        Args:
+            state: The state, which is empty at the first start.
+            now: The time, on the controller's clock.
+            is_alive: Returns whether the process of a client is known to be alive.
+        """
+        self._state = state
+        self.grace = ReconnectGrace(known_clients(state), now, is_alive)
+        self.peers: dict[str, set[int]] = {client: set() for client in self.grace.clients}
+        """Client -> its connections. A client that is awaited has none, and is in here."""
+        self.units: dict[int, int] = {}
+        """Storage unit -> its connection."""
+        self.departed: dict[str, None] = {}
+        """The clients without a connection whose replies are kept, the first to leave first."""
+
+    def opened(self, client: str, peer: int) -> None:
+        """Note a connection of a client."""
+        self.peers.setdefault(client, set()).add(peer)
+        self.departed.pop(client, None)
+
+    def closed(self, client: str, peer: int) -> bool:
+        """Note the end of a connection. Returns whether it was the last one of its client."""
+        peers = self.peers.get(client)
+        if peers is None:
+            return False
+        peers.discard(peer)
+        return not peers
+
+    def units_at(self, peer: int) -> list[int]:
+        """Return the storage units that use this connection."""
+        return [unit for unit, known in self.units.items() if known == peer]
+
+    def depart(self, client: str) -> list[str]:
+        """Note that a client is gone. Returns the clients whose replies are not kept any longer."""
+        if client not in self._state.clients:
+            return []
+        self.departed[client] = None
+        forgotten = list(self.departed)[: max(0, len(self.departed) - MAX_DEPARTED)]
+        for oldest in forgotten:
+            del self.departed[oldest]
+        return forgotten

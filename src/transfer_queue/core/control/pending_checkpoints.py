@@ -8,51 +8,56 @@ from transfer_queue.core.events.effects import Effect, RemoveState
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.messages.checkpoints import BeginCheckpointReply
 
-Place = tuple[int, int]
+ExtentKey = tuple[int, int]
+"""A storage unit, and an extent of it."""
 
 
-class Cut:
-    """One save under way. extents: (unit, extent) of all that its values lie in. asker: who waits for its file."""
+class PendingSave:
+    """One save that is under way."""
 
-    def __init__(self, client: str, extents: frozenset[Place], asker: RequestKey, reply: BeginCheckpointReply) -> None:
+    def __init__(
+        self, client: str, extents: frozenset[ExtentKey], waiter: RequestKey, reply: BeginCheckpointReply
+    ) -> None:
         self.client = client
         self.extents = extents
-        self.asker: RequestKey | None = asker
+        """All extents that contain saved values."""
+        self.waiter: RequestKey | None = waiter
+        """The request that waits for the file of the state; None once it was answered."""
         self.reply = reply
 
 
-class Checkpoints(Container[Place]):
-    """cuts: by name. loads: who waits for a state to be loaded. peers: where each who waits is answered.
-
-    It contains all and only the extents that some cut needs.
-    """
+class PendingCheckpoints(Container[ExtentKey]):
+    """The saves and loads under way. It contains exactly the extents that a save needs."""
 
     def __init__(self) -> None:
-        self.cuts: dict[str, Cut] = {}
+        self.saves: dict[str, PendingSave] = {}
+        """Name of the state file -> save."""
         self.loads: set[RequestKey] = set()
+        """The requests that wait for a state to be loaded."""
         self.peers: dict[RequestKey, int] = {}
+        """The connection on which each waiting request is answered."""
 
-    def __contains__(self, place: object) -> bool:
-        return any(place in cut.extents for cut in self.cuts.values())
+    def __contains__(self, extent: object) -> bool:
+        return any(extent in save.extents for save in self.saves.values())
 
     def wait_for_load(self, client: str, sequence: int, peer: int) -> None:
         """Note that a client waits for a state to be loaded, on its newest connection."""
         self.loads.add((client, sequence))
         self.peers[client, sequence] = peer
 
-    def heard(self, client: str, sequence: int) -> int | None:
-        """A file was read: where its client is answered, None where nobody waits any more."""
+    def end_load(self, client: str, sequence: int) -> int | None:
+        """Forget a load. Returns the connection on which its client is answered; None if no client waits any more."""
         waiting = (client, sequence) in self.loads
         self.loads.discard((client, sequence))
         peer = self.peers.pop((client, sequence), None)
         return peer if waiting else None
 
-    def left(self, client: str) -> list[Effect]:
-        """A client has gone: nobody saves or loads for it any more."""
+    def forget_client(self, client: str) -> list[Effect]:
+        """End the saves and loads of a client that is gone."""
         for waiter in [waiter for waiter in self.peers if waiter[0] == client]:
             del self.peers[waiter]
         self.loads = {waiter for waiter in self.loads if waiter[0] != client}
-        gone = [name for name, cut in self.cuts.items() if cut.client == client]
+        gone = [name for name, save in self.saves.items() if save.client == client]
         for name in gone:
-            del self.cuts[name]
+            del self.saves[name]
         return [RemoveState(name) for name in gone]

@@ -6,7 +6,8 @@ and checks no limit. Rows are named by global index (i8 bytes).
 
 from __future__ import annotations
 
-from typing import Any, Union
+from enum import Enum
+from typing import Any, ClassVar, Union
 
 import msgspec
 
@@ -20,8 +21,22 @@ from transfer_queue.messages.queries import Watch
 LARGEST = (1 << 63) - 1  # the largest int that a record or a reply can contain
 
 
+class Wakes(Enum):
+    """Which of the requests that wait for a partition a record of the partition may meet."""
+
+    NONE = "none of them"
+    ALL = "any of them"
+    ALL_IF_FREED = "any of them, if rows were removed with it; otherwise none"
+    ROWS = "those for which rows became ready; all of a sealed partition if rows joined groups"
+    SHARES = "the claims for the batches that were dealt"
+    SPACE = "the puts that wait for space"
+    TASK = "those of the record's task; all if rows were removed with it"
+
+
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Base of all records."""
+
+    wakes: ClassVar[Wakes] = Wakes.ALL
 
 
 class PartitionMade(Record, frozen=True):
@@ -33,6 +48,8 @@ class PartitionMade(Record, frozen=True):
 
 class RowsReserved(Record, frozen=True):
     """Rows are reserved: first `taken` pre-allocated rows are taken, then `count` new rows are added."""
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
 
     partition: str
     first_index: int
@@ -52,6 +69,8 @@ class RowsReserved(Record, frozen=True):
 
 class Published(Record, frozen=True):
     """Values, tags or groups of existing rows become visible."""
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
 
     partition: str
     rows: bytes
@@ -73,6 +92,8 @@ class RowsPut(Record, frozen=True):
 
     `count` rows from `first_index` on are added; no pre-allocated rows are taken.
     """
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
 
     partition: str
     client: str
@@ -107,6 +128,8 @@ class Share(msgspec.Struct, array_like=True, frozen=True):
 class RowsLeased(Record, frozen=True, tag="Leased"):
     """A client gets claimed rows under a lease. See `lease_table.RowLease`."""
 
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
     partition: str
     task: str
     token: int
@@ -121,6 +144,8 @@ class RowsLeased(Record, frozen=True, tag="Leased"):
 
 class Dealt(Record, frozen=True):
     """The outcome of a sampler."""
+
+    wakes: ClassVar[Wakes] = Wakes.SHARES
 
     partition: str
     task: str
@@ -140,6 +165,8 @@ class Dealt(Record, frozen=True):
 class LeaseAcked(Record, frozen=True):
     """Rows of a lease are acknowledged."""
 
+    wakes: ClassVar[Wakes] = Wakes.TASK
+
     partition: str
     task: str
     token: int
@@ -153,6 +180,8 @@ class LeaseAcked(Record, frozen=True):
 
 class LeaseEnded(Record, frozen=True):
     """Rows leave a lease without an acknowledgement."""
+
+    wakes: ClassVar[Wakes] = Wakes.TASK
 
     partition: str
     task: str
@@ -172,6 +201,8 @@ class RankLeft(Record, frozen=True):
     A batch that contains such rows is not kept any longer.
     """
 
+    wakes: ClassVar[Wakes] = Wakes.TASK
+
     partition: str
     task: str
     dp_rank: int
@@ -183,6 +214,8 @@ class RankLeft(Record, frozen=True):
 
 class PassedOver(Record, frozen=True):
     """A task skips these rows: it is never dealt them, and counts as having finished them."""
+
+    wakes: ClassVar[Wakes] = Wakes.TASK
 
     partition: str
     task: str
@@ -196,12 +229,16 @@ class PassedOver(Record, frozen=True):
 class RowsCleared(Record, frozen=True):
     """Rows are removed with their keys, tags and values."""
 
+    wakes: ClassVar[Wakes] = Wakes.SPACE
+
     partition: str
     rows: bytes
 
 
 class RowsDropped(Record, frozen=True):
     """Rows are removed like cleared ones, and are counted under a reason."""
+
+    wakes: ClassVar[Wakes] = Wakes.SPACE
 
     partition: str
     rows: bytes
@@ -213,6 +250,8 @@ class RowsDropped(Record, frozen=True):
 class RowsHeld(Record, frozen=True, tag="Handed"):
     """A client got rows for a task in a partition with `free_when`, and refers to them until it finishes them."""
 
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
     partition: str
     task: str
     client: str
@@ -222,6 +261,8 @@ class RowsHeld(Record, frozen=True, tag="Handed"):
 
 class HoldInherited(Record, frozen=True, tag="Inherited"):
     """A client takes over the references to rows that a client which is gone has for a rank."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
 
     partition: str
     task: str
@@ -235,6 +276,8 @@ class HoldInherited(Record, frozen=True, tag="Inherited"):
 class RowsFinished(Record, frozen=True, tag="Finished"):
     """A client does not refer to these rows any longer, because the task has finished them."""
 
+    wakes: ClassVar[Wakes] = Wakes.ALL_IF_FREED
+
     partition: str
     task: str
     client: str
@@ -245,6 +288,8 @@ class RowsFinished(Record, frozen=True, tag="Finished"):
 
 class AgesRecorded(Record, frozen=True, tag="Aged"):
     """All rows that are reserved so far existed at this time."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
 
     partition: str
     time: float

@@ -66,7 +66,7 @@ class IncrementalClears:
         self.jobs.append(ClearJob(caller, partition))
         return True
 
-    def step(self, core: ControllerContext) -> list[Effect]:
+    def step(self, context: ControllerContext) -> list[Effect]:
         """Do one step of the next clear."""
         if not self.jobs:
             return []
@@ -74,18 +74,18 @@ class IncrementalClears:
         body: Any = job.caller.envelope.body
         decision, last = Decision([], Done), True
         try:
-            if core.state.partitions.get(body.partition) is job.partition:
-                check_epoch(core.state, body)
+            if context.state.partitions.get(body.partition) is job.partition:
+                check_epoch(context.state, body)
                 part, last = _part(job, body)
-                decided = handler(type(part))(core, job.caller, part)
+                decided = handler(type(part))(context, job.caller, part)
                 assert isinstance(decided, Decision)
                 decision = decided
         except TransferQueueError as error:
-            return [core.failure(job.caller.peer, job.caller.envelope.sequence, error)]
-        if last and job.caller.client in core.connections:
-            return core.commit(job.caller, decision)
+            return [context.failure(job.caller.peer, job.caller.envelope.sequence, error)]
+        if last and job.caller.client in context.connections.peers:
+            return context.commit(job.caller, decision)
         for record in decision.records:
-            core.apply(record)
+            context.log.apply(record)
         if not last:
             self.jobs.append(job)
         return []

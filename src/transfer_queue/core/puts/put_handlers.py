@@ -21,27 +21,27 @@ from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Pu
 
 
 @handles(CreatePartition)
-def create_partition(core: ControllerContext, caller: Caller, request: CreatePartition) -> Decision:
+def create_partition(context: ControllerContext, caller: Caller, request: CreatePartition) -> Decision:
     """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None:
-        return Decision(put_decisions.create_partition(core.state, request), lambda: Done(True))
+        return Decision(put_decisions.create_partition(context.state, request), lambda: Done(True))
     put_decisions.check_same_options(partition, request.options)
     return Decision([], lambda: Done(False))
 
 
 @handles(Reserve)
-def reserve(core: ControllerContext, caller: Caller, request: Reserve) -> Decision | ParkDecision:
+def reserve(context: ControllerContext, caller: Caller, request: Reserve) -> Decision | ParkDecision:
     """Reserve rows. The reply has their metadata."""
     try:
-        records, indexes = put_decisions.reserve(core.state, caller.client, request)
+        records, indexes = put_decisions.reserve(context.state, caller.client, request)
     except CapacityError:
         if request.wait is None or request.wait <= 0:
             raise
         return ParkDecision(request, request.wait)
 
     def reply() -> AnyReply:
-        partition = core.state.partitions[request.partition]
+        partition = context.state.partitions[request.partition]
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
         produced = np.full(len(positions), bool(fields))
@@ -51,66 +51,68 @@ def reserve(core: ControllerContext, caller: Caller, request: Reserve) -> Decisi
 
 
 @handles(Publish)
-def publish(core: ControllerContext, caller: Caller, request: Publish) -> Decision | ParkDecision:
+def publish(context: ControllerContext, caller: Caller, request: Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     try:
-        records, indexes, new = put_decisions.publish(core.state, caller.client, request)
+        records, indexes, new = put_decisions.publish(context.state, caller.client, request)
     except CapacityError:
         if request.wait is None or request.wait <= 0:
             raise
-        return ParkDecision(with_whole_schema(core.state, request), request.wait)
+        return ParkDecision(with_whole_schema(context.state, request), request.wait)
     if request.block is not None:
-        core.counters["published_rows"] += request.count
+        context.measures.counters["published_rows"] += request.count
 
     def reply() -> AnyReply:
-        partition = core.state.partitions[request.partition]
+        partition = context.state.partitions[request.partition]
         dtypes = partition.several_dtypes(request.block)
         if new or request.keys is None:
-            return PublishReply(indexes.tobytes(), epoch=core.state.epoch, dtypes=dtypes)
+            return PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
-        return PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, core.state.epoch, dtypes)
+        return PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, context.state.epoch, dtypes)
 
     return Decision(records, reply)
 
 
 @handles(ClearRows)
-def clear_rows(core: ControllerContext, caller: Caller, request: ClearRows) -> Decision:
+def clear_rows(context: ControllerContext, caller: Caller, request: ClearRows) -> Decision:
     """Clear those of these rows that exist."""
-    return Decision(clear_decisions.clear_rows(core.state, request.partition, indexes_in(request.rows)), Done)
+    return Decision(clear_decisions.clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
 
 
 @handles(ClearKeys)
-def clear_keys(core: ControllerContext, caller: Caller, request: ClearKeys) -> Decision:
+def clear_keys(context: ControllerContext, caller: Caller, request: ClearKeys) -> Decision:
     """Clear the rows of those of these keys that exist."""
-    return Decision(clear_decisions.clear_keys(core.state, request.partition, request.keys), Done)
+    return Decision(clear_decisions.clear_keys(context.state, request.partition, request.keys), Done)
 
 
 @handles(ClearPartition)
-def clear_partition(core: ControllerContext, caller: Caller, request: ClearPartition) -> Decision:
+def clear_partition(context: ControllerContext, caller: Caller, request: ClearPartition) -> Decision:
     """Drop a partition with all its rows. An unknown partition is ignored."""
-    claim_samplers.forget(core.samplers.default, request.partition)
-    known = request.partition in core.state.partitions
+    claim_samplers.forget(context.samplers.default, request.partition)
+    known = request.partition in context.state.partitions
     return Decision([r.PartitionDropped(request.partition)] if known else [], Done)
 
 
 @handles(Seal)
-def seal(core: ControllerContext, caller: Caller, request: Seal) -> Decision:
+def seal(context: ControllerContext, caller: Caller, request: Seal) -> Decision:
     """Count the seal of one producer."""
     effect = "seal creates it, sealed and empty; if this is intended, call seal(..., create=True)"
-    warning = None if request.create else unknown_partition(core.state.partitions, request.partition, effect)
-    return Decision(put_decisions.seal(core.state, request.partition, core.connections), lambda: Done(None, warning))
+    warning = None if request.create else unknown_partition(context.state.partitions, request.partition, effect)
+    return Decision(
+        put_decisions.seal(context.state, request.partition, context.connections.peers), lambda: Done(None, warning)
+    )
 
 
 @handles(Drop)
-def drop(core: ControllerContext, caller: Caller, request: Drop) -> Decision:
+def drop(context: ControllerContext, caller: Caller, request: Drop) -> Decision:
     """Drop rows and groups. The reply has the number of dropped rows."""
-    warning = unknown_partition(core.state.partitions, request.partition, "drop has no effect")
-    records, count = clear_decisions.drop(core.state, request)
+    warning = unknown_partition(context.state.partitions, request.partition, "drop has no effect")
+    records, count = clear_decisions.drop(context.state, request)
     return Decision(records, lambda: Done(count, warning))
 
 
 @handles(SetPolicyVersion)
-def set_policy_version(core: ControllerContext, caller: Caller, request: SetPolicyVersion) -> Decision:
+def set_policy_version(context: ControllerContext, caller: Caller, request: SetPolicyVersion) -> Decision:
     """Set the policy version of a partition."""
-    return Decision(flow_control.set_version(core.state, request), Done)
+    return Decision(flow_control.set_version(context.state, request), Done)

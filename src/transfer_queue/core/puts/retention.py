@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 
@@ -27,14 +27,14 @@ def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
     return [r.AgesRecorded(partition.name, now)]
 
 
-def retain(context: ControllerContext, partition: Partition) -> None:
+def retain(log: RecordLog, partition: Partition) -> None:
     """Drop the rows beyond the retention of a partition. Each drop is applied before the next one is decided."""
     if keeps_all(partition):
         return
-    for record in record_age(partition, context.now):
-        context.apply(record)
-    for drop in rows_to_drop(partition, context.now):
-        context.apply(drop)
+    for record in record_age(partition, log.now):
+        log.apply(record)
+    for drop in rows_to_drop(partition, log.now):
+        log.apply(drop)
 
 
 def next_expiry(partition: Partition) -> float | None:

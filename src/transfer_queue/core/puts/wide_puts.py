@@ -238,8 +238,8 @@ class WidePuts:
         """Drop the jobs of a connection that has ended. Its client may send the puts again on another connection."""
         self.jobs = deque(job for job in self.jobs if job.caller.peer != peer)
 
-    def step(self, core: ControllerContext, answer: Callable[[Caller, AnyRequest], list[Effect]]) -> list[Effect]:
-        """Do one step of the oldest job. answer: decides the put when it is completely prepared."""
+    def step(self, context: ControllerContext, change: Callable[[Caller, AnyRequest], list[Effect]]) -> list[Effect]:
+        """Do one step of the oldest job. change: decides the put when it is completely prepared."""
         if not self.jobs:
             return []
         job = self.jobs[0]
@@ -249,13 +249,13 @@ class WidePuts:
             return []
         ends = True
         try:
-            ends = job.step(core.state)
+            ends = job.step(context.state)
             if not ends:
                 return []
-            core.state.blocks.prepared = job.prepared
-            return answer(job.caller, job.body)
+            context.state.blocks.prepared = job.prepared
+            return change(job.caller, job.body)
         except TransferQueueError as error:
-            return [core.failure(job.caller.peer, job.caller.envelope.sequence, error)]
+            return [context.failure(job.caller.peer, job.caller.envelope.sequence, error)]
         finally:
             job.answered = ends
-            core.state.blocks.prepared = None
+            context.state.blocks.prepared = None

@@ -90,9 +90,9 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
 
 
 @handles(ShowRows, reads=True)
-def show(core: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply:
+def show(context: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply:
     """Return all live rows, each with whether it has all the requested fields that exist."""
-    partition = _known(core.state, request.partition)
+    partition = _known(context.state, request.partition)
     positions = partition.rows.live_positions(waiting=False)
     fields = [name for name in request.fields if name in partition.fields]
     produced = np.zeros(len(positions), bool)
@@ -102,9 +102,9 @@ def show(core: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply
 
 
 @handles(RetrieveMeta, reads=True)
-def retrieve_meta(core: ControllerContext, caller: Caller, request: RetrieveMeta) -> AnyReply:
+def retrieve_meta(context: ControllerContext, caller: Caller, request: RetrieveMeta) -> AnyReply:
     """Return the rows of those of the keys that exist, in the order of the keys, with their common fields."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None:
         return ClaimReply(rows=b"")
     positions = np.array([partition.keys[key] for key in request.keys if key in partition.keys], "i8")
@@ -114,16 +114,16 @@ def retrieve_meta(core: ControllerContext, caller: Caller, request: RetrieveMeta
 
 
 @handles(RetrieveKeys, reads=True)
-def retrieve_keys(core: ControllerContext, caller: Caller, request: RetrieveKeys) -> AnyReply:
+def retrieve_keys(context: ControllerContext, caller: Caller, request: RetrieveKeys) -> AnyReply:
     """Return the key of each row; None for a row without a key."""
-    partition = _known(core.state, request.partition)
+    partition = _known(context.state, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
 @handles(ProductionStatus, reads=True)
-def production_status(core: ControllerContext, caller: Caller, request: ProductionStatus) -> AnyReply:
+def production_status(context: ControllerContext, caller: Caller, request: ProductionStatus) -> AnyReply:
     """Return which fields each live row has, int8 [rows, fields]."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None or any(name not in partition.fields for name in request.fields):
         return StatusReply(known=False)
     positions = partition.rows.live_positions()
@@ -132,9 +132,9 @@ def production_status(core: ControllerContext, caller: Caller, request: Producti
 
 
 @handles(ConsumptionStatus, reads=True)
-def consumption_status(core: ControllerContext, caller: Caller, request: ConsumptionStatus) -> AnyReply:
+def consumption_status(context: ControllerContext, caller: Caller, request: ConsumptionStatus) -> AnyReply:
     """Return which live rows a task has consumed, int8 [rows]."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None:
         return StatusReply(known=False)
     positions = partition.rows.live_positions()
@@ -143,9 +143,9 @@ def consumption_status(core: ControllerContext, caller: Caller, request: Consump
 
 
 @handles(CheckProduction, reads=True)
-def check_production(core: ControllerContext, caller: Caller, request: CheckProduction) -> AnyReply:
+def check_production(context: ControllerContext, caller: Caller, request: CheckProduction) -> AnyReply:
     """Return whether every row has every field; False for unknown fields, and if there are no rows."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None or not partition.rows.count:
         return Done(False)
     fields = [partition.fields.get(name) for name in request.fields]
@@ -153,16 +153,16 @@ def check_production(core: ControllerContext, caller: Caller, request: CheckProd
 
 
 @handles(CheckConsumption, reads=True)
-def check_consumption(core: ControllerContext, caller: Caller, request: CheckConsumption) -> AnyReply:
+def check_consumption(context: ControllerContext, caller: Caller, request: CheckConsumption) -> AnyReply:
     """Return whether the task has consumed rows and none is left; False for an unknown partition."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     return Done(partition is not None and partition.wholly_consumed(request.task))
 
 
 @handles(ListPartitions, reads=True)
-def list_partitions(core: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
+def list_partitions(context: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
     """Return the names of the partitions in order of creation."""
-    return Done(list(core.state.partitions))
+    return Done(list(context.state.partitions))
 
 
 def _known(state: State, name: str) -> Partition:

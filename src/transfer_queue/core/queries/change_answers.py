@@ -18,14 +18,14 @@ from transfer_queue.messages.queries import ChangeReply, Watch
 
 
 @handles(Watch)
-def watch(core: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
+def watch(context: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
     """Reply with the changes since the caller's version, or park the request if there are none."""
-    reply = watch_reply(core.state, request)
+    reply = watch_reply(context.state, request)
     if reply is None and request.wait is not None and request.wait > 0:
-        core.park(caller, request, request.wait)
-        mark_seen(core.state, request.partition)
+        context.parked.park(caller, request, request.wait)
+        mark_seen(context.state, request.partition)
         return []
-    return reply or empty_watch_reply(core.state, request)
+    return reply or empty_watch_reply(context.state, request)
 
 
 def watch_reply(state: State, watch: Watch) -> ChangeReply | None:

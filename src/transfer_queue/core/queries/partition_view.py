@@ -19,15 +19,15 @@ Tag = dict[str, Any]
 
 
 @handles(ListKeys, reads=True)
-def list_keys(core: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
+def list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
     """Return the next page of keys with their tags, in order of creation, which is the order of positions."""
-    names = list(core.state.partitions) if request.partitions is None else request.partitions
+    names = list(context.state.partitions) if request.partitions is None else request.partitions
     matches = matcher(request.where) if request.where else None
     page: dict[str, dict[str, Tag]] = {}
     keys, rows = PAGE_KEYS, SCANNED_ROWS
     made, start = request.made, request.start
     for number, name in enumerate(names):
-        partition = core.state.partitions.get(name)
+        partition = context.state.partitions.get(name)
         if partition is None or made not in (None, partition.changes.made):
             made, start = None, 0  # the listed partition was dropped; a newer one of its name is not listed
             continue
@@ -60,9 +60,9 @@ SNAPSHOT_ROWS = 4096  # rows of one reply, which take about two milliseconds
 
 
 @handles(TakeSnapshot, reads=True)
-def take_snapshot(core: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
+def take_snapshot(context: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
     """Return the next page of samples. Positions ascend like global indexes."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if partition is None or request.made not in (None, partition.changes.made):
         return SnapshotReply(known=False)
     live = partition.rows.live_positions()

@@ -22,26 +22,26 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 @handles(Lookup, reads=True)
-def lookup(core: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
+def lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
     """Reply with the locations of the values of rows or keys."""
-    partition = core.state.partitions.get(request.partition)
+    partition = context.state.partitions.get(request.partition)
     if request.rows is not None:
-        return _by_rows(core.state, partition, request, indexes_in(request.rows))
+        return _by_rows(context.state, partition, request, indexes_in(request.rows))
     keys = {} if partition is None else partition.keys
     asked = request.keys or []
     positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
     if partition is None or not len(positions):
-        return _nothing(core.state, 0)
+        return _nothing(context.state, 0)
     unknown = [] if len(positions) == len(asked) else list(dict.fromkeys(key for key in asked if key not in keys))
     _check_lost(partition, request.fields, positions)
     lacking: dict[str, int] = {}
     places = _common(partition, positions, request.fields, lacking)
     if places:
-        reply = _placed(core.state, partition, len(positions), places, request)
+        reply = _placed(context.state, partition, len(positions), places, request)
     else:
         # count > 0 without types means that the keys have no common field
         shared = request.fields is not None and _common(partition, positions, None)
-        reply = _nothing(core.state, -len(positions) if shared else len(positions))
+        reply = _nothing(context.state, -len(positions) if shared else len(positions))
     return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
 
 

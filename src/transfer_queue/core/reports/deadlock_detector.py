@@ -18,16 +18,16 @@ from transfer_queue.messages.unit_reports import SpaceShortReport
 SHOWN = 3  # requests of each kind in the message
 
 
-def end_deadlock(core: ControllerContext) -> list[Effect]:
+def end_deadlock(context: ControllerContext) -> list[Effect]:
     """Fail all requests that wait for space with a DeadlockError."""
-    told = describe_deadlock(core.state, core.movers.short.values())
+    told = describe_deadlock(context.state, context.activity.short.values())
     effects: list[Effect] = []
-    for waiting in list(core.state.waiting.space.values()):
-        peer = core.peers.get(waiting.waiter)
-        core.unpark(waiting.waiter)
+    for waiting in list(context.state.waiting.space.values()):
+        peer = context.parked.peers.get(waiting.waiter)
+        context.parked.unpark(waiting.waiter)
         if peer is not None:
-            effects.append(core.failure(peer, waiting.sequence, DeadlockError(told)))
-    effects += [RefuseLeases(unit, told) for unit, short in core.movers.short.items() if short.writers]
+            effects.append(context.failure(peer, waiting.sequence, DeadlockError(told)))
+    effects += [RefuseLeases(unit, told) for unit, short in context.activity.short.items() if short.writers]
     return effects
 
 

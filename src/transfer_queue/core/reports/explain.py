@@ -25,13 +25,13 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 
 
 @handles(Explain, reads=True)
-def handle_explain(core: ControllerContext, caller: Caller, request: Explain) -> Done:
+def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     if request.count is None or request.task is None or not request.fields:
-        return Done(explain(core.state, request, core.group_size_of(request.partition)))
+        return Done(explain(context.state, request, context.group_size_of(request.partition)))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
-    sampler = core.samplers.of(claim, core.state.partitions.get(request.partition))
-    return Done(waiting_words(core.state, claim, claim_samplers.group_size(sampler)))
+    sampler = context.samplers.of(claim, context.state.partitions.get(request.partition))
+    return Done(waiting_words(context.state, claim, claim_samplers.group_size(sampler)))
 
 
 def explain(state: State, request: Explain, dealt: int | None = None) -> str:

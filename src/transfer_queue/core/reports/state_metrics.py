@@ -13,59 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.events import records as r
 from transfer_queue.core.reports.status import progress, stored, tier_of
 from transfer_queue.core.tables.block_table import BlockChunk, sums
 from transfer_queue.messages.progress import PartitionProgress, TaskProgress
-from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded
+from transfer_queue.metrics.timing import OTHER
 
 if TYPE_CHECKING:
     from transfer_queue.core.state.state import State
 
 NAMED = 100  # partitions that are reported by name, those created last; the others are reported together
 AT_ONCE = 64  # other partitions, or units, in one step
-
-
-class LeaseCounts:
-    """Counts leases and their ends since the controller started."""
-
-    RECORDS = frozenset({r.Dealt, r.RowsLeased, r.LeaseAcked, r.LeaseEnded, r.RankLeft})
-
-    def __init__(self) -> None:
-        self.granted: Counter[str] = Counter()
-        """Task -> leases."""
-        self.acknowledged: Counter[str] = Counter()
-        """Task -> rows."""
-        self.redelivered: Counter[tuple[str, str]] = Counter()
-        """(task, reason) -> rows whose delivery ended without an ack."""
-
-    def series(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """Return the counters by name and label values, for `metrics.samples.series`."""
-        return {
-            "leases_granted": {(task,): count for task, count in self.granted.items()},
-            "acknowledged_rows": {(task,): count for task, count in self.acknowledged.items()},
-            "redelivered_rows": {(task, reason): count for (task, reason), count in self.redelivered.items()},
-        }
-
-    def note(self, record: r.AnyRecord) -> None:
-        """Count a record that was applied, which is one of RECORDS."""
-        if isinstance(record, r.Dealt):
-            if record.lease is not None:
-                self.note(record.lease)
-        elif isinstance(record, r.RowsLeased):
-            self.granted[_bounded_label(record.task, self.granted)] += 1
-        elif isinstance(record, r.LeaseAcked):
-            if record.token:
-                self.acknowledged[_bounded_label(record.task, self.acknowledged)] += len(record.rows) // 8
-        elif isinstance(record, (r.LeaseEnded, r.RankLeft)):
-            reason = record.reason if isinstance(record, r.LeaseEnded) else "rank gone"
-            if record.counted:
-                task, reason = bounded((record.task, reason), self.redelivered)
-                self.redelivered[task, reason] += len(record.counted) // 8
-
-
-def _bounded_label(task: str, known: Mapping[str, int]) -> str:
-    return task if task in known or len(known) < MOST_NAMES else OTHER
 
 
 @dataclass
@@ -85,34 +42,34 @@ class StateMeasures:
     """
 
 
-def measure(core: ControllerContext, now: float) -> Generator[None, None, StateMeasures]:
+def measure(context: ControllerContext, now: float) -> Generator[None, None, StateMeasures]:
     """Measure the state. The caller serves other requests between two of its short steps."""
-    found = StateMeasures(len(core.state.partitions))
-    names = list(core.state.partitions)
+    found = StateMeasures(len(context.state.partitions))
+    names = list(context.state.partitions)
     yield
     for name in reversed(names[-NAMED:]):
-        partition = core.state.partitions.get(name)
+        partition = context.state.partitions.get(name)
         if partition is not None:
-            found.partitions.append(progress(core.state, partition, now, core.group_size))
+            found.partitions.append(progress(context.state, partition, now, context.group_size))
             found.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
         yield
     if len(names) > NAMED:
-        found.partitions.append((yield from _others(core, names[:-NAMED], now)))
-    units = list(core.state.blocks.stored.values())
+        found.partitions.append((yield from _others(context, names[:-NAMED], now)))
+    units = list(context.state.blocks.stored.values())
     for start in range(0, len(units), AT_ONCE):
         for each in units[start : start + AT_ONCE]:
             found.live.update(each)
         yield
-    told = {p.number: name for name in names[-NAMED:] if (p := core.state.partitions.get(name)) is not None}
-    for key in list(core.state.blocks.chunks):
-        chunk = core.state.blocks.chunks.get(key)
+    told = {p.number: name for name in names[-NAMED:] if (p := context.state.partitions.get(name)) is not None}
+    for key in list(context.state.blocks.chunks):
+        chunk = context.state.blocks.chunks.get(key)
         if chunk is not None:
-            _add_values(core.state, found.series["stored_values"], chunk, told)
+            _add_values(context.state, found.series["stored_values"], chunk, told)
         yield
     return found
 
 
-def _others(core: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
+def _others(context: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
     """Sum up these partitions: rows, bytes and waiting claims."""
     rows = nbytes = 0
     tiers: Counter[str] = Counter()
@@ -120,12 +77,12 @@ def _others(core: ControllerContext, names: list[str], now: float) -> Generator[
     longest: dict[str, float] = {}
     for start in range(0, len(names), AT_ONCE):
         for name in names[start : start + AT_ONCE]:
-            partition = core.state.partitions.get(name)
+            partition = context.state.partitions.get(name)
             if partition is None:
                 continue
             rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
-            tiers += stored(core.state, partition)
-            for task, queue in core.state.waiting.of_partition(name).items():
+            tiers += stored(context.state, partition)
+            for task, queue in context.state.waiting.of_partition(name).items():
                 first = next(iter(queue.claims.values()))
                 waiting[task] += len(queue.claims)
                 longest[task] = max(longest.get(task, 0.0), now - first.since)

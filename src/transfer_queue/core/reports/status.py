@@ -25,23 +25,27 @@ from transfer_queue.messages.system import Status, SystemStatus, Topology, Topol
 
 
 @handles(Status, reads=True)
-def system_status(core: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
+def system_status(context: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
     """Reply with the progress of every partition and the counters."""
-    return of_system(core, core.now)
+    return of_system(context, context.now)
 
 
-def of_system(core: ControllerContext, now: float) -> SystemStatus:
+def of_system(context: ControllerContext, now: float) -> SystemStatus:
     """Return the progress of every partition, and the counters including those of the connections."""
-    around = {f"connections_{name}": value for name, value in core.of_connections.items()}
-    costs = list(core.samplers.costs.values())
-    found = status_of(core.state, {**core.counters, **around}, now, core.group_size, costs, core.trouble)
-    return msgspec.structs.replace(found, requests=core.load.timings(), longest=core.load.longest.of_all(now))
+    around = {f"connections_{name}": value for name, value in context.measures.server_counters.items()}
+    costs = list(context.samplers.costs.values())
+    found = status_of(
+        context.state, {**context.measures.counters, **around}, now, context.group_size, costs, context.journal_error
+    )
+    return msgspec.structs.replace(
+        found, requests=context.measures.load.timings(), longest=context.measures.load.longest.of_all(now)
+    )
 
 
 @handles(Topology, reads=True)
-def topology(core: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
+def topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
     """Reply with the storage units and the configuration for a client that attaches."""
-    return TopologyReply(list(core.state.units.values()), core.config)
+    return TopologyReply(list(context.state.units.values()), context.config)
 
 
 def status_of(

@@ -27,16 +27,24 @@ class SamplerRegistry:
     """
 
     def __init__(self, default: AnySampler, values: Values = copied, strict: bool = False) -> None:
-        if isinstance(default, BaseSampler) and not built_in(default):
-            default = UserSampler(InlineRunner(default, values))
-        self.default = default
         self.strict = strict
         """Whether unknown entries of a sampling_config are errors instead of warnings."""
+        self.warned: set[str] = set()
+        """The partitions of which a client was warned that their groups have rows of several clients."""
+        self.values = values
+        self.replace_default(default)
+
+    def replace_default(self, default: AnySampler) -> AnySampler:
+        """Use another sampler from now on, and return it as the core uses it."""
+        if isinstance(default, BaseSampler) and not built_in(default):
+            default = UserSampler(InlineRunner(default, self.values))
+        self.default: AnySampler = default
         self.costs: dict[str, SamplerCost] = {}
         """The calls of users' samplers and their time, by name."""
         self.restarts = 0
         """How often the sampler process was restarted."""
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
+        return default
 
     def holds_up(self, claim: Claim) -> bool:
         """Return whether a user's sampler decides this claim in the controller's loop, so that its calls are timed."""

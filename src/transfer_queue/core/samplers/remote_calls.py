@@ -59,9 +59,12 @@ class CallContext(Protocol):
 
     state: State
     samplers: SamplerRegistry
-    timer: Callable[[], float]
 
-    def failed(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
+    @property
+    def timer(self) -> Callable[[], float]:
+        """Returns seconds."""
+
+    def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """Refuse a request that waits."""
 
 
@@ -85,12 +88,12 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def want(self, core: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def want(self, context: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
             return []
-        return self._begin(core, PendingCall(waiter, fresh), ask)
+        return self._begin(context, PendingCall(waiter, fresh), ask)
 
     def under_way(self, waiter: RequestKey) -> bool:
         """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
@@ -103,7 +106,7 @@ class SamplerAsks:
         """Queue a call that no claim needs. done: called with the answer, or the exception; see `next`."""
         self._orders.append((call, done))
 
-    def next(self, core: CallContext) -> list[Effect]:
+    def next(self, context: CallContext) -> list[Effect]:
         """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
         if self.runner is not None and self.runner.orders:
@@ -112,11 +115,11 @@ class SamplerAsks:
         while self._active is None and (self._orders or self._claims):
             if self._orders:
                 call, done = self._orders.popleft()
-                effects += self._begin(core, PendingCall(None, done=done), Ask(call, None, None))
+                effects += self._begin(context, PendingCall(None, done=done), Ask(call, None, None))
                 break
             waiter = next(iter(self._claims))
             fresh = self._claims.pop(waiter)
-            waiting = core.state.waiting.by_waiter.get(waiter)
+            waiting = context.state.waiting.by_waiter.get(waiter)
             if waiting is not None:
                 effects += self._decide_again(waiting, PendingCall(waiter, fresh))
         return effects
@@ -144,46 +147,46 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ calls
 
-    def _begin(self, core: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def _begin(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         self._begun += 1
-        self._active, pending.ask, pending.began = pending, ask, core.timer()
+        self._active, pending.ask, pending.began = pending, ask, context.timer()
         shown = NOTHING_SHOWN
         if ask.partition is not None and ask.ready is not None:
             shown = self._shown(pending, ask.partition, ask.ready)
         return [AskSampler(self._begun, ask.call, shown)]
 
-    def go_on(self, core: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def go_on(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
         if self._active is not None:
             assert pending.waiter is not None
             self._claims.setdefault(pending.waiter, pending.fresh)
             return []
-        return self._begin(core, pending, ask)
+        return self._begin(context, pending, ask)
 
-    def answered(self, core: CallContext, number: int, outcome: Any) -> list[Effect]:
+    def answered(self, context: CallContext, number: int, outcome: Any) -> list[Effect]:
         """Handle the end of a call. outcome: its result, or an exception."""
         pending = self._active
         if pending is None or number != self._begun:
             return []  # the call of a sampler that was replaced
         self._active = None
         assert pending.ask is not None
-        core.samplers.note(core.timer() - pending.began)
+        context.samplers.note(context.timer() - pending.began)
         if pending.done is not None:
             effects = pending.done(outcome)
         else:
-            effects = self._decide(core, pending, pending.ask, outcome)
-        if pending.again and pending.waiter in core.state.waiting.by_waiter and self._active is not pending:
+            effects = self._decide(context, pending, pending.ask, outcome)
+        if pending.again and pending.waiter in context.state.waiting.by_waiter and self._active is not pending:
             self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, as it arrived before the others
         return effects
 
-    def _decide(self, core: CallContext, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
+    def _decide(self, context: CallContext, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
         assert pending.waiter is not None
-        waiting = core.state.waiting.by_waiter.get(pending.waiter)
+        waiting = context.state.waiting.by_waiter.get(pending.waiter)
         if waiting is None:
             return []
         if isinstance(outcome, BaseException):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")
-            return core.failed(waiting, error)
+            return context.refuse(waiting, error)
         if outcome is None or pending.void:
             pending.answers, pending.void = Answers(), False  # the rows that the sampler read have changed
         else:
@@ -206,14 +209,14 @@ class SamplerAsks:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def question(self, core: CallContext, number: int, question: Question) -> ViewReply:
+    def question(self, context: CallContext, number: int, question: Question) -> ViewReply:
         """Reply to what the sampler reads during a call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask
         if pending is None or ask is None or number != self._begun or ask.partition is None or ask.ready is None:
             return ViewReply()
         partition, ready = ask.partition, ask.ready
-        if core.state.partitions.get(partition.name) is not partition:
+        if context.state.partitions.get(partition.name) is not partition:
             return ViewReply()
         ready = partition.ready_set(ready.task, ready.fields)
         if question.kind == "rows":

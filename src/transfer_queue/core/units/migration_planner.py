@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -59,17 +58,11 @@ Extents = dict[tuple[int, int], float]
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
-class HasState(Protocol):
-    """The part of the context that the planner reads."""
-
-    state: State
-
-
 class MigrationPlanner:
     """Makes and runs one plan at a time."""
 
-    def __init__(self, core: HasState, replicas: int = 1, marks: Watermarks = DEFAULTS) -> None:
-        self._core = core
+    def __init__(self, state: State, replicas: int = 1, marks: Watermarks = DEFAULTS) -> None:
+        self.state = state
         self.replicas = replicas
         """The number of units in which each block should be."""
         self.marks = marks
@@ -91,11 +84,6 @@ class MigrationPlanner:
         self._nudges = 0
         self._made = 0  # blocks that were made by repacking
         self._offloads = 0  # blocks that were moved to disk
-
-    @property
-    def state(self) -> State:
-        """The present state."""
-        return self._core.state
 
     # ------------------------------------------------------------ events
 

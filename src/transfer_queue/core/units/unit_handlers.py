@@ -7,12 +7,12 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.tables.row_table import indexes_in
-from transfer_queue.core.units import location_checks, unit_registration
+from transfer_queue.core.units import location_checks, unit_drains, unit_registration
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
-from transfer_queue.messages.system import NodeGone
+from transfer_queue.messages.system import Drain, NodeGone
 from transfer_queue.messages.unit_reports import (
     BlocksMovedReport,
     ExtentsFreedReport,
@@ -24,86 +24,89 @@ from transfer_queue.messages.unit_reports import (
 )
 
 
+def forget_unit(context: ControllerContext, unit: int) -> None:
+    """Forget the connection of a unit, and what it has reported on it."""
+    context.connections.units.pop(unit, None)
+    context.activity.short.pop(unit, None)
+    context.migrations.gone(unit)
+
+
 @handles(CloseExtents)
-def close_extents(core: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
+def close_extents(context: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
     """Close extents of the writer that sends the request."""
-    return Decision(location_checks.close_extents(core.state, caller.client, request.extents), Done)
+    return Decision(location_checks.close_extents(context.state, caller.client, request.extents), Done)
 
 
 @handles(RegisterUnit)
-def register_unit(core: ControllerContext, caller: Caller, request: RegisterUnit) -> Decision:
+def register_unit(context: ControllerContext, caller: Caller, request: RegisterUnit) -> Decision:
     """Register a storage unit. The reply has its number."""
-    records, number = unit_registration.register(core.state, request)
+    records, number = unit_registration.register(context.state, request)
     for record in records:
         if isinstance(record, r.UnitLost):
-            core.unit_peers.pop(record.unit, None)
-            core.movers.short.pop(record.unit, None)
-            core.moves.gone(record.unit)
-    core.unit_peers[number] = caller.peer
+            forget_unit(context, record.unit)
+    context.connections.units[number] = caller.peer
     if not request.store:  # blocks in an external store are not moved
-        core.moves.arrived(number)
-    core.movers.freed[number] = 0
+        context.migrations.arrived(number)
+    context.activity.freed[number] = 0
 
     def reply() -> AnyReply:
-        core.state.blocks.tell_again(number)
+        context.state.blocks.tell_again(number)
         return Done(number)
 
     return Decision(records, reply)
 
 
 @handles(NodeGone)
-def node_gone(core: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
+def node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
     """Note that a node is gone. The reply has the number of storage units that were lost with it."""
-    lost = [unit for unit in core.state.units.values() if unit.node and unit.node == request.node]
+    lost = [unit for unit in context.state.units.values() if unit.node and unit.node == request.node]
     for unit in lost:
-        core.unit_peers.pop(unit.unit, None)
-        core.movers.short.pop(unit.unit, None)
-        core.moves.gone(unit.unit)
+        forget_unit(context, unit.unit)
     return Decision([r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost)))
 
 
 @handles(ExtentsFreedReport)
-def freed(core: ControllerContext, caller: Caller, request: ExtentsFreedReport) -> Decision:
+def freed(context: ControllerContext, caller: Caller, request: ExtentsFreedReport) -> Decision:
     """Note which extents a unit has freed."""
-    if core.unit_peers.get(request.unit) != caller.peer:
+    if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has freed")
-    pending = core.state.blocks.freed
+    pending = context.state.blocks.freed
     extents = indexes_in(request.extents)
     known = extents[[(request.unit, extent) in pending for extent in extents.tolist()]]
     return Decision([r.ExtentsFreed(request.unit, known.tobytes())] if len(known) else [], Done)
 
 
 @handles(ExtentsGone)
-def extents_gone(core: ControllerContext, caller: Caller, request: ExtentsGone) -> Decision:
+def extents_gone(context: ControllerContext, caller: Caller, request: ExtentsGone) -> Decision:
     """Note that a unit reports values lost with its store."""
-    if core.unit_peers.get(request.unit) != caller.peer:
+    if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what its store has lost")
     return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), request.when)], Done)
 
 
 @handles(ExtentsRecalledReport)
-def recalled(core: ControllerContext, caller: Caller, request: ExtentsRecalledReport) -> Decision:
+def recalled(context: ControllerContext, caller: Caller, request: ExtentsRecalledReport) -> Decision:
     """Close extents that a unit has recalled."""
-    if core.unit_peers.get(request.unit) != caller.peer:
+    if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has recalled")
     numbers, lengths = indexes_in(request.extents).tolist(), indexes_in(request.lengths).tolist()
     if len(numbers) != len(lengths):
         raise ProtocolError(f"a report of recalled extents has {len(numbers)} extents but {len(lengths)} lengths")
-    return Decision(location_checks.close_new(core.state, request.unit, numbers, lengths), Done)
+    return Decision(location_checks.close_new(context.state, request.unit, numbers, lengths), Done)
 
 
 @handles(BlocksMovedReport)
-def moved(core: ControllerContext, caller: Caller, request: BlocksMovedReport) -> Decision:
+def moved(context: ControllerContext, caller: Caller, request: BlocksMovedReport) -> Decision:
     """Note the new locations of blocks that a unit has moved on order."""
-    if core.unit_peers.get(request.unit) != caller.peer:
+    if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has moved")
-    return Decision(core.moves.answered(request, core.now), Done)
+    return Decision(context.migrations.answered(request, context.now), Done)
 
 
 @handles(WriterGone)
-def writer_gone(core: ControllerContext, caller: Caller, request: WriterGone) -> Decision:
+def writer_gone(context: ControllerContext, caller: Caller, request: WriterGone) -> Decision:
     """Note that a writer is dead, which its unit has proved."""
-    if core.unit_peers.get(request.unit) != caller.peer:
+    if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report that its writer is gone")
     for number in request.extents:
         location_checks.check_extent_number(number)
@@ -111,10 +114,24 @@ def writer_gone(core: ControllerContext, caller: Caller, request: WriterGone) ->
 
 
 @handles(SpaceShortReport)
-def space_short(core: ControllerContext, caller: Caller, request: SpaceShortReport) -> list[Effect]:
+def space_short(context: ControllerContext, caller: Caller, request: SpaceShortReport) -> list[Effect]:
     """Note which writers wait for space of a unit."""
-    if core.unit_peers.get(request.unit) != caller.peer:
+    if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report which writers wait for its space")
-    core.movers.short[request.unit] = request
-    core.moves.waits(request.unit, bool(request.writers))
+    context.activity.short[request.unit] = request
+    context.migrations.waits(request.unit, bool(request.writers))
     return [Send(caller.peer, caller.envelope.sequence, Done())]
+
+
+@handles(Drain)
+def handle_drain(context: ControllerContext, caller: Caller, request: Drain) -> list[Effect]:
+    """Drain a unit, or use it again. The reply has the number of blocks that are left in it."""
+    record = unit_drains.decide(context.state, context.migrations.replicas, request)
+    if record is not None:
+        context.log.apply(record)
+        context.migrations.drain(request.unit, record.draining)
+    if request.wait is not None and request.wait > 0 and not request.undo:
+        context.unit_drains.wait(caller.waiter, caller.peer, request.unit, context.now + request.wait)
+        return []
+    blocks = unit_drains.remaining_blocks(context.state, request.unit)
+    return [Send(caller.peer, caller.envelope.sequence, Done(blocks))]

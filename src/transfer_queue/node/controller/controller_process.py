@@ -90,7 +90,7 @@ def build_controller(
     server = ServerLoop(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
     service.attach(server.call_soon)
     service.use_host(host, server)
-    controller.of_connections = server.counters
+    controller.context.measures.server_counters = server.counters
     secret = server_context(settings.tls)
     for listener in sockets.controller:
         server.inherit(listener, secret)
@@ -127,5 +127,5 @@ def _serve_metrics(
     collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
     service.told = collector.units.told
     endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
-    config = {**msgspec.json.decode(controller.config), "metrics_endpoint": endpoint}
-    controller.config = msgspec.json.encode(config).decode()
+    config = {**msgspec.json.decode(controller.context.config), "metrics_endpoint": endpoint}
+    controller.context.config = msgspec.json.encode(config).decode()

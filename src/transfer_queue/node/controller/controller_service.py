@@ -100,7 +100,7 @@ class ControllerService(EnvelopeService):
         self.told: Callable[[int, Measured], None] = lambda peer, measured: None
         self._departed = departed
         self._controller = controller
-        controller.load = self.load
+        controller.context.measures.load = self.load
         self._states = states
         self._journaling = journaling
         self._worker = BackgroundThread()
@@ -132,7 +132,7 @@ class ControllerService(EnvelopeService):
 
     def _sampler_answered(self, number: int, outcome: Any) -> list[Outgoing]:
         assert self._host is not None
-        self._controller.samplers.restarts = self._host.restarts
+        self._controller.context.samplers.restarts = self._host.restarts
         return self._carried_out(self._controller.sampler_answered(number, outcome, time.monotonic()))
 
     def commit(self) -> bool:
@@ -151,7 +151,7 @@ class ControllerService(EnvelopeService):
         super().opened(peer, hello)
         self._controller.opened(hello.client_id, peer)
         if self._departed is not None:
-            self._departed.sweep(self._controller.connections)
+            self._departed.sweep(self._controller.context.connections.peers)
 
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
@@ -221,9 +221,9 @@ class ControllerService(EnvelopeService):
         self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
         outgoing = self._carried_out(self._controller.closed(hello.client_id, peer, now))
         if self._departed is not None:
-            if hello.client_id not in self._controller.connections:
+            if hello.client_id not in self._controller.context.connections.peers:
                 self._departed.left(hello.client_id)
-            self._departed.sweep(self._controller.connections)
+            self._departed.sweep(self._controller.context.connections.peers)
         return outgoing
 
     def next_deadline(self) -> float | None:
@@ -322,15 +322,15 @@ class ControllerService(EnvelopeService):
             elif isinstance(effect, Release):
                 self._worker.begin(partial(release, effect.partitions), _nothing)
             elif isinstance(effect, FreeExtents):
-                unit = self._controller.unit_peers.get(effect.unit)
+                unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, ReleaseExtents(effect.extents))
             elif isinstance(effect, SendToUnit):
-                unit = self._controller.unit_peers.get(effect.unit)
+                unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, effect.request)
             elif isinstance(effect, RefuseLeases):
-                unit = self._controller.unit_peers.get(effect.unit)
+                unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, RefuseWriters(effect.words))
 

@@ -102,7 +102,7 @@ class Journaling:
         self._last_commit = ended - began
         self._commits.note(self._last_commit)
         if self._last_commit >= NOTEWORTHY:
-            self._controller.load.longest.note("commit", self._last_commit, ended)
+            self._controller.context.measures.load.longest.note("commit", self._last_commit, ended)
 
     def measures(self) -> JournalMeasures:
         """For metrics."""
@@ -129,7 +129,7 @@ class Journaling:
         return self._writer is not None and self._writer.busy
 
     def _count(self) -> None:
-        counters = self._controller.counters
+        counters = self._controller.context.measures.counters
         counters["journal_bytes"] = self._journal.size
         counters["journal_trouble"] = 0 if self.trouble is None else 1
 
@@ -140,7 +140,7 @@ class Journaling:
                 f"the journal in {self._journal.folder} cannot be written: {error}. What changes anything waits until "
                 f"it can: make room there, or end the system"
             )
-            self._controller.trouble = self.trouble
+            self._controller.context.journal_error = self.trouble
             self._troubled_at = time.monotonic()
             logger.error("%s", self.trouble)
         self._count()
@@ -148,7 +148,7 @@ class Journaling:
     def _works_again(self) -> None:
         logger.warning("the journal can be written again after %.1f s", time.monotonic() - self._troubled_at)
         self.trouble = None
-        self._controller.trouble = ""
+        self._controller.context.journal_error = ""
         self._count()
 
     # ------------------------------------------------------------ snapshots

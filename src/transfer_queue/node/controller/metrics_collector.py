@@ -45,7 +45,7 @@ class Units:
         self._number += 1
         self._answers = dict.fromkeys(self._controller.state.units)
         self._complete.clear()
-        peers = self._controller.unit_peers
+        peers = self._controller.context.connections.units
         self._asked = {peer: number for peer, number in self._asked.items() if peer in peers.values()}
         idle = [peer for peer in peers.values() if peer not in self._asked]
         self._asked.update(dict.fromkeys(idle, self._number))
@@ -55,7 +55,7 @@ class Units:
     def told(self, peer: int, measured: Measured) -> None:
         """A unit has answered."""
         self._asked.pop(peer, None)
-        if measured.number == self._number and self._controller.unit_peers.get(measured.unit) == peer:
+        if measured.number == self._number and self._controller.context.connections.units.get(measured.unit) == peer:
             self._answers[measured.unit] = measured
         self._check()
 
@@ -97,7 +97,7 @@ class Collector:
         """One scrape; called in any thread but the loop's. TimeoutError where the loop does not come to it."""
         with self._one_at_a_time:
             self._in_loop(self.units.ask, sends=True)
-            state = self._steps(measure(self._controller, time.monotonic()))
+            state = self._steps(measure(self._controller.context, time.monotonic()))
             self.units.wait(UNITS_SECONDS)
             return self._in_loop(lambda: self._whole(state))
 
@@ -127,17 +127,17 @@ class Collector:
                 return done[0]
 
     def _whole(self, state: StateMeasures) -> Snapshot:
-        core = self._controller
+        core = self._controller.context
         return Snapshot(
-            server=self._meter.measures(core.waits.timings()),
-            counters=dict(core.counters),
+            server=self._meter.measures(core.measures.waits.timings()),
+            counters=dict(core.measures.counters),
             count=state.count,
             partitions=state.partitions,
             samplers=list(core.samplers.costs.values()),
             infos=list(core.state.units.values()),
             units=self.units.answers(),
             live=state.live,
-            series={**state.series, **core.lease_counts.series()},
+            series={**state.series, **core.measures.lease_counts.series()},
             journal=self._journal(),
         )
 

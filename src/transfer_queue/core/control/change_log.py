@@ -1,0 +1,118 @@
+"""What happened to each partition since the requests that wait for it were last looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Union, get_args
+
+from transfer_queue.core.control.record_log import RecordLog
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.records import Wakes
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.wait_queues import ShareKey
+
+
+class ChangeSet:
+    """What happened to one partition since its parked claims were last looked at.
+
+    Beyond what is noted here, a claim can be met only if rows became ready for its task (`Partition.gained`).
+    """
+
+    __slots__ = ("consumed", "everything", "joined", "shares", "space", "tasks")
+
+    def __init__(self) -> None:
+        self.everything = False
+        """Whether any request may be met now, or have come to its end."""
+        self.joined = False
+        """Whether rows joined groups, so that some groups may be complete now."""
+        self.space = False
+        """Whether rows were removed, so that puts may find space."""
+        self.tasks: set[str] = set()
+        """The tasks of which any claim may be met now."""
+        self.consumed: set[str] = set()
+        """The tasks that have consumed all rows, which ends their finite claims."""
+        self.shares: dict[str, set[ShareKey]] = {}
+        """Task -> the batches that were dealt."""
+
+    def note_any(self, record: Any, partition: Partition | None) -> None:
+        """Note a record that may meet any request. The partition has it applied, and is None if it has ended."""
+        self.everything = True
+
+    def note_rows(self, record: Any, partition: Partition | None) -> None:
+        """Note new rows, or values of rows."""
+        assert partition is not None
+        self.joined |= record.groups is not None
+        self.everything |= self.joined and partition.sealed  # groups that can never be complete may be left
+
+    def note_deal(self, record: Any, partition: Partition | None) -> None:
+        """Note a deal. It takes rows, so it only meets the claims for its shares, or ends those that wait for more."""
+        if record.batch_index is not None:
+            shares = self.shares.setdefault(record.task, set())
+            shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
+        assert partition is not None
+        if partition.sealed:
+            self.tasks.add(record.task)
+        elif partition.wholly_consumed(record.task):
+            self.consumed.add(record.task)
+
+    def note_removal(self, record: Any, partition: Partition | None) -> None:
+        """Note the end of rows."""
+        if partition is None or partition.sealed:
+            self.everything = True
+            return
+        self.space = True
+        self.consumed |= {task for task in partition.tasks if partition.wholly_consumed(task)}
+
+    def note_task(self, record: Any, partition: Partition | None) -> None:
+        """Note a record that may meet any claim of its task."""
+        self.everything |= bool(getattr(record, "freed", b""))
+        self.tasks.add(record.task)
+
+
+Note = Callable[[ChangeSet, Any, Union[Partition, None]], None]
+
+_NOTES: dict[Wakes, Note] = {
+    Wakes.ALL: ChangeSet.note_any,
+    Wakes.ROWS: ChangeSet.note_rows,
+    Wakes.SHARES: ChangeSet.note_deal,
+    Wakes.SPACE: ChangeSet.note_removal,
+    Wakes.TASK: ChangeSet.note_task,
+}
+
+
+class ChangeLog:
+    """The changes of all partitions. It observes the records, which declare what they mean for requests that wait."""
+
+    def __init__(self, log: RecordLog) -> None:
+        self._state = log.state
+        self.by_partition: dict[str, ChangeSet] = {}
+        """Partition -> its changes. A partition without changes is not in here."""
+        kinds = {kind for kind in get_args(r.AnyRecord) if "partition" in kind.__struct_fields__}
+        for kind in kinds:
+            if kind.wakes in _NOTES:
+                log.observe([kind], self._observer(_NOTES[kind.wakes]))
+            elif kind.wakes is Wakes.ALL_IF_FREED:
+                log.observe([kind], self._note_finished)
+        log.observe([r.UnitLost, r.ExtentsLost], self._note_loss)
+
+    def of(self, partition: str) -> ChangeSet:
+        """Return the changes of a partition, to be added to."""
+        change = self.by_partition.get(partition)
+        if change is None:
+            change = self.by_partition[partition] = ChangeSet()
+        return change
+
+    def _observer(self, note: Note) -> Callable[[Any], None]:
+        def observe(record: Any) -> None:
+            note(self.of(record.partition), record, self._state.partitions.get(record.partition))
+
+        return observe
+
+    def _note_finished(self, record: r.RowsFinished) -> None:
+        if record.freed:
+            self.of(record.partition).everything = True
+
+    def _note_loss(self, record: r.AnyRecord) -> None:
+        for partition in self._state.partitions.values():
+            if self._state.losses in partition.losses.events:
+                self.of(partition.name)

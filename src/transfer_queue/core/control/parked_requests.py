@@ -1,0 +1,53 @@
+"""Parks requests that cannot be met yet, and knows on which connection each of them will be answered."""
+
+from __future__ import annotations
+
+from transfer_queue.core.control.measures import ControllerMeasures
+from transfer_queue.core.control.record_log import RecordLog
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.registry import Caller
+from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey
+from transfer_queue.messages.base import name_of
+
+
+class ParkedRequests:
+    """The connections of the requests that wait. The requests themselves are part of the state (`State.waiting`)."""
+
+    def __init__(self, log: RecordLog, measures: ControllerMeasures) -> None:
+        self._log = log
+        self._measures = measures
+        self.peers: dict[RequestKey, int] = {}
+        """The connection of each parked request. After a restart a request has none until its client sends it again."""
+
+    def park(self, caller: Caller, request: Parkable, seconds: float) -> None:
+        """Let a request wait for at most `seconds`.
+
+        Raises:
+            CapacityError: Too many requests of this client wait.
+        """
+        sequence, now = caller.envelope.sequence, self._log.now
+        self._log.state.waiting.check_room(caller.client, request)
+        self._log.apply(r.RequestParked(caller.client, sequence, now, now + seconds, request))
+        self.peers[caller.client, sequence] = caller.peer
+
+    def attach(self, waiting: ParkedRequest, peer: int) -> bool:
+        """A client has sent its parked request again: answer it on the newest connection.
+
+        Peers are numbered in ascending order. Returns whether the request had no connection since a restart.
+        """
+        known = self.peers.get(waiting.waiter)
+        self.peers[waiting.waiter] = peer if known is None else max(peer, known)
+        return known is None
+
+    def unpark(self, waiter: RequestKey) -> None:
+        """End the wait of a request."""
+        waiting = self._log.state.waiting.by_waiter[waiter]
+        kind, task = name_of(type(waiting.request)), getattr(waiting.request, "task", "")
+        self._measures.waits.note(kind, task, self._log.now - waiting.since)
+        self._log.apply(r.Unparked(*waiter))
+        self.peers.pop(waiter, None)
+
+    def cancel(self, client: str, peer: int) -> None:
+        """End the waits of the requests that a connection would have answered."""
+        for waiter in [waiter for waiter, known in self.peers.items() if known == peer and waiter[0] == client]:
+            self.unpark(waiter)

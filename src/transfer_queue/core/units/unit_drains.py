@@ -1,0 +1,91 @@
+"""Draining a storage unit, which means to move all blocks off it, and the requests that wait until it is empty."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.descriptors import MEMORY
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.system import Drain
+
+
+class DrainWait(NamedTuple):
+    """One request that waits."""
+
+    peer: int
+    unit: int
+    deadline: float
+    """On the controller's clock."""
+
+
+class UnitDrains:
+    """The requests that wait until a unit is empty. None of it is part of the state. True while there are any."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._waits: dict[RequestKey, DrainWait] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def wait(self, waiter: RequestKey, peer: int, unit: int, deadline: float) -> None:
+        """Let a request wait until the unit is empty, at most until the deadline."""
+        self._waits[waiter] = DrainWait(peer, unit, deadline)
+
+    def cancel(self, client: str, peer: int) -> None:
+        """Forget the requests that a connection would have answered."""
+        self._waits = {w: wait for w, wait in self._waits.items() if wait.peer != peer or w[0] != client}
+
+    def due(self) -> float | None:
+        """Return the earliest deadline; None if no request waits."""
+        return min((wait.deadline for wait in self._waits.values()), default=None)
+
+    def settle(self, now: float) -> list[Effect]:
+        """Reply to the requests whose unit is empty, or whose deadline has passed."""
+        effects: list[Effect] = []
+        for waiter, (peer, unit, deadline) in list(self._waits.items()):
+            blocks = remaining_blocks(self._state, unit)
+            if not blocks or now >= deadline:
+                del self._waits[waiter]
+                effects.append(Send(peer, waiter[1], _reply(unit, blocks)))
+        return effects
+
+
+def remaining_blocks(state: State, unit: int) -> int:
+    """Return how many blocks a unit still holds."""
+    return sum(extent.blocks for (number, _), extent in state.blocks.extents.items() if number == unit)
+
+
+def _reply(unit: int, blocks: int) -> AnyReply:
+    if not blocks:
+        return Done(0)
+    return Failure(
+        "WaitTimeoutError",
+        f"storage unit {unit} still holds {blocks} blocks; the drain continues, call it again to wait for its end",
+    )
+
+
+def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None:
+    """Return the record of the request; None if it changes nothing.
+
+    Raises:
+        InvalidArgumentError: The unit is unknown, or too few other units would be left for new blocks.
+    """
+    if request.unit not in state.units:
+        there = ", ".join(map(str, sorted(state.units))) or "none"
+        raise InvalidArgumentError(f"there is no storage unit {request.unit}; the units are: {there}")
+    others = state.units_of(MEMORY) - state.draining - {request.unit}
+    if not request.undo and len(others) < replicas:
+        raise InvalidArgumentError(
+            f"storage unit {request.unit} cannot be drained: writers need {replicas} other units in memory "
+            f"(backend.SimpleStorage.replicas), but there would be {len(others)}; start a system with more units"
+        )
+    if (request.unit in state.draining) != request.undo:
+        return None
+    return r.UnitDraining(request.unit, not request.undo)
