@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
-from transfer_queue.core.claims.batch_selection import ComputedDeal, DealTooLong, Shares
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.sampler.base import Deal
+
+Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
+
+
+class DealTooLong(Exception):
+    """A deal would take too long to compute in the controller's loop."""
+
+    def __init__(self, deal: Deal, count: int) -> None:
+        super().__init__()
+        self.deal = deal
+        self.count = count
+        """The batch_size with which it was prepared."""
+
+
+class ComputedDeal:
+    """A long deal that another thread has computed."""
+
+    def __init__(self, partition: Partition, long: DealTooLong, shares: Shares) -> None:
+        self.partition = partition
+        self.long = long
+        self.shares = shares
+
+    def holds(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
+        """Return whether it is still valid: `count` rows for each share, all of them ready, and all groups complete."""
+        if partition is not self.partition or count != self.long.count:
+            return False
+        positions = partition.rows.positions_of(self.long.deal.rows)
+        if (positions < 0).any() or not ready.has_all(positions, partition.rows):
+            return False
+        if not partition.groups.explicit:
+            return True  # a group by order of reservation changes only if one of its rows is cleared
+        groups, sizes = np.unique(partition.groups.of(positions, unit), return_counts=True)
+        return bool((sizes == unit).all()) and all(
+            partition.groups.size_of(group, unit) == unit for group in groups.tolist()
+        )
 
 
 class BackgroundDeal:

@@ -7,12 +7,13 @@ checked: if it returns rows that it was not offered, the claim fails and nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Union, cast
 
 import numpy as np
 
 from transfer_queue.core.claims import final_rounds, lease_decisions
+from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
 from transfer_queue.core.control.unknown_names import not_taken
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
@@ -28,39 +29,6 @@ from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
-
-
-class DealTooLong(Exception):
-    """A deal would take too long to compute in the controller's loop."""
-
-    def __init__(self, deal: Deal, count: int) -> None:
-        super().__init__()
-        self.deal = deal
-        self.count = count
-        """The batch_size with which it was prepared."""
-
-
-class ComputedDeal:
-    """A long deal that another thread has computed."""
-
-    def __init__(self, partition: Partition, long: DealTooLong, shares: Shares) -> None:
-        self.partition = partition
-        self.long = long
-        self.shares = shares
-
-    def holds(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
-        """Return whether it is still valid: `count` rows for each share, all of them ready, and all groups complete."""
-        if partition is not self.partition or count != self.long.count:
-            return False
-        positions = partition.rows.positions_of(self.long.deal.rows)
-        if (positions < 0).any() or not ready.has_all(positions, partition.rows):
-            return False
-        if not partition.groups.explicit:
-            return True  # a group by order of reservation changes only if one of its rows is cleared
-        groups, sizes = np.unique(partition.groups.of(positions, unit), return_counts=True)
-        return bool((sizes == unit).all()) and all(
-            partition.groups.size_of(group, unit) == unit for group in groups.tolist()
-        )
 
 
 class ClaimOutcome:
@@ -91,7 +59,6 @@ def wait_for_deal(long: DealTooLong | None = None) -> ClaimOutcome:
 
 LONGEST_LEASE = 1e9  # seconds
 LONG = 512  # items, which are balanced within a millisecond
-Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 NOTHING = ClaimOutcome()
 ENDED = ClaimOutcome(ended=True)
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
+from transfer_queue.core.claims.background_deals import ComputedDeal
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.unknown_names import not_taken
 from transfer_queue.core.events import records as r
@@ -49,9 +50,7 @@ def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> li
     return _give(context, caller, claim, outcome)
 
 
-def retry_claim(
-    context: ControllerContext, waiting: ParkedRequest, made: batch_selection.ComputedDeal | None = None
-) -> list[Effect]:
+def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: ComputedDeal | None = None) -> list[Effect]:
     """Decide a parked claim again. made: the long deal that it started, if another thread has computed it."""
     claim = waiting.claim
     waiter = waiting.waiter
@@ -191,9 +190,7 @@ def with_places(
     return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
-def _decide(
-    context: ControllerContext, claim: Claim, made: batch_selection.ComputedDeal | None = None
-) -> batch_selection.ClaimOutcome:
+def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None = None) -> batch_selection.ClaimOutcome:
     """Skip the rows that the sampler skips, and return what the claim gets. It waits until the needed indexes exist."""
     partition = context.state.partitions.get(claim.partition)
     if partition is not None and context.index_builder.waits(context.samplers, partition, claim):
