@@ -1,13 +1,13 @@
-"""Saving and loading the whole state, beside the service: which cuts are being saved, and who waits for what.
+"""Saves and loads the whole state while the controller goes on serving other requests.
 
-    BeginCheckpoint   the cut: the server writes the state as it is now into a file of the name that the client chose,
-                      and no extent that holds a value of it is given back until the client has copied all of them
-    EndCheckpoint     the client is through with it, and learns whether that was so
-    LoadState         the server reads such a file, which the client has put there, and keeps a copy of it in the
-                      journal's folder; one record, which names that copy, replaces the state
+    BeginCheckpoint   The server writes the present state into a file whose name the client chose. No extent with a
+                      value of this state is freed until the client has copied all of them.
+    EndCheckpoint     The client has copied the values. The reply says whether all of them were kept until now.
+    LoadState         The server reads such a file, which the client has put there, and keeps a copy of it in the
+                      journal's folder. One record, which names that copy, replaces the state.
 
-None of this is part of the state: after a restart of the controller a save in progress has failed, and its client
-notices at its end. Requests name files and never carry a path.
+None of this is part of the state: if the controller restarts, a save in progress fails, and EndCheckpoint tells its
+client. Requests name files and never contain a path.
 """
 
 from __future__ import annotations
@@ -40,58 +40,67 @@ FORMAT = 1
 
 
 class SamplerForm(msgspec.Struct, forbid_unknown_fields=True):
-    """What a user's sampler keeps: the name of its class, and what it gave, as msgpack."""
+    """The state of a user's sampler."""
 
     name: str
+    """The name of its class."""
     state: bytes
+    """The state that it returned, as msgpack."""
 
 
 class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of a checkpoint's state file.
-
-    time: of the save, on the clock of then. origin: see `_origin`. state: see `core.columns.schema`.
-    """
+    """The content of a checkpoint's state file."""
 
     format: int
     time: Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+    """The time of the save, on the clock of the controller that saved it."""
     sampler: SamplerForm | None
     origin: str
+    """See `_origin`."""
     state: Any
+    """See `core.columns.schema`."""
 
 
 class SavedState(NamedTuple):
-    """A saved tree that is about to be loaded: the tree without its state, and the state that it held.
-
-    file: the journal's copy of it, see `records.StateLoaded`; "" if there is no journal.
-    """
+    """A saved state that is about to be loaded."""
 
     tree: dict[str, Any]
+    """The saved tree without its state."""
     state: State
+    """The state of the tree."""
     file: str = ""
+    """The journal's copy of the tree, see `records.StateLoaded`; "" if there is no journal."""
 
 
-def built(tree: Any, file: str = "", watched: Iterable[str] = ()) -> SavedState:
-    """Build the state in a saved tree. Raises CheckpointError if it is not a state, or contradicts itself.
+def build_saved_state(tree: Any, file: str = "", watched: Iterable[str] = ()) -> SavedState:
+    """Build the state in a saved tree.
 
-    Takes seconds for a million rows. It uses nothing of a controller, so it can run in a thread beside the loop.
-    watched: see `State`.
+    This takes seconds for a million rows. It uses nothing of a controller, so it can run in a thread beside the loop.
+
+    Args:
+        tree: What the state file contains.
+        file: The journal's copy of it; "" if there is no journal.
+        watched: See `State`.
+
+    Raises:
+        CheckpointError: The tree is not a state, or contradicts itself.
     """
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError("it does not contain the state of a controller")
     return SavedState({**tree, "state": None}, load_untrusted(tree["state"], None, watched), file)
 
 
-def checked_name(name: str) -> str:
-    """The name of a state file; InvalidArgumentError where it is none, as one that is a path."""
+def check_file_name(name: str) -> str:
+    """Return the name of a state file. Raises InvalidArgumentError if it is something else, for example a path."""
     if not re.fullmatch("[0-9a-f]{32}", name):
-        raise InvalidArgumentError(f"{name[:80]!r} is no name of a state file, which has 32 hex digits")
+        raise InvalidArgumentError(f"the name of a state file must have 32 hex digits, got {name[:80]!r}")
     return name
 
 
 @handles(LoadState)
 def handle_load(context: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
-    """A client loads a state. It came again if it is known: then it waits on its new connection."""
-    checked_name(request.name)
+    """Load a state. A request that the client has sent again waits on its new connection."""
+    check_file_name(request.name)
     sequence, ours = caller.envelope.sequence, context.checkpoints
     waits = (caller.client, sequence) in ours.loads
     ours.wait_for_load(caller.client, sequence, caller.peer)
@@ -100,40 +109,42 @@ def handle_load(context: ControllerContext, caller: Caller, request: LoadState) 
 
 @handles(BeginCheckpoint)
 def handle_begin(context: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
-    """A client begins to save the state."""
-    name, ours, asker = checked_name(request.name), context.checkpoints, (caller.client, caller.envelope.sequence)
+    """Begin to save the state."""
+    name, ours, waiter = check_file_name(request.name), context.checkpoints, (caller.client, caller.envelope.sequence)
     known = ours.saves.get(name)
     if known is not None and known.client != caller.client:
-        raise InvalidArgumentError(f"a checkpoint {name!r} is another client's; choose a name of your own")
+        raise InvalidArgumentError(f"another client uses the state file {name!r}; choose another name")
     if known is not None and known.waiter is None:
         return [Send(caller.peer, caller.envelope.sequence, known.reply)]
-    known_asker = asker in ours.peers
-    ours.peers[asker] = caller.peer
-    if known is not None or known_asker:
+    is_known = waiter in ours.peers
+    ours.peers[waiter] = caller.peer
+    if known is not None or is_known:
         return []
     try:
-        return _cut(context, asker, name, sampler_state(context.samplers.default))
+        return _begin_save(context, waiter, name, sampler_state(context.samplers.default))
     except Ask as ask:
-        context.sampler_calls.order(ask.call, lambda outcome: _sampler_saved(context, asker, name, outcome))
+        context.sampler_calls.order(ask.call, lambda outcome: _sampler_saved(context, waiter, name, outcome))
         return []
 
 
-def _sampler_saved(context: ControllerContext, asker: RequestKey, name: str, outcome: Any) -> list[Effect]:
-    """The process of a user's sampler has returned the sampler's state, or has failed."""
-    peer = context.checkpoints.peers.get(asker)
+def _sampler_saved(context: ControllerContext, waiter: RequestKey, name: str, outcome: Any) -> list[Effect]:
+    """Continue a save: the process of a user's sampler has returned the sampler's state, or has failed."""
+    peer = context.checkpoints.peers.get(waiter)
     if peer is None or name in context.checkpoints.saves:
-        return []  # its client is gone, or came back on another connection, and the state was cut for it then
+        return []  # the client is gone, or its request has come again and has begun the save
     if not isinstance(outcome, BaseException):
-        return _cut(context, asker, name, {"name": name_of(context.samplers.default), "state": outcome})
-    del context.checkpoints.peers[asker]
-    return [context.failure(peer, asker[1], error_of(outcome))]
+        return _begin_save(context, waiter, name, {"name": name_of(context.samplers.default), "state": outcome})
+    del context.checkpoints.peers[waiter]
+    return [context.failure(peer, waiter[1], error_of(outcome))]
 
 
-def _cut(context: ControllerContext, asker: RequestKey, name: str, sampler: dict[str, Any] | None) -> list[Effect]:
+def _begin_save(
+    context: ControllerContext, waiter: RequestKey, name: str, sampler: dict[str, Any] | None
+) -> list[Effect]:
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
     origin = _origin(context)
     context.checkpoints.saves[name] = PendingSave(
-        asker[0], extents, asker, BeginCheckpointReply(origin, context.state.origins)
+        waiter[0], extents, waiter, BeginCheckpointReply(origin, context.state.origins)
     )
     time = context.now
 
@@ -150,10 +161,11 @@ def _cut(context: ControllerContext, asker: RequestKey, name: str, sampler: dict
 
 
 def _origin(context: ControllerContext) -> str:
-    """Under equal origins equal block numbers mean the same block: also for a controller that was started again.
+    """Return a string that is equal for two saves only if equal block numbers in them mean the same block.
 
-    What a client may save was written down before it was told so, so that a number is used again only where the
-    journal lost its end with its machine; then the arenas are gone, too. A load brings numbers of elsewhere.
+    It stays equal when the controller restarts: everything that a client saves is in the journal before, so a number
+    is used again only if the machine lost the end of the journal, and then it has lost the arenas, too. Loading a
+    checkpoint changes the origin, because it brings the numbers of another system.
     """
     arenas = sorted(unit.boot_id for unit in context.state.units.values())
     whose = context.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
@@ -162,24 +174,24 @@ def _origin(context: ControllerContext) -> str:
 
 @handles(EndCheckpoint)
 def handle_end(context: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
-    """True if all of the cut was there until now."""
-    name, sequence = checked_name(request.name), caller.envelope.sequence
-    cut = context.checkpoints.saves.get(name)
-    if cut is None or cut.client != caller.client:
+    """End a save. The reply is True if all values of the saved state were kept until now."""
+    name, sequence = check_file_name(request.name), caller.envelope.sequence
+    save = context.checkpoints.saves.get(name)
+    if save is None or save.client != caller.client:
         return [Send(caller.peer, sequence, Done(False))]
     del context.checkpoints.saves[name]
     return [Send(caller.peer, sequence, Done(True)), RemoveState(name)]
 
 
-def written(context: ControllerContext, name: str, trouble: str | None) -> list[Effect]:
-    """The file of a cut is there, or could not be written: why, in words."""
+def finish_writing(context: ControllerContext, name: str, trouble: str | None) -> list[Effect]:
+    """Reply to the client whose state file was written, or could not be written. trouble: why not, in words."""
     ours = context.checkpoints
-    cut = ours.saves.get(name)
-    if cut is None or cut.waiter is None:
-        return [RemoveState(name)]  # its client has gone
-    waiter, cut.waiter = cut.waiter, None
+    save = ours.saves.get(name)
+    if save is None or save.waiter is None:
+        return [RemoveState(name)]  # the client is gone
+    waiter, save.waiter = save.waiter, None
     peer = ours.peers.pop(waiter, None)
-    answer: BeginCheckpointReply | Failure = cut.reply
+    answer: BeginCheckpointReply | Failure = save.reply
     effects: list[Effect] = []
     if trouble is not None:
         del ours.saves[name]
@@ -189,28 +201,34 @@ def written(context: ControllerContext, name: str, trouble: str | None) -> list[
 
 
 def record_of(context: ControllerContext, read: SavedState | BaseException) -> r.StateLoaded:
-    """The record that makes a saved tree the state. CheckpointError where it is none; SamplerError."""
+    """Return the record that replaces the state by a saved one. Raises CheckpointError if it cannot be loaded."""
     if isinstance(read, BaseException):
         raise CheckpointError(f"the state cannot be loaded: {read}") from read
     tree = read.tree
     if tree.get("format") != FORMAT:
-        raise CheckpointError(f"the state to load is not of format {FORMAT}, which is what this release loads")
+        raise CheckpointError(f"this release loads states of format {FORMAT}, got {tree.get('format')!r}")
     try:
         form = msgspec.convert(tree, SavedForm)
         if form.sampler is not None:
             msgspec.msgpack.decode(form.sampler.state)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"the state to load is not what a save writes: {error}; nothing was changed") from None
+        raise CheckpointError(f"the file was not written by a save: {error}; nothing was changed") from None
     return r.StateLoaded(b"", context.now, read.file)
 
 
 def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
-    """What a user's sampler keeps, None of a built-in one. SamplerError where it cannot be kept without pickle."""
+    """Return the state of a user's sampler; None for a built-in one.
+
+    Raises:
+        SamplerError: The state cannot be saved without pickle.
+    """
     return {"name": sampler.name, "state": sampler.save_checkpoint()} if isinstance(sampler, UserSampler) else None
 
 
-def read(context: ControllerContext, client: str, sequence: int, found: SavedState | Exception) -> list[Effect]:
-    """A file was read for the LoadState request of a client."""
+def finish_reading(
+    context: ControllerContext, client: str, sequence: int, found: SavedState | Exception
+) -> list[Effect]:
+    """Load the state that was read for a request of a client, or reply why it cannot be loaded."""
     peer = context.checkpoints.end_load(client, sequence)
     if peer is None:
         return _unused(found)  # the client does not wait any more, so nothing is loaded

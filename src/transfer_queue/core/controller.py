@@ -137,7 +137,7 @@ class Controller:
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
         self._wakeups = Wakeups(self.context, self.clears)
-        self.context.activity.restored(self.context.connections.grace.clients, state.partitions)
+        self.context.activity.restore(self.context.connections.grace.clients, state.partitions)
         self._observe_records()
 
     def _observe_records(self) -> None:
@@ -147,7 +147,7 @@ class Controller:
         log.observe(
             [r.ConsumptionForgotten], lambda record: context.background_deals.forget(record.partition, record.task)
         )
-        log.observe([r.PartitionDropped], lambda record: context.activity.dropped(record.partition))
+        log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
 
     def take_records(self) -> list[r.AnyRecord]:
@@ -275,14 +275,14 @@ class Controller:
     def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
         """The state was written to a file, or not. trouble: why not, in words; None if it was."""
         self.context.log.now = now
-        return self._settled(checkpoint_handler.written(self.context, name, trouble))
+        return self._settled(checkpoint_handler.finish_writing(self.context, name, trouble))
 
     def state_read(
         self, client: str, sequence: int, read: checkpoint_handler.SavedState | Exception, now: float
     ) -> list[Effect]:
         """The file of a saved state was read for a client. read: its content, or why it cannot be read."""
         self.context.log.now = now
-        return self._settled(checkpoint_handler.read(self.context, client, sequence, read))
+        return self._settled(checkpoint_handler.finish_reading(self.context, client, sequence, read))
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
@@ -307,7 +307,7 @@ class Controller:
         context = self.context
         check_epoch(self.state, request)
         handle = handler(type(request))
-        context.activity.acted(caller.client, request)
+        context.activity.note_request(caller.client, request)
         if self.clears.begin(self.state, caller) or self.wide_puts.begin(self.state, caller):
             return []
         result = handle(context, caller, request)

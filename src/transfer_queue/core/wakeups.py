@@ -79,7 +79,7 @@ class Wakeups:
             or self._clears.jobs
             or context.index_builder
         )
-        return not working and context.activity.deadlocked(context.state, context.connections.peers)
+        return not working and context.activity.is_deadlocked(context.state, context.connections.peers)
 
     def retry(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits."""
@@ -107,7 +107,7 @@ class Wakeups:
         """
         context = self._context
         context.connections.peers.pop(client, None)
-        context.activity.left(client)
+        context.activity.forget_client(client)
         for partition in list(context.state.partitions.values()):
             for task, rows in partition.holds.of_client(client):
                 for record in unneeded_rows.finished(partition, task, client, rows):

@@ -151,7 +151,7 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     slow = h.claim(1, wait=10)
     h.client("loader")
     h.controller.handle("loader", h.clients["loader"].peer, RequestEnvelope(1, 0, LoadState("0" * 32)), h.now)
-    h.take(h.controller.state_read("loader", 1, checkpoint_handler.built(saved), h.now))
+    h.take(h.controller.state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
     h.answer()
     assert h.parked(slow)
     h.answer()
@@ -179,7 +179,7 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     h.client("loader")
     (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
     assert isinstance(read, ReadState)
-    h.take(h.controller.state_read("loader", 1, checkpoint_handler.built(saved), h.now))
+    h.take(h.controller.state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
     h.answer()
     h.disconnect("loader")
     if returns:
@@ -191,7 +191,7 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     assert len(h.state.partitions["p"].rows.live_positions()) == (2 if returns else 1)
     if returns:
         h.result(1, "loader")
-        assert h.controller.state_read("loader", 1, checkpoint_handler.built(saved), h.now) == []
+        assert h.controller.state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now) == []
     assert not h.controller.context.checkpoints.loads
     assert not h.controller.context.checkpoints.peers
     made.remove(h)  # a replay would need the file that was loaded

@@ -221,7 +221,7 @@ def test_the_error_names_what_is_wrong(tree: Any, path: tuple[Any, ...], to: Any
 @pytest.mark.parametrize(
     ("name", "to", "words"),
     [
-        ("format", 2, "not of format 1"),
+        ("format", 2, "loads states of format 1, got 2"),
         ("time", "noon", "Expected `float`"),
         ("time", float("inf"), "float"),
         ("sampler", {"name": "S"}, "missing required field"),
@@ -237,7 +237,9 @@ def test_wrong_content_around_the_state_is_refused(tree: Any, name: str, to: Any
     whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}
 
     def load() -> None:
-        apply_record(h.state, checkpoint_handler.record_of(h.controller, checkpoint_handler.built(whole)))
+        apply_record(
+            h.state, checkpoint_handler.record_of(h.controller.context, checkpoint_handler.build_saved_state(whole))
+        )
 
     with pytest.raises(CheckpointError, match=words):
         load()

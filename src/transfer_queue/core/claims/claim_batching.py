@@ -186,7 +186,7 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     )
     effects: list[Effect] = []
     for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
-        context.activity.given(waiting.client, consumer_state.consumer_of(waiting.claim))
+        context.activity.begin_work(waiting.client, consumer_state.consumer_of(waiting.claim))
         effects.append(Send(peer, waiting.sequence, reply))
         if waiting.claim.places and len(waits) <= PLACED:
             effects[-1] = claim_handler.with_places(context, partition, claim, mine, effects[-1])

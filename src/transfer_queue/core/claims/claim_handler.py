@@ -157,7 +157,7 @@ def _give(
     partition = context.state.partitions[claim.partition]
     if rows is None:  # the end: the remainder was dealt to other ranks, or is skipped
         return context.commit(caller, Decision(records, lambda: empty_reply(context, claim, outcome.ended)))
-    context.activity.given(client, consumer_state.consumer_of(claim))
+    context.activity.begin_work(client, consumer_state.consumer_of(claim))
     unit = claim_samplers.unit(context.samplers.of(claim, partition), partition)
     leased = lease_decisions.grant_lease(context.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.RowsLeased) else 0
@@ -209,7 +209,7 @@ def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None 
 
 def _come_back(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
-    context.activity.back(client, consumer_state.consumer_of(claim))
+    context.activity.end_work(client, consumer_state.consumer_of(claim))
     partition = context.state.partitions.get(claim.partition)
     if partition is not None and claim.task in partition.holds.tasks:
         rank = consumer_state.rank_of(claim)

@@ -35,7 +35,7 @@ def finish_rows(context: ControllerContext, caller: Caller, request: Finish) -> 
 
     def reply() -> AnyReply:
         for consumer in consumer_state.idle(partition, request.task, request.holder, context.activity.busy):
-            context.activity.back(request.holder, consumer)
+            context.activity.end_work(request.holder, consumer)
         return Done()
 
     return Decision(unneeded_rows.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply)

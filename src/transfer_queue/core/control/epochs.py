@@ -1,4 +1,4 @@
-"""What clients know of rows is of one epoch: loading a checkpoint ends it, and rows are those of another time."""
+"""Epochs: loading a checkpoint begins a new one, in which the metadata that clients have is not valid any more."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from transfer_queue.errors import StaleMetadataError
 
 
 def check_epoch(state: State, request: Any) -> None:
-    """StaleMetadataError where a request names rows that its client learnt of in another epoch."""
+    """Raise StaleMetadataError if a request names rows by metadata of another epoch."""
     epoch = getattr(request, "epoch", None)
     if epoch is not None and epoch != state.epoch:
-        when = "since this metadata was made" if epoch < state.epoch else "before, with other metadata"
+        when = "after this metadata was fetched" if epoch < state.epoch else "that this metadata does not belong to"
         raise StaleMetadataError(
-            f"a checkpoint was loaded {when}, so that the samples of partition {request.partition!r} that it names are "
-            f"not those of now; fetch their metadata anew"
+            f"a checkpoint was loaded {when}, so the samples of partition {request.partition!r} are others now; fetch "
+            f"their metadata again"
         )

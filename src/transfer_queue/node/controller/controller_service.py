@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Union
 
-from transfer_queue.core.checkpoint_handler import checked_name
+from transfer_queue.core.checkpoint_handler import check_file_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
@@ -172,7 +172,7 @@ class ControllerService(EnvelopeService):
                 left, data = self._states.piece(request.name, max(0, request.start), min(request.length, MOST_WRITTEN))
                 return self.answer(peer, sequence, Done(left), [memoryview(data)] if data else ())
             if request.start < 0:
-                self._states.remove(checked_name(request.name))
+                self._states.remove(check_file_name(request.name))
             else:
                 self._states.put(request.name, request.start, payload or b"")
             return self.answer(peer, sequence, Done(True))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from transfer_queue.core.checkpoint_handler import SavedState, built, checked_name
+from transfer_queue.core.checkpoint_handler import SavedState, build_saved_state, check_file_name
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 
@@ -41,7 +41,7 @@ class StateFiles:
             if self._loaded is not None:
                 kept = self._loaded.add(path)
                 path = self._loaded.path(kept)
-            return built(state_file.read(path), kept, watched)
+            return build_saved_state(state_file.read(path), kept, watched)
         except Exception as error:
             if kept:
                 self.forget(kept)
@@ -56,7 +56,7 @@ class StateFiles:
     def piece(self, name: str, start: int, length: int) -> tuple[int | None, bytes]:
         """How many bytes a file has from `start` on, None where it is not there, and `length` of them."""
         try:
-            with open(self.folder / checked_name(name), "rb") as file:
+            with open(self.folder / check_file_name(name), "rb") as file:
                 left = os.fstat(file.fileno()).st_size - start
                 return max(0, left), os.pread(file.fileno(), length, start) if length > 0 else b""
         except FileNotFoundError:
@@ -64,7 +64,9 @@ class StateFiles:
 
     def put(self, name: str, start: int, data: memoryview | bytes) -> None:
         """Writes into a file, which is made where it is not there. OSError where the disk refuses."""
-        file = os.open(self.folder / checked_name(name), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(
+            self.folder / check_file_name(name), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             written = 0
             while written < len(data):
