@@ -37,7 +37,7 @@ def test_partitions_beyond_the_named_are_told_as_one(h: Harness, monkeypatch: py
     h.claim(1, fields=["y"], partition="p0", wait=100.0)
     h.tick(3.0)
     h.claim(1, fields=["y"], partition="p1", wait=100.0)
-    found = end_of(measure(h.controller, 4.0))
+    found = end_of(measure(h.controller.context, 4.0))
     assert found.count == 5
     *named, others = found.partitions
     assert [partition.name for partition in named] == ["p4", "p3"], "the newest"
@@ -60,7 +60,7 @@ def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> N
         copies = [BlockLocation(other, number, 0, 1, 64) for other in others]
         block = NewBlock(unit, number, 64 * number, 1, 10 * number, 3, spec, b"", 64, copies)
         h.ask(Publish(partition, 3, block=block, pre_allocate=0))
-    found = end_of(measure(h.controller, 0.0))
+    found = end_of(measure(h.controller.context, 0.0))
     assert {partition.name: partition.stored for partition in found.partitions} == {
         "q": {"store": 40}, "p": {"memory": 20, "disk": 20 + 30}, OTHER: {"memory": 10},
     }  # fmt: skip
@@ -70,7 +70,7 @@ def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.live == {0: 10 + 20, 1: 20 + 30, 2: 40}
     h.ask(ClearPartition("p"))
     assert len(h.state.blocks.stored) == 2
-    assert end_of(measure(h.controller, 0.0)).live == {0: 10, 2: 40}
+    assert end_of(measure(h.controller.context, 0.0)).live == {0: 10, 2: 40}
     tiers = {partition.name: partition.stored for partition in h.look(Status()).partitions}
     assert tiers == {"old": {"memory": 10}, "q": {"store": 40}}
 
@@ -82,14 +82,14 @@ def test_live_bytes_of_each_unit_are_what_a_count_one_by_one_gives(h: Harness) -
     expected: Counter[int] = Counter()
     for _, _, places, nbytes in h.state.blocks.live_blocks():
         expected.update({place.unit: nbytes for place in places})
-    assert end_of(measure(h.controller, 0.0)).live == expected
+    assert end_of(measure(h.controller.context, 0.0)).live == expected
     assert expected.total() == h.state.blocks.live_bytes > 0
 
 
 def test_what_is_dropped_between_two_steps_is_passed_over(h: Harness) -> None:
     for number in range(3):
         h.put(2, partition=f"p{number}")
-    steps = measure(h.controller, 0.0)
+    steps = measure(h.controller.context, 0.0)
     next(steps)
     h.ask(ClearPartition("p0"))
     h.ask(ClearPartition("p1"))
@@ -118,13 +118,13 @@ def test_what_became_of_leases_is_counted(h: Harness) -> None:
     counts = h.controller.context.measures.lease_counts
     first, second = h.lease(3), h.lease(2, lease=5.0)
     assert counts.granted == {"t": 2}
-    assert end_of(measure(h.controller, 0.0)).series["leases"] == {("p", "t"): 2}
+    assert end_of(measure(h.controller.context, 0.0)).series["leases"] == {("p", "t"): 2}
     h.ack(first, [0, 1])
     h.nack(first, [2])
     h.tick(5.0)
     assert counts.acknowledged == {"t": 2}
     assert counts.redelivered == {("t", "nacked"): 1, ("t", "expired"): len(second.rows) // 8}
-    assert end_of(measure(h.controller, 0.0)).series["leases"] == {}
+    assert end_of(measure(h.controller.context, 0.0)).series["leases"] == {}
     again = h.lease(3, "u")
     h.nack(again, delivered=False)
     assert ("u", "nacked") not in counts.redelivered, "its client had not seen them"

@@ -32,7 +32,8 @@ def packed(chunk: Chunk) -> bool:
 def test_tags_stay_encoded_until_one_is_read(h: Harness) -> None:
     """They also stay encoded if they are saved again. Then only those of one chunk are decoded."""
     rows = h.put(CHUNK + 3, tags=[{"n": i} for i in range(CHUNK + 3)])
-    h.controller.state = through_file(through_file(h.state))
+    h.restart()
+    h.restart()
     first, second = h.state.partitions["p"].rows.chunks.values()
     assert packed(first)
     assert packed(second)
