@@ -8,6 +8,7 @@ from collections.abc import Generator
 import pytest
 from harness import Harness
 
+from transfer_queue.core.control import measures
 from transfer_queue.core.reports import state_metrics
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages.claims import Cancel, RankGone
@@ -139,7 +140,7 @@ def test_what_a_rank_left_is_delivered_again() -> None:
 
 
 def test_tasks_without_end_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_metrics, "MOST_NAMES", 2)
+    monkeypatch.setattr(measures, "MOST_NAMES", 2)
     h.put(1)
     for task in "abcd":
         h.ack(h.lease(1, task))
