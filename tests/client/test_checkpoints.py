@@ -322,7 +322,7 @@ class TestTheCut:
     def test_names_are_their_clients(self, cluster, a, b):
         """Nobody saves under another's name, nor ends another's save."""
         cut = a.begin_checkpoint()
-        with pytest.raises(InvalidArgumentError, match="another client's"):
+        with pytest.raises(InvalidArgumentError, match="another client uses"):
             b._run(b.operations._ask(BeginCheckpoint(cut.name), BeginCheckpointReply, None))
         assert not b.end_checkpoint(cut)
         assert a.end_checkpoint(cut)
