@@ -15,7 +15,7 @@ import transfer_queue
 from transfer_queue import _generated_kv, interface
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client._generated_methods import GeneratedMethods
-from transfer_queue.client.operations.sample_operations import Operations
+from transfer_queue.client.operations.operations import Operations
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATIONS = [name for name, _ in inspect.getmembers(Operations, inspect.isfunction) if not name.startswith("_")]

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-NAMES = ("sample_operations", "fetch_operations", "kv_operations", "lease_operations", "checkpoint_operations")
-WITH_FILES = "checkpoint_operations"  # these operations read and write files
-SOURCES = tuple(PACKAGE / "client" / "operations" / f"{name}.py" for name in NAMES)
+TOPICS = ("fetch", "sample", "partition", "status", "kv", "lease", "checkpoint")
+SOURCES = tuple(PACKAGE / "client" / "operations" / f"{topic}_operations.py" for topic in TOPICS)
+WITH_FILES = SOURCES[-1]  # its operations read and write files
 KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
 
 
@@ -38,7 +38,8 @@ from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.client.operations.sample_operations import Operations, Readiness
+from transfer_queue.client.operations.fetch_operations import Readiness
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -196,7 +197,7 @@ def _formatted(source: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the generated modules, or check them with --check."""
     found = operations()
-    files_of = {function.name for function in operations((PACKAGE / "client" / "operations" / f"{WITH_FILES}.py",))}
+    files_of = {function.name for function in operations((WITH_FILES,))}
     methods = [_method(function, function.name in files_of) for function in found]
     files = {
         PACKAGE / "client" / "_generated_methods.py": CLIENT_HEAD + "".join("\n" + method for method in methods),

@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.client.operations.sample_operations import Operations
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel

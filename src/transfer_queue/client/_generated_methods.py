@@ -14,7 +14,8 @@ from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.client.operations.sample_operations import Operations, Readiness
+from transfer_queue.client.operations.fetch_operations import Readiness
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -385,83 +386,203 @@ class GeneratedMethods(ABC):
             )
         )
 
-    def wait_for_change(
+    def get_data(
         self,
-        partition_id: str,
-        since: int | None = None,
-        where: Mapping[str, Any] | None = None,
+        metadata: BatchMeta,
         *,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
-    ) -> PartitionChange:
-        """Wait until samples of a partition change, and return the changes.
-
-        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
-        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
-        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
-        for it.
+    ) -> TensorDict:
+        """Return the values of samples.
 
         Args:
-            partition_id: The partition.
-            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
-                there are none.
-            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
-                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
-            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
+                rows.
+            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
+                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            device: The device of the returned tensors. They go there directly from the store if the backend supports it
+                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            timeout: See `TransferQueueClient`.
 
         Returns:
-            The changes; falsy if there were none.
+            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
 
         Raises:
-            InvalidArgumentError: `validated_filter` is not a dict of tag entries, or `since` is not a version.
+            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
 
         Example:
-            >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
-            >>> change = client.wait_for_change("train_0", where={"status": "done"})
-            >>> change.keys, change.tags
-            (['a'], [{'status': 'done'}])
-            >>> bool(client.wait_for_change("train_0", change.version, timeout=0))
-            False
+            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
+            >>> meta = client.put(prompts, partition_id="train_0")
+            >>> client.get_data(meta, layout="dense")["prompt"].tolist()
+            [[1, 2], [3, 4]]
         """
-        return self._run(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
+        return self._run(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
 
-    async def async_wait_for_change(
+    async def async_get_data(
         self,
-        partition_id: str,
-        since: int | None = None,
-        where: Mapping[str, Any] | None = None,
+        metadata: BatchMeta,
         *,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
         timeout: float | None = None,
-    ) -> PartitionChange:
-        """Wait until samples of a partition change, and return the changes.
-
-        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
-        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
-        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
-        for it.
+    ) -> TensorDict:
+        """Return the values of samples.
 
         Args:
-            partition_id: The partition.
-            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
-                there are none.
-            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
-                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
-            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
+                rows.
+            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
+                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            device: The device of the returned tensors. They go there directly from the store if the backend supports it
+                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            timeout: See `TransferQueueClient`.
 
         Returns:
-            The changes; falsy if there were none.
+            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
 
         Raises:
-            InvalidArgumentError: `validated_filter` is not a dict of tag entries, or `since` is not a version.
+            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
 
         Example:
-            >>> put = await client.async_kv_put("a", "train_0", tag={"status": "done"})
-            >>> change = await client.async_wait_for_change("train_0", where={"status": "done"})
-            >>> change.keys, change.tags
-            (['a'], [{'status': 'done'}])
-            >>> bool(await client.async_wait_for_change("train_0", change.version, timeout=0))
-            False
+            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
+            >>> meta = await client.async_put(prompts, partition_id="train_0")
+            >>> (await client.async_get_data(meta, layout="dense"))["prompt"].tolist()
+            [[1, 2], [3, 4]]
         """
-        return await self._run_async(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
+        return await self._run_async(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
+
+    def await_data(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
+        timeout: float | None = None,
+    ) -> tuple[TensorDict | None, BatchMeta, bool]:
+        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
+
+        The values are those of the moment at which the samples were dealt, or later ones.
+
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `await_batch`.
+
+        Returns:
+            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
+
+        Raises:
+            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
+            >>> values, meta, ended = client.await_data("reward", 2, "train_0", "update")
+            >>> values["reward"].tolist(), ended
+            ([1.0, 1.0], False)
+        """
+        return self._run(
+            self._operations.await_data(
+                data_fields,
+                batch_size,
+                partition_id,
+                task_name,
+                sampling_config,
+                finite,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                layout=layout,
+                device=device,
+                timeout=timeout,
+            )
+        )
+
+    async def async_await_data(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        layout: str = "jagged",
+        device: torch.device | str | None = None,
+        timeout: float | None = None,
+    ) -> tuple[TensorDict | None, BatchMeta, bool]:
+        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
+
+        The values are those of the moment at which the samples were dealt, or later ones.
+
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            layout: See `get_data`.
+            device: See `get_data`.
+            timeout: See `await_batch`.
+
+        Returns:
+            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
+
+        Raises:
+            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
+            >>> values, meta, ended = await client.async_await_data("reward", 2, "train_0", "update")
+            >>> values["reward"].tolist(), ended
+            ([1.0, 1.0], False)
+        """
+        return await self._run_async(
+            self._operations.await_data(
+                data_fields,
+                batch_size,
+                partition_id,
+                task_name,
+                sampling_config,
+                finite,
+                hold=hold,
+                lease=lease,
+                replicas=replicas,
+                layout=layout,
+                device=device,
+                timeout=timeout,
+            )
+        )
 
     def put(
         self,
@@ -639,35 +760,125 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(self._operations.clear_samples(metadata, timeout=timeout))
 
-    def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
-        """Remove a partition with all its samples. A partition that does not exist is ignored.
+    def drop(
+        self,
+        partition_id: str,
+        groups: Sequence[str | int] | str | int | None = None,
+        metadata: BatchMeta | None = None,
+        *,
+        reason: str,
+        timeout: float | None = None,
+    ) -> int:
+        """Remove samples that are of no use, and count them under a reason.
+
+        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
+        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        exist.
 
         Args:
             partition_id: The partition.
+            groups: The ids of the groups to drop as a whole. Default: none.
+            metadata: The samples to drop. Default: none.
+            reason: The reason to count them under, for example "no advantage".
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that were dropped.
+
+        Raises:
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
+                partition.
+
+        Example:
+            >>> rows = {"prompt": torch.zeros(2, 3)}
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", rows, group_ids=["p0", "p0"])
+            >>> client.drop("train_0", "p0", reason="no advantage")
+            2
+        """
+        return self._run(self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout))
+
+    async def async_drop(
+        self,
+        partition_id: str,
+        groups: Sequence[str | int] | str | int | None = None,
+        metadata: BatchMeta | None = None,
+        *,
+        reason: str,
+        timeout: float | None = None,
+    ) -> int:
+        """Remove samples that are of no use, and count them under a reason.
+
+        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
+        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        exist.
+
+        Args:
+            partition_id: The partition.
+            groups: The ids of the groups to drop as a whole. Default: none.
+            metadata: The samples to drop. Default: none.
+            reason: The reason to count them under, for example "no advantage".
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The number of samples that were dropped.
+
+        Raises:
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
+                partition.
+
+        Example:
+            >>> rows = {"prompt": torch.zeros(2, 3)}
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", rows, group_ids=["p0", "p0"])
+            >>> await client.async_drop("train_0", "p0", reason="no advantage")
+            2
+        """
+        return await self._run_async(
+            self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout)
+        )
+
+    def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
+        """Declare that the task does not need these samples any more.
+
+        This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
+        the samples that the same client fetched before for the same task and dp_rank, unless it is made with
+        `hold=True`.
+
+        Args:
+            metadata: The samples, as they were fetched.
+            task_name: The task that they were fetched for.
             timeout: See `TransferQueueClient`.
 
         Example:
+            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> client.clear_partition("train_0")
-            >>> client.get_partition_list()
-            []
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+            >>> client.finish(meta, "update")
+            >>> client.kv_list("train_0")
+            {'train_0': {}}
         """
-        return self._run(self._operations.clear_partition(partition_id, timeout=timeout))
+        return self._run(self._operations.finish(metadata, task_name, timeout=timeout))
 
-    async def async_clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
-        """Remove a partition with all its samples. A partition that does not exist is ignored.
+    async def async_finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
+        """Declare that the task does not need these samples any more.
+
+        This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
+        the samples that the same client fetched before for the same task and dp_rank, unless it is made with
+        `hold=True`.
 
         Args:
-            partition_id: The partition.
+            metadata: The samples, as they were fetched.
+            task_name: The task that they were fetched for.
             timeout: See `TransferQueueClient`.
 
         Example:
+            >>> created = await client.async_create_partition("train_0", free_when=tq.consumed_by["update"])
             >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> await client.async_clear_partition("train_0")
-            >>> await client.async_get_partition_list()
-            []
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
+            >>> await client.async_finish(meta, "update")
+            >>> await client.async_kv_list("train_0")
+            {'train_0': {}}
         """
-        return await self._run_async(self._operations.clear_partition(partition_id, timeout=timeout))
+        return await self._run_async(self._operations.finish(metadata, task_name, timeout=timeout))
 
     def create_partition(
         self,
@@ -807,125 +1018,109 @@ class GeneratedMethods(ABC):
             )
         )
 
-    def drop(
-        self,
-        partition_id: str,
-        groups: Sequence[str | int] | str | int | None = None,
-        metadata: BatchMeta | None = None,
-        *,
-        reason: str,
-        timeout: float | None = None,
-    ) -> int:
-        """Remove samples that are of no use, and count them under a reason.
+    def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
+        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
-        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
-        exist.
+        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
+        `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
             partition_id: The partition.
-            groups: The ids of the groups to drop as a whole. Default: none.
-            metadata: The samples to drop. Default: none.
-            reason: The reason to count them under, for example "no advantage".
-            timeout: See `TransferQueueClient`.
-
-        Returns:
-            The number of samples that were dropped.
-
-        Raises:
-            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
-                partition.
-
-        Example:
-            >>> rows = {"prompt": torch.zeros(2, 3)}
-            >>> put = client.kv_batch_put(["a", "b"], "train_0", rows, group_ids=["p0", "p0"])
-            >>> client.drop("train_0", "p0", reason="no advantage")
-            2
-        """
-        return self._run(self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout))
-
-    async def async_drop(
-        self,
-        partition_id: str,
-        groups: Sequence[str | int] | str | int | None = None,
-        metadata: BatchMeta | None = None,
-        *,
-        reason: str,
-        timeout: float | None = None,
-    ) -> int:
-        """Remove samples that are of no use, and count them under a reason.
-
-        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
-        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
-        exist.
-
-        Args:
-            partition_id: The partition.
-            groups: The ids of the groups to drop as a whole. Default: none.
-            metadata: The samples to drop. Default: none.
-            reason: The reason to count them under, for example "no advantage".
-            timeout: See `TransferQueueClient`.
-
-        Returns:
-            The number of samples that were dropped.
-
-        Raises:
-            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
-                partition.
-
-        Example:
-            >>> rows = {"prompt": torch.zeros(2, 3)}
-            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", rows, group_ids=["p0", "p0"])
-            >>> await client.async_drop("train_0", "p0", reason="no advantage")
-            2
-        """
-        return await self._run_async(
-            self._operations.drop(partition_id, groups, metadata, reason=reason, timeout=timeout)
-        )
-
-    def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
-        """Declare that the task does not need these samples any more.
-
-        This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
-        the samples that the same client fetched before for the same task and dp_rank, unless it is made with
-        `hold=True`.
-
-        Args:
-            metadata: The samples, as they were fetched.
-            task_name: The task that they were fetched for.
+            create: True to suppress the warning if the partition does not exist. Default: False.
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
-            >>> client.finish(meta, "update")
-            >>> client.kv_list("train_0")
-            {'train_0': {}}
+            >>> client.seal("train_0")
+            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
+            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
+            >>> ended
+            True
         """
-        return self._run(self._operations.finish(metadata, task_name, timeout=timeout))
+        return self._run(self._operations.seal(partition_id, create, timeout=timeout))
 
-    async def async_finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
-        """Declare that the task does not need these samples any more.
+    async def async_seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
+        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
 
-        This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
-        the samples that the same client fetched before for the same task and dp_rank, unless it is made with
-        `hold=True`.
+        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
+        `create` is set, a warning names it and the nearest partitions that exist.
 
         Args:
-            metadata: The samples, as they were fetched.
-            task_name: The task that they were fetched for.
+            partition_id: The partition.
+            create: True to suppress the warning if the partition does not exist. Default: False.
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = await client.async_create_partition("train_0", free_when=tq.consumed_by["update"])
             >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
-            >>> await client.async_finish(meta, "update")
-            >>> await client.async_kv_list("train_0")
-            {'train_0': {}}
+            >>> await client.async_seal("train_0")
+            >>> meta, ended = await client.async_await_batch("prompt", 1, "train_0", "update")
+            >>> meta, ended = await client.async_await_batch("prompt", 1, "train_0", "update")
+            >>> ended
+            True
         """
-        return await self._run_async(self._operations.finish(metadata, task_name, timeout=timeout))
+        return await self._run_async(self._operations.seal(partition_id, create, timeout=timeout))
+
+    def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Remove a partition with all its samples. A partition that does not exist is ignored.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.clear_partition("train_0")
+            >>> client.get_partition_list()
+            []
+        """
+        return self._run(self._operations.clear_partition(partition_id, timeout=timeout))
+
+    async def async_clear_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Remove a partition with all its samples. A partition that does not exist is ignored.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_clear_partition("train_0")
+            >>> await client.async_get_partition_list()
+            []
+        """
+        return await self._run_async(self._operations.clear_partition(partition_id, timeout=timeout))
+
+    def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
+        """Return the names of all partitions, in order of creation.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The names.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.get_partition_list()
+            ['train_0']
+        """
+        return self._run(self._operations.get_partition_list(timeout=timeout))
+
+    async def async_get_partition_list(self, *, timeout: float | None = None) -> list[str]:
+        """Return the names of all partitions, in order of creation.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The names.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_get_partition_list()
+            ['train_0']
+        """
+        return await self._run_async(self._operations.get_partition_list(timeout=timeout))
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
@@ -1060,82 +1255,6 @@ class GeneratedMethods(ABC):
             1
         """
         return await self._run_async(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
-
-    def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
-        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
-
-        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
-        `create` is set, a warning names it and the nearest partitions that exist.
-
-        Args:
-            partition_id: The partition.
-            create: True to suppress the warning if the partition does not exist. Default: False.
-            timeout: See `TransferQueueClient`.
-
-        Example:
-            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> client.seal("train_0")
-            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
-            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
-            >>> ended
-            True
-        """
-        return self._run(self._operations.seal(partition_id, create, timeout=timeout))
-
-    async def async_seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> None:
-        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
-
-        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
-        `create` is set, a warning names it and the nearest partitions that exist.
-
-        Args:
-            partition_id: The partition.
-            create: True to suppress the warning if the partition does not exist. Default: False.
-            timeout: See `TransferQueueClient`.
-
-        Example:
-            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> await client.async_seal("train_0")
-            >>> meta, ended = await client.async_await_batch("prompt", 1, "train_0", "update")
-            >>> meta, ended = await client.async_await_batch("prompt", 1, "train_0", "update")
-            >>> ended
-            True
-        """
-        return await self._run_async(self._operations.seal(partition_id, create, timeout=timeout))
-
-    def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
-        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
-
-        Args:
-            unit: The number of the unit, from 0.
-            undo: True to let the unit receive values again. Default: False.
-            timeout: Seconds to wait; moving continues after that. Default: no limit.
-
-        Raises:
-            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
-            WaitTimeoutError: The unit still stores values.
-
-        Example:
-            >>> client.drain_unit(0, undo=True)
-        """
-        return self._run(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
-
-    async def async_drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
-        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
-
-        Args:
-            unit: The number of the unit, from 0.
-            undo: True to let the unit receive values again. Default: False.
-            timeout: Seconds to wait; moving continues after that. Default: no limit.
-
-        Raises:
-            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
-            WaitTimeoutError: The unit still stores values.
-
-        Example:
-            >>> await client.async_drain_unit(0, undo=True)
-        """
-        return await self._run_async(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
 
     def get_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
@@ -1365,37 +1484,83 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(self._operations.reset_consumption(partition_id, task_name, timeout=timeout))
 
-    def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
-        """Return the names of all partitions, in order of creation.
+    def wait_for_change(
+        self,
+        partition_id: str,
+        since: int | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> PartitionChange:
+        """Wait until samples of a partition change, and return the changes.
+
+        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
+        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
+        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
+        for it.
 
         Args:
-            timeout: See `TransferQueueClient`.
+            partition_id: The partition.
+            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
+                there are none.
+            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
+                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Returns:
-            The names.
+            The changes; falsy if there were none.
+
+        Raises:
+            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
 
         Example:
-            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> client.get_partition_list()
-            ['train_0']
+            >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
+            >>> change = client.wait_for_change("train_0", where={"status": "done"})
+            >>> change.keys, change.tags
+            (['a'], [{'status': 'done'}])
+            >>> bool(client.wait_for_change("train_0", change.version, timeout=0))
+            False
         """
-        return self._run(self._operations.get_partition_list(timeout=timeout))
+        return self._run(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
 
-    async def async_get_partition_list(self, *, timeout: float | None = None) -> list[str]:
-        """Return the names of all partitions, in order of creation.
+    async def async_wait_for_change(
+        self,
+        partition_id: str,
+        since: int | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> PartitionChange:
+        """Wait until samples of a partition change, and return the changes.
+
+        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
+        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
+        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
+        for it.
 
         Args:
-            timeout: See `TransferQueueClient`.
+            partition_id: The partition.
+            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
+                there are none.
+            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
+                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
 
         Returns:
-            The names.
+            The changes; falsy if there were none.
+
+        Raises:
+            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
 
         Example:
-            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
-            >>> await client.async_get_partition_list()
-            ['train_0']
+            >>> put = await client.async_kv_put("a", "train_0", tag={"status": "done"})
+            >>> change = await client.async_wait_for_change("train_0", where={"status": "done"})
+            >>> change.keys, change.tags
+            (['a'], [{'status': 'done'}])
+            >>> bool(await client.async_wait_for_change("train_0", change.version, timeout=0))
+            False
         """
-        return await self._run_async(self._operations.get_partition_list(timeout=timeout))
+        return await self._run_async(self._operations.wait_for_change(partition_id, since, where, timeout=timeout))
 
     def explain(
         self,
@@ -1525,203 +1690,39 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(self._operations.status(timeout=timeout))
 
-    def get_data(
-        self,
-        metadata: BatchMeta,
-        *,
-        layout: str = "jagged",
-        device: torch.device | str | None = None,
-        timeout: float | None = None,
-    ) -> TensorDict:
-        """Return the values of samples.
+    def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
+        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
 
         Args:
-            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
-                rows.
-            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
-                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
-            device: The device of the returned tensors. They go there directly from the store if the backend supports it
-                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
-            timeout: See `TransferQueueClient`.
-
-        Returns:
-            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
+            unit: The number of the unit, from 0.
+            undo: True to let the unit receive values again. Default: False.
+            timeout: Seconds to wait; moving continues after that. Default: no limit.
 
         Raises:
-            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
+            WaitTimeoutError: The unit still stores values.
 
         Example:
-            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
-            >>> meta = client.put(prompts, partition_id="train_0")
-            >>> client.get_data(meta, layout="dense")["prompt"].tolist()
-            [[1, 2], [3, 4]]
+            >>> client.drain_unit(0, undo=True)
         """
-        return self._run(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
+        return self._run(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
 
-    async def async_get_data(
-        self,
-        metadata: BatchMeta,
-        *,
-        layout: str = "jagged",
-        device: torch.device | str | None = None,
-        timeout: float | None = None,
-    ) -> TensorDict:
-        """Return the values of samples.
+    async def async_drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
+        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
 
         Args:
-            metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
-                rows.
-            layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
-                equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
-            device: The device of the returned tensors. They go there directly from the store if the backend supports it
-                (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
-            timeout: See `TransferQueueClient`.
-
-        Returns:
-            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
+            unit: The number of the unit, from 0.
+            undo: True to let the unit receive values again. Default: False.
+            timeout: Seconds to wait; moving continues after that. Default: no limit.
 
         Raises:
-            StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
+            WaitTimeoutError: The unit still stores values.
 
         Example:
-            >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
-            >>> meta = await client.async_put(prompts, partition_id="train_0")
-            >>> (await client.async_get_data(meta, layout="dense"))["prompt"].tolist()
-            [[1, 2], [3, 4]]
+            >>> await client.async_drain_unit(0, undo=True)
         """
-        return await self._run_async(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
-
-    def await_data(
-        self,
-        data_fields: Sequence[str] | str,
-        batch_size: int,
-        partition_id: str,
-        task_name: str,
-        sampling_config: Mapping[str, Any] | None = None,
-        finite: bool = False,
-        *,
-        hold: bool = False,
-        lease: float | None = None,
-        replicas: int | None = None,
-        layout: str = "jagged",
-        device: torch.device | str | None = None,
-        timeout: float | None = None,
-    ) -> tuple[TensorDict | None, BatchMeta, bool]:
-        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
-
-        The values are those of the moment at which the samples were dealt, or later ones.
-
-        Args:
-            data_fields: See `await_batch`.
-            batch_size: See `await_batch`.
-            partition_id: See `await_batch`.
-            task_name: See `await_batch`.
-            sampling_config: See `await_batch`.
-            finite: See `await_batch`.
-            hold: See `get_meta`.
-            lease: See `get_meta`.
-            replicas: See `get_meta`.
-            layout: See `get_data`.
-            device: See `get_data`.
-            timeout: See `await_batch`.
-
-        Returns:
-            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
-
-        Raises:
-            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
-            InvalidArgumentError: See `get_meta`.
-            BatchGoneError: See `get_meta`.
-
-        Example:
-            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
-            >>> values, meta, ended = client.await_data("reward", 2, "train_0", "update")
-            >>> values["reward"].tolist(), ended
-            ([1.0, 1.0], False)
-        """
-        return self._run(
-            self._operations.await_data(
-                data_fields,
-                batch_size,
-                partition_id,
-                task_name,
-                sampling_config,
-                finite,
-                hold=hold,
-                lease=lease,
-                replicas=replicas,
-                layout=layout,
-                device=device,
-                timeout=timeout,
-            )
-        )
-
-    async def async_await_data(
-        self,
-        data_fields: Sequence[str] | str,
-        batch_size: int,
-        partition_id: str,
-        task_name: str,
-        sampling_config: Mapping[str, Any] | None = None,
-        finite: bool = False,
-        *,
-        hold: bool = False,
-        lease: float | None = None,
-        replicas: int | None = None,
-        layout: str = "jagged",
-        device: torch.device | str | None = None,
-        timeout: float | None = None,
-    ) -> tuple[TensorDict | None, BatchMeta, bool]:
-        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
-
-        The values are those of the moment at which the samples were dealt, or later ones.
-
-        Args:
-            data_fields: See `await_batch`.
-            batch_size: See `await_batch`.
-            partition_id: See `await_batch`.
-            task_name: See `await_batch`.
-            sampling_config: See `await_batch`.
-            finite: See `await_batch`.
-            hold: See `get_meta`.
-            lease: See `get_meta`.
-            replicas: See `get_meta`.
-            layout: See `get_data`.
-            device: See `get_data`.
-            timeout: See `await_batch`.
-
-        Returns:
-            The values (None if nothing became ready), the metadata, and whether the task has reached its end.
-
-        Raises:
-            StorageKeyNotFoundError: A sample of a batch that was dealt before was cleared.
-            InvalidArgumentError: See `get_meta`.
-            BatchGoneError: See `get_meta`.
-
-        Example:
-            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.ones(2)})
-            >>> values, meta, ended = await client.async_await_data("reward", 2, "train_0", "update")
-            >>> values["reward"].tolist(), ended
-            ([1.0, 1.0], False)
-        """
-        return await self._run_async(
-            self._operations.await_data(
-                data_fields,
-                batch_size,
-                partition_id,
-                task_name,
-                sampling_config,
-                finite,
-                hold=hold,
-                lease=lease,
-                replicas=replicas,
-                layout=layout,
-                device=device,
-                timeout=timeout,
-            )
-        )
+        return await self._run_async(self._operations.drain_unit(unit, undo=undo, timeout=timeout))
 
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
-from transfer_queue.client.operations.sample_operations import Operations
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import NotInitializedError, TransferQueueError
 from transfer_queue.net.drivers.asyncio_driver import run_async

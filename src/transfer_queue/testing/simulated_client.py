@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.client.operations.sample_operations import Operations
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done

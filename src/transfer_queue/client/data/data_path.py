@@ -1,8 +1,8 @@
 """How operations ask, write and read: what stands behind every put and get of a client.
 
 A put writes its block into leased space and publishes it; one that failed leaves nothing. A get copies out what a
-lookup names, then makes sure that it was still there. What `transfer_queue.client.operations.sample_operations` offers
-is built of these.
+lookup names, then makes sure that it was still there. What `transfer_queue.client.operations.operations` offers is
+built of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the operations that fetch samples together with their values, in the manner of `operations.py`."""
+"""Define the operations that fetch samples and read their values, in the manner of `operations.py`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,26 @@ from transfer_queue.client.conversion.empty_columns import column_of_no_rows
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.operations.long_waits import report
 from transfer_queue.client.operations.merge_lookups import merge_lookups
-from transfer_queue.config.environment import get_metadata_timeout
+from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.queries import Explain, Lookup, LookupReply
+from transfer_queue.messages.puts import Reserve
+from transfer_queue.messages.queries import Explain, Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.wire.blocks.gather import nested, table_of
+
+LEAST_WAIT = 0.001  # seconds: a fetch that may wait for none ends like one that waited, and says what is missing
+
+
+class Readiness(NamedTuple):
+    """The result of `await_ready`."""
+
+    ended: bool
+    """True if such a fetch can never be met."""
+    version: int
+    """The version of the partition, which grows with every change in it; -1 if the partition does not exist."""
 
 
 class _Awaited(NamedTuple):
@@ -33,7 +45,178 @@ class _Awaited(NamedTuple):
 
 
 class FetchOperations(DataPath):
-    """The operations of one client that read values, and what fetches share."""
+    """The operations of one client that fetch samples and read values."""
+
+    def get_meta(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int | None,
+        partition_id: str,
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        timeout: float | None = None,
+    ) -> Operation[BatchMeta]:
+        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
+
+        Args:
+            data_fields: The fields that the samples must have (one str for one field).
+            batch_size: The number of samples. Ignored if `mode` is "force_fetch".
+            partition_id: The partition.
+            mode: "fetch": samples that have all `data_fields` and that `task_name` has not consumed. The sampler
+                chooses them, and they are then consumed. "insert": reserves new samples. "force_fetch": all samples,
+                without sampling or consuming; `production_status` is 1 if all requested fields that exist are produced.
+                Default: "fetch".
+            task_name: The task that consumes the samples. Required for "fetch", unless `sampling_config` contains it.
+            sampling_config: Arguments of the sampler, for example dp_rank and batch_index. Default: none.
+            hold: True if this fetch must not finish the previous batch of the task (see `finish`). Default: False.
+            lease: Seconds for which the samples are claimed instead of consumed. The client renews the lease in the
+                background while anything refers to the metadata. `ack` makes the samples consumed. A `nack` or the end
+                of the lease makes them ready again: samples of a rank-consistent sampler under the same (dp_rank,
+                batch_index), others for any consumer. `metadata.deliveries` counts deliveries; after `max_deliveries`
+                without an ack the task skips the sample. Default: no lease.
+            replicas: The number of rank replicas that must acknowledge a rank-consistent batch before it is consumed.
+                Default: the `replicas` of the partition.
+            timeout: Seconds that a fetch waits for samples, or an insert for space. Default for a fetch:
+                TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s); with `polling_mode: true` it does not wait, and returns empty
+                metadata if it cannot be met. Default for an insert: do not wait.
+
+        Returns:
+            The metadata of the samples.
+
+        Raises:
+            WaitTimeoutError: The wait ended (also a TimeoutError and a RuntimeError). The message says which samples
+                are nearest to ready.
+            InvalidArgumentError: An argument is not valid, or this batch was dealt with another batch_size.
+            BatchGoneError: The rows of this dealt batch were cleared.
+            UnknownPartitionError: "force_fetch" of a partition that does not exist.
+            SamplerError: A user's sampler failed.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.get_meta(["prompt"], 2, "train_0", task_name="update")
+            BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
+        """
+        yield from self._state.learn()
+        fields = arguments.names(data_fields, "data_fields")
+        if mode == "insert":
+            wait = arguments.seconds(timeout)
+            request = Reserve(partition_id, arguments.count(batch_size), None, pre_alloc_sample_num(), wait=wait)
+            return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
+        if mode == "force_fetch":
+            shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
+            return self._meta(partition_id, shown)
+        if mode != "fetch":
+            raise InvalidArgumentError(f"mode must be 'fetch', 'insert' or 'force_fetch', got {mode!r}")
+        if timeout is None and not self._state.settings.polling_mode:
+            timeout = get_metadata_timeout()
+        if timeout is not None:
+            timeout = max(arguments.seconds(timeout) or 0.0, LEAST_WAIT)
+        claim = self._claim(
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, hold=hold,
+            lease=lease, replicas=replicas,
+        )  # fmt: skip
+        return self._meta(partition_id, (yield from self._claimed(claim)), claim.lease)
+
+    def await_batch(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        *,
+        hold: bool = False,
+        lease: float | None = None,
+        replicas: int | None = None,
+        ahead: int = 0,
+        timeout: float | None = None,
+    ) -> Operation[tuple[BatchMeta, bool]]:
+        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
+
+        Args:
+            data_fields: The fields that the samples must have.
+            batch_size: The number of samples.
+            partition_id: The partition.
+            task_name: The task that consumes the samples.
+            sampling_config: Arguments of the sampler, for example dp_rank and batch_index. Default: none.
+            finite: True to end as soon as the task has consumed every sample of the partition. Default: False, which
+                ends only if the partition is sealed and everything is dealt.
+            hold: See `get_meta`.
+            lease: See `get_meta`.
+            replicas: See `get_meta`.
+            ahead: By how many batches this one is ahead of the batch that the caller needs now, for example if the
+                workers of a loader fetch ahead. If a rank-consistent sampler does not know the number of ranks, it
+                deals such a batch only if other ranks do not need these samples. Default: 0.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s), in any
+                polling mode.
+
+        Returns:
+            The metadata, which is empty if nothing became ready, and whether the task has reached its end.
+
+        Raises:
+            InvalidArgumentError: See `get_meta`.
+            BatchGoneError: See `get_meta`.
+
+        Example:
+            >>> client.seal("train_0", create=True)
+            >>> client.await_batch(["prompt"], 2, "train_0", "update", timeout=5)
+            (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
+        """
+        found = yield from self._awaited(
+            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
+            ahead=ahead,
+        )  # fmt: skip
+        return found.meta, found.ended
+
+    def await_ready(
+        self,
+        data_fields: Sequence[str] | str,
+        batch_size: int,
+        partition_id: str,
+        task_name: str,
+        sampling_config: Mapping[str, Any] | None = None,
+        finite: bool = False,
+        since: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[Readiness]:
+        """Wait until `await_batch` with the same arguments could be met. Deals nothing.
+
+        Args:
+            data_fields: See `await_batch`.
+            batch_size: See `await_batch`.
+            partition_id: See `await_batch`.
+            task_name: See `await_batch`.
+            sampling_config: See `await_batch`.
+            finite: See `await_batch`.
+            since: The partition version that an earlier call returned, to wait for a change after it. Default: none.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Returns:
+            Whether such a fetch can never be met, and the version of the partition.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> client.await_ready(["prompt"], 2, "train_0", "update").ended
+            False
+        """
+        yield from self._state.learn()
+        timeout = get_metadata_timeout() if timeout is None else timeout
+        fields = arguments.names(data_fields, "data_fields")
+        claim = self._claim(
+            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, True, finite, since
+        )
+        reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
+        return Readiness(reply.ended, reply.version)
 
     def get_data(
         self,

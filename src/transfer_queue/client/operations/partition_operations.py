@@ -1,0 +1,210 @@
+"""Define the operations on partitions, with policy versions and group demand, in the manner of `operations.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transfer_queue.client.conversion import arguments
+from transfer_queue.client.conversion.arguments import ConsumedBy
+from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.config.environment import pre_alloc_sample_num
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.partitions import (
+    ClearPartition,
+    CreatePartition,
+    ListPartitions,
+    Seal,
+    SetGroupDemand,
+    SetPolicyVersion,
+    TakeGroupDemand,
+)
+
+
+class PartitionOperations(DataPath):
+    """The operations of one client on partitions."""
+
+    def create_partition(
+        self,
+        partition_id: str,
+        group_size: int | None = None,
+        producers: int = 1,
+        *,
+        free_when: ConsumedBy | Sequence[str] | None = None,
+        replicas: int = 1,
+        max_staleness: int | None = None,
+        rows_per_version: int | None = None,
+        keep_rows: int | None = None,
+        keep_bytes: int | None = None,
+        keep_seconds: float | None = None,
+        max_deliveries: int | None = None,
+        timeout: float | None = None,
+    ) -> Operation[bool]:
+        """Create a partition before its first sample, with options.
+
+        Args:
+            partition_id: The partition.
+            group_size: The number of samples of each declared group. Default: groups have no declared size.
+            producers: How many calls of `seal` seal the partition. Default: 1.
+            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+                consumed and finished it (see `finish`). Default: samples are cleared only by calls.
+            replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
+            max_staleness: New samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
+                were, where `set_policy_version` sets the version. A put beyond this waits, if it has a timeout, or
+                raises StalenessError. `get_meta(mode="insert", timeout=...)` makes a producer wait before it generates.
+                Default: no limit.
+            rows_per_version: The number of samples that training consumes for each policy version. Required with
+                `max_staleness`.
+            keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
+                no limit.
+            keep_bytes: The same in bytes of values. Default: no limit.
+            keep_seconds: The same by age in seconds. Default: no limit.
+            max_deliveries: A sample whose leases ended this often without an ack is skipped; 0 never skips. Default:
+                `controller.max_deliveries`.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True; False if the partition already existed.
+
+        Raises:
+            InvalidArgumentError: An option is not valid, or the partition exists with other options. Arguments that
+                have their defaults are not compared.
+
+        Example:
+            >>> client.create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            True
+            >>> client.create_partition("train_0", group_size=8)
+            False
+        """
+        options = PartitionOptions(
+            group_size, producers, arguments.tasks(free_when), replicas, max_staleness, rows_per_version, keep_rows,
+            keep_bytes, keep_seconds, max_deliveries,
+        )  # fmt: skip
+        request = CreatePartition(partition_id, pre_alloc_sample_num(), arguments.partition_options(options))
+        return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
+        """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
+
+        If the partition does not exist, it is created and sealed, so that consumers do not wait for its samples. Unless
+        `create` is set, a warning names it and the nearest partitions that exist.
+
+        Args:
+            partition_id: The partition.
+            create: True to suppress the warning if the partition does not exist. Default: False.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.seal("train_0")
+            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
+            >>> meta, ended = client.await_batch("prompt", 1, "train_0", "update")
+            >>> ended
+            True
+        """
+        yield from self._ask(Seal(partition_id, arguments.flag(create, "create")), Done, timeout)
+
+    def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
+        """Remove a partition with all its samples. A partition that does not exist is ignored.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.clear_partition("train_0")
+            >>> client.get_partition_list()
+            []
+        """
+        yield from self._ask(ClearPartition(partition_id), Done, timeout)
+
+    def get_partition_list(self, *, timeout: float | None = None) -> Operation[list[str]]:
+        """Return the names of all partitions, in order of creation.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The names.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.get_partition_list()
+            ['train_0']
+        """
+        return list((yield from self._ask(ListPartitions(), Done, timeout)).value)
+
+    def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
+        """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
+
+        Args:
+            partition_id: The partition.
+            version: The version, which may not decrease.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: The version is lower than the present one.
+            UnknownPartitionError: The partition does not exist. Create it first.
+
+        Example:
+            >>> created = client.create_partition("train_0", max_staleness=1, rows_per_version=64)
+            >>> client.set_policy_version("train_0", 1)
+        """
+        request = SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
+        yield from self._ask(request, Done, timeout)
+
+    def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
+        """Set the group demand of a task: the number of complete groups that should exist or be in production.
+
+        The demand stays until it is changed. When the task consumes groups, or groups are dropped, `wanted` reports the
+        same number of new ones to producers.
+
+        Args:
+            partition_id: The partition.
+            groups: The number of groups; 0 removes the demand.
+            task_name: The task.
+            timeout: See `TransferQueueClient`.
+
+        Example:
+            >>> created = client.create_partition("train_0", group_size=8)
+            >>> client.want("train_0", 4, "update")
+            >>> client.wanted("train_0", "update")
+            4
+        """
+        request = SetGroupDemand(
+            partition_id, arguments.text(task_name, "task_name"), arguments.validated_count(groups, "groups")
+        )
+        yield from self._ask(request, Done, timeout)
+
+    def wanted(
+        self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
+    ) -> Operation[int]:
+        """Return how many groups a task is missing, and promise to produce some of them.
+
+        A missing group is one of the group demand (`want`) that does not exist, is not in production, and that no
+        producer has promised.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            most: The maximum number of groups that this producer promises to produce. Other producers do not get these.
+                The promise ends when the samples are put (or reserved), or when this client is gone. Default: promise
+                none.
+            timeout: Seconds to wait while no group is missing. Default: do not wait.
+
+        Returns:
+            The number of missing groups; with `most`, the number that this producer promised.
+
+        Example:
+            >>> created = client.create_partition("train_0", group_size=8)
+            >>> client.want("train_0", 4, "update")
+            >>> client.wanted("train_0", "update", most=3)
+            3
+            >>> client.wanted("train_0", "update", most=3)
+            1
+        """
+        wait = arguments.seconds(timeout)
+        taken = None if most is None else arguments.validated_count(most, "most")
+        request = TakeGroupDemand(partition_id, arguments.text(task_name, "task_name"), taken, wait)
+        return int((yield from self._ask(request, Done, None, parked=wait)).value)

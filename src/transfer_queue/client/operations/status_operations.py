@@ -1,0 +1,272 @@
+"""Define the operations that report progress, changes and status, and drain units, in the manner of `operations.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from transfer_queue.client.conversion import arguments, replies
+from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
+from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.config.environment import get_metadata_timeout
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.queries import (
+    ChangeReply,
+    CheckConsumption,
+    CheckProduction,
+    ConsumptionStatus,
+    Explain,
+    ProductionStatus,
+    StatusReply,
+    Watch,
+)
+from transfer_queue.messages.system import Drain, Status, SystemStatus
+
+
+class StatusOperations(DataPath):
+    """The operations of one client that report the state of partitions and units."""
+
+    def get_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """Return which samples have which fields.
+
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The global indexes of all samples, reserved ones included, int64 [rows], ascending; and int8 [rows, fields],
+            1 where a sample has a field, columns in the order of `data_fields`. (None, None) if the partition or a
+            field does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> put = client.kv_put("a", "train_0", {"reward": torch.tensor(1.0)})
+            >>> indexes, produced = client.get_production_status(["prompt", "reward"], "train_0")
+            >>> produced.tolist()
+            [[1, 1], [1, 0]]
+        """
+        fields = arguments.names(data_fields, "data_fields")
+        reply = yield from self._ask(ProductionStatus(partition_id, fields), StatusReply, timeout)
+        return replies.status(reply, len(fields))
+
+    def get_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """Return which samples a task has consumed.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The global indexes of all samples, reserved ones included, int64 [rows], ascending; and int8 [rows], 1 where
+            the task has consumed the sample. (None, None) if the partition does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+            >>> indexes, consumed = client.get_consumption_status("update", "train_0")
+            >>> consumed.tolist()
+            [1, 0]
+        """
+        request = ConsumptionStatus(partition_id, arguments.text(task_name, "task_name"))
+        reply = yield from self._ask(request, StatusReply, timeout)
+        return replies.status(reply, None)
+
+    def check_production_status(
+        self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Return whether every sample has all of these fields.
+
+        Args:
+            data_fields: The fields.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if every sample has every field; False if the partition or a field does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.check_production_status(["prompt"], "train_0")
+            True
+        """
+        request = CheckProduction(partition_id, arguments.names(data_fields, "data_fields"))
+        return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def check_consumption_status(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Return whether a task has consumed every sample.
+
+        Args:
+            task_name: The task.
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True if the task has consumed every sample, including samples that were cleared since; False if the
+            partition does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.check_consumption_status("update", "train_0")
+            False
+        """
+        request = CheckConsumption(partition_id, arguments.text(task_name, "task_name"))
+        return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> Operation[bool]:
+        """Let a task consume the partition again from the beginning.
+
+        The dealt batches of the task are forgotten, and its leases end. A warning is logged if the partition does not
+        exist.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task. Default: every task.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            True.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+            >>> client.reset_consumption("train_0", "update")
+            True
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
+        """
+        request = ResetConsumption(partition_id, arguments.text_or_none(task_name, "task_name"))
+        return bool((yield from self._ask(request, Done, timeout)).value)
+
+    def wait_for_change(
+        self,
+        partition_id: str,
+        since: int | None = None,
+        where: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[PartitionChange]:
+        """Wait until samples of a partition change, and return the changes.
+
+        A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
+        a sample the last, and no sample is omitted however late the call is. It also names the samples that were
+        cleared. The wait ends when the partition is sealed or dropped. If the partition does not exist, the call waits
+        for it.
+
+        Args:
+            partition_id: The partition.
+            since: The version that an earlier call returned. Default: return all samples that exist, and wait only if
+                there are none.
+            where: Tag entries that a sample must have, with equal values. Numbers are compared by value (1 equals 1.0,
+                True does not equal 1), other Python objects by their encoded bytes. Default: every sample.
+            timeout: Seconds to wait; 0 does not wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
+
+        Returns:
+            The changes; falsy if there were none.
+
+        Raises:
+            InvalidArgumentError: `where` is not a dict of tag entries, or `since` is not a version.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", tag={"status": "done"})
+            >>> change = client.wait_for_change("train_0", where={"status": "done"})
+            >>> change.keys, change.tags
+            (['a'], [{'status': 'done'}])
+            >>> bool(client.wait_for_change("train_0", change.version, timeout=0))
+            False
+        """
+        yield from self._state.learn()
+        timeout = get_metadata_timeout() if timeout is None else timeout
+        allow = self._state.settings.allow_pickle
+        timeout = arguments.seconds(timeout)
+        watch = Watch(partition_id, arguments.version(since), arguments.validated_filter(where, allow), timeout)
+        return partition_change((yield from self._ask(watch, ChangeReply, None, parked=timeout)), allow)
+
+    def explain(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        task: str | None = None,
+        fields: Sequence[str] | str | None = None,
+        *,
+        batch_size: int | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Operation[str]:
+        """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
+
+        If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
+        describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which ranks are ahead.
+
+        Args:
+            partition_id: The partition.
+            global_index: The global index of the sample. Default: none.
+            key: The key of the sample. Default: none.
+            task: The task that waits for the sample. Default: all tasks.
+            fields: The fields that the task needs. Default: any.
+            batch_size: The batch size of the fetch to explain. Default: none.
+            sampling_config: The sampling_config of the fetch to explain. Default: none.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The explanation, one or more lines.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> "reward" in client.explain("train_0", key="a", task="update", fields=["reward"])
+            True
+        """
+        names = None if fields is None else arguments.names(fields, "fields")
+        task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")
+        count = None if batch_size is None else arguments.count(batch_size)
+        sampling = arguments.plain_value(sampling_config)
+        index = arguments.whole(global_index, "global_index must be an int (a key is passed as key=)")
+        request = Explain(partition_id, index, key, task, names, count, sampling)
+        return str((yield from self._ask(request, Done, timeout)).value)
+
+    def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
+        """Return the progress of every partition by field and task, and the counters of the controller.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The status; `tq status` prints it.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> [partition.name for partition in client.status().partitions]
+            ['train_0']
+        """
+        return (yield from self._ask(Status(), SystemStatus, timeout))
+
+    def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
+        """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
+
+        Args:
+            unit: The number of the unit, from 0.
+            undo: True to let the unit receive values again. Default: False.
+            timeout: Seconds to wait; moving continues after that. Default: no limit.
+
+        Raises:
+            InvalidArgumentError: The unit does not exist, or too few other units would be left to write to.
+            WaitTimeoutError: The unit still stores values.
+
+        Example:
+            >>> client.drain_unit(0, undo=True)
+        """
+        wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.seconds(timeout)
+        drain = Drain(arguments.validated_count(unit, "unit"), arguments.flag(undo, "undo"), wait)
+        yield from self._ask(drain, Done, None, parked=wait)
