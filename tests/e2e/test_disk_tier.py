@@ -211,14 +211,14 @@ def test_a_later_system_with_the_same_journal(ssd: Path, tmp_path: Path) -> None
 def test_where_nothing_can_be_moved_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tq.close()
     missing = tmp_path / "missing"
-    with pytest.raises(StartError, match=f"offload.path is {missing}, which is no folder"):
+    with pytest.raises(StartError, match=f"offload.path is {missing}, which is not a folder"):
         tq.init(conf(missing, "nowhere"))
     missing.touch()
-    with pytest.raises(StartError, match=f"offload.path is {missing}, which is no folder"):
+    with pytest.raises(StartError, match=f"offload.path is {missing}, which is not a folder"):
         tq.init(conf(missing, "nowhere"))
     assert CURRENT.system is None
     with tempfile.TemporaryDirectory(prefix="tq-disk-", dir="/dev/shm") as shared, caplog.at_level(logging.WARNING):
         with system(conf(Path(shared), "warned")):
             put(1)
             check(1)
-        assert f"offload.path is {shared}, which is a tmpfs: what is moved there stays in memory" in caplog.text
+        assert f"offload.path is {shared}, which is a tmpfs: offloaded blocks stay in memory" in caplog.text

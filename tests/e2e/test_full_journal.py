@@ -140,7 +140,7 @@ def refused(folder: Path) -> None:
     with pytest.raises(tq.StartError) as error:
         tq.init({"system": {"name": "no-room"}, "controller": {"journal": {"folder": str(folder)}}})
     assert f"the journal in {folder} cannot be written" in str(error.value)
-    assert "make room there, or choose another folder" in str(error.value)
+    assert "free some space, or choose another folder" in str(error.value)
     assert "unit-0" not in str(error.value)
 
 

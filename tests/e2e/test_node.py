@@ -455,16 +455,16 @@ def test_a_folder_that_others_could_have_made_is_refused(place: Place, how: str)
         folder.chmod(0o755)
     else:
         folder.symlink_to(place.arenas)
-    with pytest.raises(AttachError, match="no private folder of this user"):
+    with pytest.raises(AttachError, match="not a private folder of this user"):
         find("s")
-    with pytest.raises(AttachError, match="no private folder of this user"):
+    with pytest.raises(AttachError, match="not a private folder of this user"):
         place.start()
     folder.rmdir() if how == "mode" else folder.unlink()
 
 
 def test_a_key_that_others_could_read_is_refused(place: Place, system: RunningSystem) -> None:
     (system.folder / "key").chmod(0o644)
-    with pytest.raises(AttachError, match="not this user's alone"):
+    with pytest.raises(AttachError, match="can be accessed by other users"):
         find("s")
     (system.folder / "key").chmod(0o600)
 
@@ -542,7 +542,7 @@ def test_an_heir_takes_the_place_of_a_killed_starter(place: Place) -> None:
     assert heir is not None
     assert heir.owned
     log = heir.logs / "supervisor.log"
-    until(lambda: f"process {os.getpid()} takes the place of the starter" in log.read_text(), place.story())
+    until(lambda: f"process {os.getpid()} replaces the starter" in log.read_text(), place.story())
     assert ask(heir, CreatePartition("p")) == Done(False)
     heir.stop()
     assert replace_supervisor("s") is None
@@ -618,13 +618,13 @@ def test_a_controller_that_dies_and_cannot_be_resumed_ends_the_system_and_leaves
     with pytest.raises(ConnectionLostError, match=r"controller at .*its log: (?P<log>\S+controller\.log)"):
         run_blocking(session, operation())
     session.close()
-    told = f"the controller, process {dead.pid}, was ended by SIGKILL"
+    told = f"the controller, process {dead.pid}, was killed by SIGKILL"
     assert told in (system.logs / "controller.log").read_text()
     assert {path.split(os.sep)[1] for path in files_in(place.runtime) if path != "s"} == {"logs"}
     assert find("s") is None
     with caplog.at_level(logging.ERROR):
         system.stop()
-    assert f"process {dead.pid}, was ended by SIGKILL" in caplog.text
+    assert f"process {dead.pid}, was killed by SIGKILL" in caplog.text
     assert place.is_empty(), place.story()
 
 
@@ -662,7 +662,7 @@ def test_a_supervisor_that_does_not_end_is_killed(place: Place, caplog: pytest.L
     system = place.start()
     servers_of(system)["supervisor"].suspend()
     system.stop(timeout=0.1)
-    assert "is killed" in caplog.text
+    assert "this process kills it" in caplog.text
     assert place.is_empty(), place.story()
 
 

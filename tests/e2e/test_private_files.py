@@ -32,7 +32,7 @@ def test_a_key_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
 def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
     planted.key.write_bytes(b"k" * 32)
     planted.key.chmod(0o640)
-    with pytest.raises(AttachError, match="is not this user's alone"):
+    with pytest.raises(AttachError, match="can be accessed by other users"):
         planted.read_key()
 
 
@@ -52,14 +52,14 @@ def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
 def test_a_folder_that_is_a_link_is_no_system(planted: SystemFolder) -> None:
     link = planted.folder.with_name("link")
     link.symlink_to(planted.folder)
-    with pytest.raises(AttachError, match="is no private folder"):
+    with pytest.raises(AttachError, match="is not a private folder"):
         SystemFolder(link).check_private()
 
 
 def test_a_system_is_not_made_through_a_link(planted: SystemFolder) -> None:
     link = planted.folder.with_name("link")
     link.symlink_to(planted.folder.parent / "nowhere")
-    with pytest.raises(StartError, match="cannot be made"):
+    with pytest.raises(StartError, match="cannot be created"):
         SystemFolder(link).create()
     assert not (planted.folder.parent / "nowhere").exists()
 

@@ -159,7 +159,7 @@ def test_the_space_of_a_client_that_died_with_the_unit_comes_back(units: int) ->
         process_.kill()
         process_.join(SECONDS)
         victim.kill()
-    until(lambda: "is gone, it held" in log(0))
+    until(lambda: "is gone; it had" in log(0))
     check(1, range(20), "p")
     assert leased(0) > 0
     tq.kv_clear(list(tq.kv_list("p")["p"]), "p")

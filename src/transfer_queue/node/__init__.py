@@ -1,1 +1,1 @@
-"""A system on this machine: its folder, its processes, and how it is started, found and ended."""
+"""Starts, finds and stops a system on this machine, and runs its processes."""

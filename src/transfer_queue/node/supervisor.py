@@ -1,15 +1,16 @@
-"""`python -m transfer_queue.node.supervisor`: owns the processes of one system and removes what they leave.
+"""`python -m transfer_queue.node.supervisor`: owns the processes of one system and removes the files they leave.
 
-The launcher starts it with a private pipe as descriptor 3. It binds the sockets of controller and units and forks
-these, after the imports. A server that dies is forked anew with the same sockets (`children.py`), a controller from its
-journal. It waits for the first of these, whereupon it ends everything and removes every file:
+The launcher starts it with a private pipe as descriptor 3. The supervisor binds the sockets of the controller and the
+units, and forks these servers after the imports. If a server dies, it forks another one with the same sockets
+(`hosting.child_process`); a controller continues from its journal. At the first of these events it stops all servers
+and removes every file:
 
     SIGTERM            `close`, or `tq stop`
-    the starter died   in whatever way, and no heir has come in time (`StartRequest.heirs`); not for a detached system
-    a server is lost   it does not come up again, or cannot be resumed (a controller without journal): which is logged;
-                       the logs then stay, until the next start or `RunningSystem.stop`
+    the starter died   for any reason, and no heir appeared in time (`StartRequest.heirs`); not for a detached system
+    a server is lost   it cannot be started again, or cannot be resumed (a controller without journal). This is logged;
+                       the logs then stay until the next start or `RunningSystem.stop`
 
-It is in a session of its own, so that Ctrl-C at the starter's terminal does not reach it or its children.
+It has a session of its own, so that Ctrl-C at the starter's terminal does not reach it or its children.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from transfer_queue.storage.stores.registry import has_server
 
 CHANNEL = 3  # the descriptor of the launcher's pipe
 RECEIVE_SECONDS = 10.0
-TERM_SECONDS = 3.0  # from asking a server to end to ending it
-WATCH_SECONDS = 0.5  # between two looks at a starter that cannot be waited for
+TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL to a server
+WATCH_SECONDS = 0.5  # between two checks of a starter without a pidfd
 
 _HANDLED = (signal.SIGTERM, signal.SIGCHLD)
 
@@ -60,15 +61,16 @@ logger = logging.getLogger(__name__)
 
 
 class _ShutdownReason(Exception):
-    """Why the system ends. crashed: a server died, so that the logs are worth keeping."""
+    """Why the system stops."""
 
     def __init__(self, reason: str, crashed: bool = False) -> None:
         super().__init__(reason)
         self.crashed = crashed
+        """A server died, so the logs are kept."""
 
 
 class Supervisor:
-    """The one of a system. `run` returns when nothing of it is left."""
+    """Supervises one system. `run` returns when nothing of the system is left."""
 
     def __init__(self, start: launcher_protocol.StartRequest, channel: socket.socket) -> None:
         self._start = start
@@ -78,32 +80,38 @@ class Supervisor:
         self._deadline = time.monotonic() + start.seconds
         self._warnings: list[str] = []
         self._children: list[ChildServer] = []
-        self._listeners: list[socket.socket] = []  # where they serve
-        self._is_up = False  # all of them were
-        self._asked = False  # SIGTERM has come
+        self._listeners: list[socket.socket] = []
+        """The sockets of all servers."""
+        self._is_up = False
+        """All servers were up once."""
+        self._asked = False
+        """SIGTERM was received."""
         self._wake, wake = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        # children read the one end; the other is here alone and is never written to
+        # children read one end; only this process has the other end, and never writes to it
         self._lifeline, self._life = os.pipe()
         self._take_possession()
         write_log_to(self._system.log("supervisor"))
         self._starter = None if start.detached else processes.Process(start.starter_pid, start.starter_started)
-        self._orphaned: float | None = None  # since when the starter is dead
+        self._orphaned: float | None = None
+        """When the starter was first seen dead."""
 
     def _take_possession(self) -> None:
-        """Locks the folder; StartError if the launcher has died and the folder is a later one's, or gone."""
+        """Lock the folder. Raises StartError if the launcher died and the folder is gone or another start owns it."""
         if self._is_ours():
             hold_liveness(self._system.alive)
         if not self._is_ours():
-            raise StartError(f"{self._system.folder} is not the folder that the launcher made")
+            raise StartError(
+                f"{self._system.folder} is not the folder that the launcher created; start the system again"
+            )
 
     def _is_ours(self) -> bool:
         return self._system.identity() == self._start.identity
 
     def run(self) -> None:
-        """Starts the system, says so, and stays until its end."""
+        """Start the system, report that it is up, and supervise it until it stops."""
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._ask)
@@ -113,11 +121,11 @@ class Supervisor:
             self._bring_up()
             self._watch(lambda: False)
         except _ShutdownReason as end:
-            logger.info("ends: %s", end)
+            logger.info("the supervisor of system %s stops it: %s", self._system.name, end)
             crashed = end.crashed
             self._fail(str(end))
         except BaseException:
-            logger.exception("failed")
+            logger.exception("the supervisor of system %s failed and stops it", self._system.name)
             self._fail(traceback.format_exc())
         self._end(crashed)
 
@@ -136,7 +144,7 @@ class Supervisor:
             self._bring_store()
         places = [(self._make_arena_folder(), MEMORY)] * count if count else []
         if settings.offload_path is not None and count:
-            # as many as there are places of a block, which lie in different units
+            # one unit per replica of a block, because replicas lie in different units
             places += [(self._make_offload_folder(Path(settings.offload_path)), DISK)] * settings.replicas
         for number, (arenas, tier) in enumerate(places):
             listeners, remote = self._listen_twice(str(system.unit(number)))
@@ -159,21 +167,27 @@ class Supervisor:
         self._controller = str(system.controller)
 
     def _listen_twice(self, path: str) -> tuple[list[socket.socket], str]:
-        """Sockets for a server: at a path, and for other nodes, where there may be any, at the "host:port" given."""
+        """Return sockets for a server: one at a path, and one on `seat.host` with its "host:port" for other nodes.
+
+        Without `seat.host` there is only the first one, and "".
+        """
         listeners, host = [self._listen(path)], self._start.seat.host
         if not host:
             return listeners, ""
         try:
             listeners.append(self._listen((host, 0)))
         except OSError as error:
-            raise _ShutdownReason(f"no server can listen for other nodes on {host}: {error} (StartError)") from error
+            raise _ShutdownReason(
+                f"the servers cannot listen for other nodes on {host}: {error}; choose an address of this machine "
+                f"(StartError)"
+            ) from error
         return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
 
     def _bring_store(self) -> None:
-        """What keeps the bytes of an external store, or where it is."""
+        """Start the server of an external store, or write down where the store is."""
         settings = self._settings
         if has_server(settings.storage_backend):
-            # the child must be able to say itself why its programs do not come up
+            # less than the deadline, so that the child itself can report why the store's programs do not start
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
             build = partial(build_keeper, self._system, settings, seconds, self._start.seat)
             self._bring(self._child("store", build))
@@ -181,7 +195,7 @@ class Supervisor:
             write_status(self._system, StoreAddress(settings.storage_backend, settings.store_options))
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
-        """A socket for a server: ours, so that clients wait in its queue while the server is started anew."""
+        """Return a socket for a server. The supervisor owns it: clients wait in its queue while the server restarts."""
         listener = bound_socket(address)
         self._listeners.append(listener)
         return listener
@@ -195,11 +209,11 @@ class Supervisor:
         except OSError as error:
             raise _ShutdownReason(
                 f"metrics cannot be served on port {port} of {host} (metrics.port, metrics.host): {error}; choose "
-                f"another (StartError)"
+                f"another port or address (StartError)"
             ) from error
 
     def _make_journal_folder(self) -> Path | None:
-        """Where the controller's journal is; None where it keeps none. A folder of the user's is locked."""
+        """Return the folder of the controller's journal; None if there is no journal. Locks a folder of the user."""
         if self._settings.journal_durability == "none":
             return None
         if self._settings.journal_folder is None:
@@ -212,14 +226,14 @@ class Supervisor:
             hold_liveness(folder / "lock")
         except (OSError, StartError) as error:
             raise _ShutdownReason(
-                f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; end the system "
+                f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; stop the system "
                 f"that writes there, or choose another folder"
             ) from error
         self._check_room(folder)
         return folder
 
     def _check_room(self, folder: Path) -> None:
-        """End the start of the system if the disk is full. A running controller would wait until there is room."""
+        """Stop the start of the system if the disk is full. A running controller would wait for free space."""
         try:
             check_room(folder, ROOM)
         except OSError as error:
@@ -227,7 +241,7 @@ class Supervisor:
             free = disk.f_bavail * disk.f_frsize
             raise _ShutdownReason(
                 f"the journal in {folder} cannot be written: {error}. It needs {ROOM} bytes at the start, but its disk "
-                f"has {free} free bytes: make room there, or choose another folder (controller.journal.folder) "
+                f"has {free} free bytes: free some space, or choose another folder (controller.journal.folder) "
                 f"(StartError)"
             ) from error
 
@@ -237,8 +251,9 @@ class Supervisor:
                 return self._system.create_arena_folder(Path(self._settings.arena_folder))
             except OSError as error:
                 raise _ShutdownReason(
-                    f"no arena can be made in {self._settings.arena_folder} (backend.SimpleStorage.arena_folder): "
-                    f"{error}; choose a folder that exists and that this user can write to (StartError)"
+                    f"the arena cannot be created in {self._settings.arena_folder} "
+                    f"(backend.SimpleStorage.arena_folder): {error}; choose a folder that exists and that this user "
+                    f"can write to (StartError)"
                 ) from error
         choice = choose_folder()
         if choice.warning is not None:
@@ -279,14 +294,14 @@ class Supervisor:
         return ChildServer(name, build, restarts, self._settings.restart_timeout)
 
     def _bring(self, child: ChildServer) -> None:
-        """Forks a server and waits until it is up; _End with its traceback if it is not."""
+        """Fork a server and wait until it is up. Raises _ShutdownReason with its traceback if it does not start."""
         self._children.append(child)
         self._fork(child, self._deadline)
         self._watch(lambda: child.up)
 
     def _fork(self, child: ChildServer, deadline: float) -> None:
         ready, say = os.pipe()
-        # until the child has handlers of its own, a signal for it would go to ours and be lost
+        # until the child has its own handlers, a signal to it would run this process's handlers and be lost
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if not pid:
@@ -297,7 +312,7 @@ class Supervisor:
         child.forked(pid, ready, deadline)
 
     def _be(self, child: ChildServer, say: int) -> None:
-        """The forked child's way; never returns."""
+        """Run the forked child. Never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -319,7 +334,7 @@ class Supervisor:
     # ------------------------------------------------------------ watching
 
     def _watch(self, until: Callable[[], bool]) -> None:
-        """Sees to the servers until the condition holds; _End when all is to end."""
+        """Supervise the servers until the condition holds. Raises _ShutdownReason when the system must stop."""
         while not until():
             self._check_end()
             poll = select.poll()
@@ -337,7 +352,7 @@ class Supervisor:
             self._check_times()
 
     def _patience(self) -> float | None:
-        """Milliseconds to wait at most."""
+        """Return the milliseconds to wait at most; None for no limit."""
         times = [child.deadline for child in self._children if child.ready is not None]
         times += [child.due for child in self._children if child.due is not None]
         waits = [max(0.0, when - time.monotonic()) for when in times]
@@ -347,7 +362,7 @@ class Supervisor:
 
     def _check_end(self) -> None:
         if self._asked:
-            raise _ShutdownReason("asked to")
+            raise _ShutdownReason("it received SIGTERM")
         if self._starter is not None and self._starter.gone():
             now = time.monotonic()
             self._orphaned = self._orphaned or now
@@ -357,7 +372,7 @@ class Supervisor:
                 raise _ShutdownReason(f"its starter, process {self._starter.pid}, has ended")
 
     def _look_for_heir(self) -> None:
-        """Goes on with the process that has taken the dead starter's place, if one has."""
+        """Continue with the process that replaces the dead starter, if there is one."""
         assert self._starter is not None
         found = self._system.read_heir()
         if found is None or found[0] == self._starter.pid:
@@ -366,7 +381,7 @@ class Supervisor:
         if heir.gone():
             heir.close()
             return
-        logger.info("process %d takes the place of the starter, process %d", heir.pid, self._starter.pid)
+            logger.info("the supervisor: process %d replaces the starter, process %d", heir.pid, self._starter.pid)
         self._starter.close()
         self._starter, self._orphaned = heir, None
 
@@ -374,17 +389,17 @@ class Supervisor:
         child.hear()
         if child.failed and not self._is_up:
             words = child.said.decode("utf-8", "replace")
-            words = words or "it ended without a word; its log:\n" + tail(self._system, child.name)
+            words = words or "it ended without a message; its log:\n" + tail(self._system, child.name)
             raise _ShutdownReason(f"the {child.name} could not be started:\n{words}")
         if child.up and self._is_up:
-            logger.warning("the %s is up again, process %d", child.name, child.pid)
+            logger.warning("the supervisor restarted the %s: it is up again, process %d", child.name, child.pid)
 
     def _check_children(self) -> None:
-        """Sees to those that have ended."""
+        """Handle the servers whose processes have ended."""
         ended = self._reap()
         lost = []
         for child, pid, code in ended:
-            while child.ready is not None:  # what it has said before its end tells more than how it ended
+            while child.ready is not None:  # a message that it sent before its end says more than its exit code
                 self._hear(child)
             how, again = _how(code), child.ended(code)
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
@@ -403,7 +418,7 @@ class Supervisor:
             raise _ShutdownReason(" and ".join(lost), crashed=True)
 
     def _check_times(self) -> None:
-        """Forks those whose time has come, and ends those that do not come up."""
+        """Fork the servers that are due, and kill those that did not come up in time."""
         now = time.monotonic()
         for child in self._children:
             if child.due is not None and child.due <= now:
@@ -415,13 +430,13 @@ class Supervisor:
                     if child.name != "controller" and not self._start.seat.controller:
                         said += f"\nand the log of the controller:\n{tail(self._system, 'controller')}"
                     raise _ShutdownReason(said)
-                logger.error("%s and is ended", words)
+                logger.error("%s; the supervisor kills it and tries again", words)
                 child.close()
                 if child.pid is not None:
                     os.kill(child.pid, signal.SIGKILL)
 
     def _reap(self) -> list[tuple[ChildServer, int, int]]:
-        """The children whose processes have ended, with these processes' numbers and exit codes."""
+        """Return the children whose processes have ended, with the ids and exit codes of these processes."""
         ended = []
         for child in self._children:
             if child.pid is not None:
@@ -433,14 +448,14 @@ class Supervisor:
     # ------------------------------------------------------------ ending
 
     def _fail(self, reason: str) -> None:
-        """Tells the launcher, if it still listens."""
+        """Report the reason to the launcher, if it still listens."""
         with contextlib.suppress(OSError):
             launcher_protocol.send(self._channel, launcher_protocol.StartFailure(reason), RECEIVE_SECONDS)
         self._channel.close()
 
     def _end(self, crashed: bool) -> None:
-        """Ends every process and removes every file; after a crash all but the logs."""
-        self._system.description.unlink(missing_ok=True)  # nobody finds it any more
+        """Stop every process and remove every file; after a crash, keep the logs."""
+        self._system.description.unlink(missing_ok=True)  # from now on no process finds the system
         for listener in self._listeners:
             listener.close()
         for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
@@ -448,13 +463,13 @@ class Supervisor:
                 os.kill(pid, number)
             self._outwait(seconds)
         if self._pids():
-            logger.error("processes %s do not end", self._pids())
+            logger.error("the supervisor sent SIGKILL, but processes %s have not ended", self._pids())
         if crashed:
             self._system.remove_all_but_logs()
         else:
             self._system.remove()
         if self._system.lock.exists():
-            # of a starter that was killed; else its holder removes it
+            # removes the lock of a starter that was killed; any other holder removes its lock itself
             with contextlib.suppress(StartError), StartLock(self._system.lock, 0.0):
                 pass
 
@@ -462,7 +477,7 @@ class Supervisor:
         return [child.pid for child in self._children if child.pid is not None]
 
     def _outwait(self, seconds: float) -> None:
-        """Waits for the end of all children, for so long at most."""
+        """Wait until all children have ended, for at most this many seconds."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         limit = time.monotonic() + seconds
@@ -479,17 +494,17 @@ class Supervisor:
 
 
 def _how(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if code >= 0:
         return f"ended with status {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was killed by signal {-code}"
 
 
 def tail(system: SystemFolder, server: str, lines: int = 40) -> str:
-    """The end of a server's log."""
+    """Return the last lines of a server's log."""
     try:
         with open(system.log(server), encoding="utf-8", errors="replace", opener=no_link) as file:
             return "".join(file.readlines()[-lines:])
@@ -498,7 +513,7 @@ def tail(system: SystemFolder, server: str, lines: int = 40) -> str:
 
 
 def main() -> None:
-    """The supervisor's process."""
+    """Run the supervisor in this process."""
     with contextlib.suppress(OSError):
         os.setsid()
     os.umask(0o077)
@@ -512,10 +527,10 @@ def main() -> None:
     try:
         start = launcher_protocol.receive(channel, launcher_protocol.StartRequest, RECEIVE_SECONDS)
         if start.heirs and os.fork():
-            os._exit(0)  # what goes on is nobody's child: it is to outlive who started it
+            os._exit(0)  # the supervisor must outlive its starter, so it must not be the starter's child
         supervisor = Supervisor(start, channel)
     except (EOFError, TimeoutError, StartError):
-        logger.exception("no system was started")
+        logger.exception("the supervisor did not start a system")
         sys.exit(1)
     supervisor.run()
 

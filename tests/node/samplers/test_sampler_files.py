@@ -31,12 +31,12 @@ def test_the_last_one_is_the_current(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../key", "current", "", "a" * 31, "A" * 32, "/etc/passwd"])
 def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="is no name of a sampler's file"):
+    with pytest.raises(InvalidArgumentError, match="the name of a sampler's file must be 32 hex digits"):
         SamplerFiles(tmp_path).take(name)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="no sampler is in"):
+    with pytest.raises(InvalidArgumentError, match="there is no sampler in"):
         SamplerFiles(tmp_path).take("0" * 32)
 
 

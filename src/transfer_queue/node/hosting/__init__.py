@@ -1,1 +1,1 @@
-"""What every server process does: its life, its log, its service."""
+"""The parts that every server process has: start and end, log, and handling of envelopes."""

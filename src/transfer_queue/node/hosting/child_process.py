@@ -1,4 +1,4 @@
-"""A server of a system as its supervisor sees it: over all the processes that serve for it, one after the other.
+"""A server of a system as its supervisor sees it: one state over all the processes that run it, one after the other.
 
 A server that was killed while it served is restarted at once. A server that ended by itself, or before it was up, is
 restarted after a pause that grows. The supervisor gives it up when it has not served for `patience` seconds, however
@@ -15,42 +15,47 @@ from dataclasses import dataclass
 
 from transfer_queue.node.hosting.server_process import READY, Serves
 
-FIRST_PAUSE = 0.1  # seconds after the first failure in a row, twice as long after each further one
+FIRST_PAUSE = 0.1  # seconds after the first failure in a row; doubles with each further one
 LONGEST_PAUSE = 5.0
-STEADY_SECONDS = 10.0  # a process that has served for so long has not failed to come up
+STEADY_SECONDS = 10.0  # the end of a process that served for this time is not a failure to come up
 
 
 @dataclass
 class ChildServer:
-    """A server process as its supervisor sees it.
-
-    name: "controller" or "unit-0". build: makes the server, in the child. restarts: a dead one is forked again.
-    patience: seconds for which it may fail to come up, or to stay up; then it is given up. pid: of the process that
-    serves; None while there is none. ready: where it says that it is up, until it has. said: what it has said so far;
-    up: it has come up. due: when it is to be forked next, None: not to be.
-    """
+    """A server process as its supervisor sees it."""
 
     name: str
+    """"controller", "store" or for example "unit-0"."""
     build: Callable[[], Serves]
+    """Makes the server, in the child."""
     restarts: bool
+    """Whether a dead process is forked again."""
     patience: float
+    """Seconds for which it may fail to come up, or to stay up; then the supervisor gives it up."""
     pid: int | None = None
+    """The process that runs the server; None if there is none."""
     ready: int | None = None
+    """The pipe on which the process reports that it is up; None after that."""
     said: bytes = b""
+    """What the process has written to that pipe so far."""
     up: bool = False
     due: float | None = None
-    deadline: float = 0.0  # by which it must be up
-    failures: int = 0  # in a row
-    failing_since: float | None = None  # when the first of these failures was
+    """When the next process is forked; None if none is planned."""
+    deadline: float = 0.0
+    """When the process must be up."""
+    failures: int = 0
+    """Failures in a row."""
+    failing_since: float | None = None
+    """When the first of these failures was."""
     _up_since: float = 0.0
 
     def forked(self, pid: int, ready: int, deadline: float) -> None:
-        """A process for it was made."""
+        """Record that a process was forked for this server."""
         self.pid, self.ready, self.deadline = pid, ready, deadline
         self.said, self.up, self.due = b"", False, None
 
     def hear(self) -> None:
-        """Reads what it says; at the end of it, it is up or will end."""
+        """Read what the process reports. At the end of the pipe the server is up, or has failed."""
         assert self.ready is not None
         piece = os.read(self.ready, 1 << 16)
         self.said += piece
@@ -61,17 +66,17 @@ class ChildServer:
 
     @property
     def failed(self) -> bool:
-        """Whether it has said that it cannot come up, or ended without a word."""
+        """Whether the process reported that it cannot come up, or ended without a message."""
         return self.ready is None and not self.up
 
     def close(self) -> None:
-        """Hears no more of it."""
+        """Stop reading the pipe."""
         if self.ready is not None:
             os.close(self.ready)
             self.ready = None
 
     def ended(self, code: int) -> bool:
-        """Its process has ended with this exit code; whether another one is to be tried, when `due` has come."""
+        """Record that the process ended with this exit code. Returns whether another one is forked, at `due`."""
         now = time.monotonic()
         steady = self.up and (code == -signal.SIGKILL or now - self._up_since >= STEADY_SECONDS)
         if steady:

@@ -1,4 +1,4 @@
-"""What a server measures of its own process."""
+"""Measures a server's process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REASONS = {
     "rejected": "unauthenticated", "refused": "refused", "broken": "broken", "crowded": "crowded", "slow": "slow",
     "accept_errors": "descriptors", "errors": "error",
 }  # fmt: skip
-"""Counters of `net.server.server_loop.Server`, and what they are called in metrics."""
+"""Counters of `net.server.server_loop.Server` -> their names in metrics."""
 
 EVENTS = ("request", "tick", "work", "commit", "idle")
-"""Kinds of events of a loop; 0.0 is told where none was noteworthy."""
+"""The kinds of events of a loop. The longest one is reported as 0.0 if none was notable."""
 
 
 class ProcessMetrics:
-    """Measures this process, whose server is here. load: what its service measures."""
+    """Measures this process: its server loop and the load of its service."""
 
     def __init__(self, server: ServerLoop, load: Load) -> None:
         self._server = server
@@ -30,7 +30,7 @@ class ProcessMetrics:
         self._started = time.time()
 
     def measures(self, waits: list[Timing]) -> ServerMeasures:
-        """Everything of now."""
+        """Return all current measures."""
         rejected = {reason: self._server.counters[name] for name, reason in REASONS.items()}
         longest = self._load.longest.by_event(time.monotonic())
         return ServerMeasures(
@@ -48,7 +48,7 @@ class ProcessMetrics:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not say it."""
+    """Return the bytes of memory that this process uses; 0 if the operating system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * PAGE

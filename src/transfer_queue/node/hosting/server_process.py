@@ -1,8 +1,8 @@
-"""A server's life as a child of the supervisor: its log, its readiness, its end.
+"""Runs a server as a child of the supervisor: its log, the report that it is up, and its end.
 
-The supervisor holds the only writing end of a pipe, the *lifeline*: when its reading end here tells of the
-end, the supervisor is dead, however it died. The server then ends too and removes the system's files. A
-thread waits for that, so that it also works while the user's sampler never returns.
+Only the supervisor holds the writing end of a pipe, the *lifeline*. When the reading end in the server reports the end
+of the pipe, the supervisor is dead, for whatever reason. The server then ends too and removes the system's files. A
+thread waits for this, so that it also works while the user's sampler does not return.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from transfer_queue.node.hosting.server_log import LOG_SECONDS, LogFile, write_l
 from transfer_queue.node.system.locks import StartLock
 from transfer_queue.node.system.paths import SystemFolder
 
-READY = b"+"  # what a server says that is up; anything else is why it is not
-ORPHAN_SECONDS = 3.0  # an orphan that has not ended by itself is ended after so long
-LOCK_SECONDS = 2.0  # for which an orphan waits for others who start or remove the system
+READY = b"+"  # what a server writes when it is up; anything else is the reason why it is not
+ORPHAN_SECONDS = 3.0  # an orphan that has not ended by itself exits after this time
+LOCK_SECONDS = 2.0  # for which an orphan waits for other processes that start or remove the system
 NEVER = (1 << 31) - 1  # collections of the middle generation before a full one
 
 
@@ -55,9 +55,9 @@ class _Guardian:
             os._exit(1)
 
     def remove_files(self) -> None:
-        """Removes the system's folder, unless it is another's by now."""
+        """Remove the system's folder, unless it belongs to a later start of the system."""
         with contextlib.ExitStack() as stack:
-            # whoever starts this system may hold the lock and wait for us: then it is not our turn to wait
+            # a process that starts this system may hold the lock and wait for our end, so we do not wait for long
             with contextlib.suppress(StartError):
                 stack.enter_context(StartLock(self._system.lock, LOCK_SECONDS))
             if self._system.identity() == self._identity:
@@ -66,17 +66,17 @@ class _Guardian:
 
 
 class Serves(Protocol):
-    """What a child of the supervisor does, as `net.server.server_loop.Server`."""
+    """What a child of the supervisor runs, such as a `net.server.server_loop.Server`."""
 
     @property
     def counters(self) -> object:
-        """What it has done, for its log."""
+        """Counts of what the server has done, for its log."""
 
     def run(self) -> None:
-        """Until it is stopped."""
+        """Serve until `stop` is called."""
 
     def stop(self) -> None:
-        """Ends `run`, from any thread or a signal."""
+        """End `run`. Any thread or signal handler may call it."""
 
 
 def spare_old_objects() -> None:
@@ -91,9 +91,9 @@ def spare_old_objects() -> None:
 
 
 def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build: Callable[[], Serves]) -> int:
-    """Builds and runs a server in this process, until SIGTERM or the supervisor's death; the exit status.
+    """Build and run a server in this process until SIGTERM or the supervisor's death. Returns the exit status.
 
-    ready: where to say that it is up, or why not.
+    `ready` is the pipe on which it reports that it is up, or why it is not.
     """
     log = write_log_to(system.log(name))
     logger = logging.getLogger(f"{__name__}.{name}")
@@ -101,18 +101,18 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
     try:
         server = build()
     except BaseException as error:
-        logger.exception("cannot start")
+        logger.exception("the %s cannot start", name)
         _say(ready, _words_of(error).encode())
         return 1
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     guardian.server = server
     spare_old_objects()
-    logger.info("up, process %d", os.getpid())
+    logger.info("the %s is up, process %d", name, os.getpid())
     _say(ready, READY)
     if guardian.orphaned:
         server.stop()
     server.run()
-    logger.info("ends; %s", server.counters)
+    logger.info("the %s ends; its counters: %s", name, server.counters)
     if guardian.orphaned:
         guardian.remove_files()
     return 0

@@ -1,4 +1,4 @@
-"""What controller and unit have in common behind the servers' loop: bodies to envelopes, replies to frames."""
+"""The base of the services of the controller and of units: decodes requests, and encodes replies into frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _EnvelopeHead(msgspec.Struct, array_like=True, frozen=True):
-    """As much of an envelope as an unknown request leaves readable."""
+    """The part of an envelope that can be read although its request is unknown."""
 
     sequence: int
     acknowledged: int
@@ -34,15 +34,18 @@ class _EnvelopeHead(msgspec.Struct, array_like=True, frozen=True):
 class EnvelopeService(ABC):
     """The part of a `net.server.server_loop.Service` that reads requests and writes replies.
 
-    Every request that can be addressed gets a reply: also one that cannot be read, or at which the server itself
-    fails. What is no request at all ends its connection. load: what it measures meanwhile.
+    Every request with a readable head gets a reply, also if its body cannot be read or the server itself fails.
+    Anything else ends its connection.
     """
 
-    name = "server"  # for errors
+    name = "server"
+    """The name of the server in errors."""
 
     def __init__(self) -> None:
         self.load = Load()
-        self._peers: dict[int, Hello] = {}  # all open connections that others have made
+        """Measures of the requests that were served."""
+        self._peers: dict[int, Hello] = {}
+        """All open connections that were made to this server."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(RequestEnvelope).decode
         self._decode_head = msgspec.msgpack.Decoder(_EnvelopeHead).decode
@@ -51,7 +54,7 @@ class EnvelopeService(ABC):
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing]:
-        """Serves one request."""
+        """Serve one request."""
 
     def opened(self, peer: int, hello: Hello) -> None:
         """See `net.server.server_loop.Service.opened`."""
@@ -68,20 +71,20 @@ class EnvelopeService(ABC):
             return self.handle(hello, peer, envelope, payload, now)
         except Exception as error:
             asked = type(envelope.body).__name__
-            logger.exception("the %s failed at %s of %s", self.name, asked, hello.client_id)
-            text = f"the {self.name} failed at {asked}: {error!r}; its log has the traceback"
+            logger.exception("the %s failed to serve %s of client %s", self.name, asked, hello.client_id)
+            text = f"the {self.name} failed to serve {asked}: {error!r}; its log has the traceback"
             return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
         finally:
             self.load.served(type(envelope.body), now, time.monotonic())
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:
-        """The frame that answers a request."""
+        """Return the frame that answers a request."""
         if type(reply) is Failure:
             self.load.failed(reply.kind)
         return Outgoing(peer, self._encode(ReplyEnvelope(sequence, reply)), payload)
 
     def demand(self, peer: int, request: AnyRequest) -> Outgoing:
-        """The frame of a request of ours that wants no reply."""
+        """Return the frame of a request that this server makes and that gets no reply."""
         return Outgoing(peer, self._encode(RequestEnvelope(0, 0, request)))
 
     def _unreadable(self, peer: int, body: bytes, error: Exception) -> Outgoing:
@@ -89,22 +92,23 @@ class EnvelopeService(ABC):
         try:
             head = self._decode_head(body)
         except UNREADABLE:
-            raise ProtocolError(f"a message that is no request: {error}") from error
-        return self.answer(peer, head.sequence, Failure("ProtocolError", f"a request that cannot be read: {error}"))
+            raise ProtocolError(f"the {self.name} received a message that is not a request: {error}") from error
+        text = f"the {self.name} received a request that it cannot read: {error}"
+        return self.answer(peer, head.sequence, Failure("ProtocolError", text))
 
 
-SWITCH_SECONDS = 0.0005  # the loop gets the interpreter back after so long; by default only after 5 ms
+SWITCH_SECONDS = 0.0005  # the loop gets the interpreter back after this time; Python's default is 5 ms
 
 
 class BackgroundThread:
-    """Runs functions one after the other, in a thread that starts with the first of them and ends with the process."""
+    """Runs functions one after the other in a thread, which starts with the first one and ends with the process."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._started = False
 
     def begin(self, run: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Calls `done`, in the worker's thread, with what `run()` gives or the exception that it raises."""
+        """Run `run`, then call `done` in the same thread with its result or the exception that it raised."""
         self._queue.put((run, done))
         if not self._started:
             self._started = True

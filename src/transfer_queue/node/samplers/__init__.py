@@ -1,1 +1,1 @@
-"""The processes of users' samplers."""
+"""The processes in which users' samplers run."""

@@ -1,6 +1,6 @@
-"""The folder through which a sampler comes to a system that runs already, and where its controller finds it again.
+"""The folder through which a client sends a sampler to a running system, and where a restarted controller finds it.
 
-A request names the file and brings no code. Only the system's user can write there: the folder is private.
+A request contains the name of the file and no code. Only the system's user can write there: the folder is private.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _CURRENT = "current"
 
 
 class SamplerFiles:
-    """Samplers in the folder of a system. loading: how the controller makes them."""
+    """The samplers in a system's folder. `loading` says how the controller makes them."""
 
     def __init__(self, folder: Path, loading: SamplerLoading = INLINE) -> None:
         self._folder = folder
         self._loading = loading
 
     def leave(self, sampler: PickledSampler) -> str:
-        """Puts a sampler there for the controller; the name to tell it. OSError."""
+        """Write a sampler for the controller. Returns the name for the request. Raises OSError if that fails."""
         name = uuid.uuid4().hex
         with open(self._folder / name, "xb", opener=no_link) as file:
             file.write(msgspec.msgpack.encode(sampler))
         return name
 
     def take(self, name: str) -> AnyMade:
-        """The sampler that somebody has left there, which becomes the current one. Raises whatever its code raises."""
+        """Load the sampler of this name and make it the current one. Raises any error of its code."""
         if not re.fullmatch("[0-9a-f]{32}", name):
-            raise InvalidArgumentError(f"{name[:80]!r} is no name of a sampler's file, which has 32 hex digits")
+            raise InvalidArgumentError(f"the name of a sampler's file must be 32 hex digits, got {name[:80]!r}")
         path = self._folder / name
         try:
             sampler = self._made(path)
         except FileNotFoundError:
-            raise InvalidArgumentError(f"no sampler is in {path}") from None
+            raise InvalidArgumentError(f"there is no sampler in {path}; send it again") from None
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -50,7 +50,7 @@ class SamplerFiles:
         return sampler
 
     def current(self) -> AnyMade | None:
-        """The sampler that was taken last; None where none was since the system has started."""
+        """Return the sampler that was taken last; None if none was taken since the system started."""
         try:
             return self._made(self._folder / _CURRENT)
         except FileNotFoundError:

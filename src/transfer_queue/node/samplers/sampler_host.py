@@ -40,7 +40,7 @@ from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerC
 from transfer_queue.sampler.calls.sampler_calls import RESULTS
 
 if TYPE_CHECKING:
-    import subprocess  # a megabyte, which systems without a user's sampler do without
+    import subprocess  # takes a megabyte, which systems without a user's sampler save
 
 METHODS = {"begin": "validate, deal_key or has_cached_result", "deal": "sample"}
 KILL_SECONDS = 10.0  # the longest wait for the end of a killed process
@@ -70,31 +70,30 @@ class SamplerHost:
     """One user's sampler in a process of its own, which is restarted if it has died or was ended.
 
     On Linux the process ends together with the thread that has started it, so start it in a thread that does not end.
-
-    Attributes:
-        facts: The facts about the sampler that need no call.
-        restarts: How often its process was restarted.
     """
 
     def __init__(self, load: LoadSampler, call_seconds: float, start_seconds: float) -> None:
         """Start the process and wait until it has loaded the sampler. Raises the error that the user's code raised."""
         self.restarts = 0
+        """How often the process was restarted."""
         self._load = load
         self._seconds = call_seconds
         self._start_seconds = start_seconds
         self._loop: Loop | None = None
         self._answered: Callable[[int, Any], Iterable[Outgoing]] = lambda number, outcome: ()
         self._reads: Callable[[int, Question], ViewReply] = lambda number, question: ViewReply()
-        self._call: tuple[int, SamplerCall, Shown] | None = None  # the call under way
+        self._call: tuple[int, SamplerCall, Shown] | None = None
+        """The current call."""
         self._deadline: float | None = None
-        self._status_until: float | None = (
-            None  # set while the process has closed its end and its exit status is not known yet
-        )
+        self._status_until: float | None = None
+        """Set while the process has closed its end of the channel and its exit status is not known yet."""
         self._up = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended: list[subprocess.Popen[bytes]] = []  # killed ones, to be reaped
+        self._ended: list[subprocess.Popen[bytes]] = []
+        """Killed processes to be reaped."""
         self._spawn()
         self.facts = self._wait()
+        """The facts about the sampler that need no call."""
 
     def attach(
         self,
@@ -102,10 +101,7 @@ class SamplerHost:
         answered: Callable[[int, Any], Iterable[Outgoing]],
         reads: Callable[[int, Question], ViewReply],
     ) -> None:
-        """Run in this loop from now on.
-
-        answered: called with the results of calls. reads: replies to reads of the sampler.
-        """
+        """Run in this loop from now on. `answered` gets results of calls; `reads` replies to the sampler's reads."""
         self._loop, self._answered, self._reads = loop, answered, reads
         loop.watch(self._sock, self._ready)
 
@@ -122,7 +118,7 @@ class SamplerHost:
             self._make()
 
     def next_deadline(self) -> float | None:
-        """When `tick` must be called next; None: not at all."""
+        """Return when `tick` must be called next; None if it need not be called."""
         return self._deadline
 
     def tick(self, now: float) -> Iterable[Outgoing]:
@@ -172,7 +168,7 @@ class SamplerHost:
         self._put(self._load)
 
     def _wait(self) -> Facts:
-        """What the process says first."""
+        """Return the first message of the process, which is sent when it has loaded the sampler."""
         limit = time.monotonic() + self._start_seconds
         poll = select.poll()
         try:
@@ -244,7 +240,7 @@ class SamplerHost:
             self._loop.watch(self._sock, self._ready, writes=bool(self._out))
 
     def _ready(self, events: int) -> Iterable[Outgoing]:
-        """The socket can be written to, or read from."""
+        """Handle a socket that can be written to or read from."""
         if self._process is None:
             return ()
         if self._out:
@@ -303,7 +299,7 @@ class SamplerHost:
         elif isinstance(message, CallFailed):
             outcome = by_name(message.kind)(message.message)
             if call.kind == "clear_cache":
-                logger.error("the sampler could not forget a partition: %s", outcome)
+                logger.error("the sampler %s could not forget a partition: %s", self.facts.name, outcome)
             if not self._up:  # it could not be loaded again
                 return self._fail(f"{outcome}", outcome)
         return self._answer(number, outcome)

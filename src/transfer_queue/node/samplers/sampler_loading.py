@@ -24,7 +24,7 @@ OURS = "transfer_queue.sampler"
 
 
 class _NotOurs(Exception):
-    """A pickle needs code of another package."""
+    """A pickle needs the code of another package."""
 
 
 class _OursAlone(pickle.Unpickler):
@@ -38,17 +38,17 @@ class _OursAlone(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class SamplerLoading:
-    """How samplers are made. isolated: whether a user's sampler gets a process of its own.
-
-    seconds: time limit of one call; start_seconds: time limit to load a sampler. log: the log file of that process.
-    None: it writes to the stderr of this process.
-    """
+    """How samplers are made."""
 
     isolated: bool
+    """Whether a user's sampler gets a process of its own."""
     seconds: float
+    """Time limit of one call."""
     start_seconds: float
+    """Time limit to load a sampler."""
     allow_pickle: bool
     log: Path | None = None
+    """The log file of the sampler's process. None: it writes to the stderr of this process."""
 
     @classmethod
     def of(cls, settings: Settings, log: Path) -> SamplerLoading:
@@ -105,5 +105,5 @@ def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
 
 def _made(value: object, args: dict[str, Any]) -> BaseSampler:
     made = sampler_from(value, args)
-    assert isinstance(made, BaseSampler)  # or sampler_from has raised
+    assert isinstance(made, BaseSampler)  # sampler_from raises otherwise
     return made

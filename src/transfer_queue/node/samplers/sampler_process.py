@@ -42,17 +42,18 @@ logger = logging.getLogger(__name__)
 
 
 class LoadSampler(msgspec.Struct, tag=True):
-    """Load a sampler. name, args: as in the settings. state: its saved state, as msgpack; None for a new sampler.
-
-    log: the log file of its process; None: stderr.
-    """
+    """Load a sampler."""
 
     pickled: PickledSampler | None
     name: str | None
+    """As in the settings."""
     args: dict[str, Any]
+    """As in the settings."""
     state: bytes | None
+    """The sampler's saved state, as msgpack; None for a new sampler."""
     allow_pickle: bool
     log: str | None = None
+    """The log file of its process; None: stderr."""
 
 
 class MakeCall(msgspec.Struct, tag=True):
@@ -75,9 +76,10 @@ class SamplerLoaded(msgspec.Struct, tag=True):
 
 
 class CallMade(msgspec.Struct, tag=True):
-    """A call has ended; the result as msgpack."""
+    """A call has ended."""
 
     result: bytes
+    """The result, as msgpack."""
 
 
 class Changed(msgspec.Struct, tag=True):

@@ -1,7 +1,7 @@
-"""Which clients of a system live: each holds a lock on a file of its own, which ends with its process.
+"""Tells which clients of a system live: each client holds a lock on its own file, and the lock ends with its process.
 
-A client may be busy for minutes without a word. A controller that was started anew asks here before it takes one that
-has not come back for gone. The file that a killed client leaves is removed by the controller.
+A client may be busy for minutes without sending a message. A restarted controller checks the lock before it treats a
+client that has not reconnected as gone. The controller removes the files of killed clients.
 """
 
 from __future__ import annotations
@@ -15,48 +15,51 @@ from pathlib import Path
 
 from transfer_queue.node.system.locks import is_alive, leads_to
 
-LOOKS = 16  # of a sweep
+LOOKS = 16  # files that a sweep checks
 
 
 class ClientLiveness:
-    """Says that a client lives, until `end` or the end of its process. folder: the system's, for this. OSError."""
+    """Shows that a client lives, until `end` or the end of its process. The file is in the system's folder for this.
+
+    Raises OSError if the file cannot be created or locked.
+    """
 
     def __init__(self, folder: Path, client_id: str) -> None:
         self._path = folder / client_id
         while True:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)  # who looks holds it for an instant
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # a process that checks the lock holds it for an instant only
             if leads_to(self._path, self._file):
                 return
-            os.close(self._file)  # it was swept before it was locked
+            os.close(self._file)  # it was swept between open and lock
 
     def end(self) -> None:
-        """The client is gone."""
+        """Show that the client is gone."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         self.forked()
 
     def forked(self) -> None:
-        """In a forked child: lets go of the copy, which would speak for the parent after its death."""
+        """Close the copy in a forked child, which would show the parent as alive after its death."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def lives(folder: Path, client_id: str) -> bool:
-    """Whether the process of a client lives, as far as can be seen: only one that surely does not is dead."""
+    """Whether the process of a client lives. Returns True if this cannot be determined."""
     if not client_id.isalnum():
         return False
     try:
         return is_alive(folder / client_id)
-    except OSError:  # as when this process has as many files open as it may
+    except OSError:  # for example if this process has reached its limit of open files
         return True
 
 
 class DepartedClients:
-    """Removes what clients leave that were killed; a few are looked at in each `sweep`.
+    """Removes the files of killed clients. Each `sweep` checks a few of them.
 
-    What lies in the folder at the beginning is looked at, too.
+    The files that are in the folder at the beginning are checked, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,16 +67,16 @@ class DepartedClients:
         self._left: dict[str, None] = dict.fromkeys(path.name for path in folder.iterdir())
 
     def left(self, client_id: str) -> None:
-        """A client has no connection any more. If it was killed it lets go of its lock within a moment."""
+        """Note that a client has no connection any more. If it was killed, its lock is free within a moment."""
         self._left[client_id] = None
 
     def sweep(self, connected: Container[str]) -> None:
-        """Removes the files of those that have left and live no more. connected: clients that have come back."""
+        """Remove the files of clients that are gone, except those in `connected`, which have reconnected."""
         for client_id in list(islice(self._left, LOOKS)):
             del self._left[client_id]
             if client_id in connected:
                 continue
             if lives(self._folder, client_id):
-                self._left[client_id] = None  # the last to be looked at again
+                self._left[client_id] = None  # checked again after all others
             elif client_id.isalnum():
                 (self._folder / client_id).unlink(missing_ok=True)

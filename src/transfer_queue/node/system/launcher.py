@@ -1,7 +1,7 @@
-"""Starts, finds and ends systems on this machine.
+"""Starts, finds and stops systems on this machine.
 
-`start_local` gives the running system of a name, or starts it: under a lock, so that of many simultaneous
-calls one starts and the others get the same. The starter's death ends the system, in whatever way it dies.
+`start_local` returns the running system of a name, or starts it. It does so under a lock: of many simultaneous calls
+one starts the system and the others get the same one. A system ends when its starter dies, for whatever reason.
 """
 
 from __future__ import annotations
@@ -39,26 +39,22 @@ if TYPE_CHECKING:
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
-END_SECONDS = 10.0  # for a supervisor to end once it was asked to, or for its orphans once it was killed
+END_SECONDS = 10.0  # for a supervisor to end after SIGTERM, or for its orphans to end after it was killed
 
 _ADDRESS = "TQ_ADDRESS"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # not left as our starter has them
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # not inherited from this process
 _FIRST_FREE = 10  # descriptors from here on are not among those that the supervisor is started with
 
 logger = logging.getLogger(__name__)
 
 
 class RunningSystem:
-    """A system that runs, as seen from one process.
-
-    name, folder: see `paths`. controller: where it listens. node: see `Description`. key: never to be shown. logs,
-    states: the folders of the servers' logs, and of state files. owned: this very process has started it, and its end
-    ends it. new: whether the call that returned this object has started the system. conf: the merged conf, in the
-    process that started the system.
-    """
+    """A running system, as seen from one process."""
 
     new = False
+    """Whether the call that returned this object has started the system."""
     conf: Any = None
+    """The merged configuration, in the process that started the system."""
 
     def __init__(
         self, system: SystemFolder, description: Description, key: bytes, owner: int | None = None,
@@ -67,11 +63,16 @@ class RunningSystem:
         self.name = system.name
         self.folder = system.folder
         self.logs = system.logs
+        """The folder of the servers' logs."""
         self.states = system.states
+        """The folder of state files."""
         self.controller = description.address
+        """Where the controller listens."""
         self.node = description.node
+        """See `Description`."""
         self.shares_states = not description.is_outpost
         self.key = key
+        """A secret: never log or print it."""
         self.description = description
         self._system = system
         self._described = system.describes()
@@ -83,23 +84,26 @@ class RunningSystem:
 
     @functools.cached_property
     def tls(self) -> ssl.SSLContext | None:
-        """What connections to other nodes use; None: nothing. InvalidArgumentError where its files cannot be read."""
+        """The TLS context for connections to other nodes; None without TLS.
+
+        Raises InvalidArgumentError if its files cannot be read.
+        """
         return client_context(self.description.tls)
 
     @property
     def store(self) -> StoreAddress | None:
-        """Where processes of this node reach the system's external store; None where it is the same on all nodes."""
+        """Where processes of this node reach the external store; None if it is the same on all nodes."""
         with contextlib.suppress(OSError):
             return read_status(self._system)
         return None
 
     @property
     def owned(self) -> bool:
-        """Whether this process started the system; a forked child of the starter did not."""
+        """Whether this process started the system and so ends it when it ends. False in its forked children."""
         return self._owner == os.getpid()
 
     def describe(self) -> str:
-        """Whose it is: "started by pid 123 (python train.py) of user x at 2026-01-31 12:00:00"."""
+        """Return who started the system: "started by pid 123 (python train.py) of user x at 2026-01-31 12:00:00"."""
         its = self.description
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started_at))
         return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
@@ -107,7 +111,7 @@ class RunningSystem:
     def with_other_settings(self, differing: list[str]) -> str:
         """Return a message that the system runs with other settings than requested, and what to do.
 
-        differing: a phrase for each setting, see `config.loading.differences`.
+        `differing` has a phrase for each setting, see `config.loading.differences`.
         """
         listed = "".join(f"\n  {each}" for each in differing)
         return (
@@ -117,11 +121,11 @@ class RunningSystem:
         )
 
     def log_of(self, target: Target) -> str:
-        """The log of ("controller", 0) or ("unit", n); "" where there is none, or where it is about to be removed."""
-        if self.description.is_outpost:  # units have other numbers here, and the controller is elsewhere
+        """Return the log of ("controller", 0) or ("unit", n); "" if there is none, or if it is about to be removed."""
+        if self.description.is_outpost:  # units have other numbers here, and the controller is on another node
             return ""
         log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
-        # servers whose supervisor was killed take all files along; one that ends its system itself hides it first
+        # servers whose supervisor was killed remove all files; a supervisor removes the description before it ends
         doomed = self._system.description.exists() and self._supervisor_gone()
         return str(log) if log.exists() and not doomed else ""
 
@@ -130,35 +134,39 @@ class RunningSystem:
             return supervisor.gone()
 
     def presence(self, client_id: str) -> ClientLiveness | None:
-        """Says to this system's controllers that a client of this process lives; None where that cannot be said.
+        """Show the system's controllers that a client of this process lives; None if that is not possible.
 
-        To one on another node its connections say so.
+        A controller on another node sees this by the client's connections only.
         """
         if self.description.is_outpost:
             return None
         try:
             return ClientLiveness(self._system.clients, client_id)
         except OSError as error:
-            logger.warning("this client cannot say that it lives, and seems gone while it is silent: %s", error)
+            logger.warning(
+                "client %s cannot lock its liveness file, so a restarted controller may treat it as gone: %s",
+                client_id,
+                error,
+            )
             return None
 
     def alive(self) -> bool:
-        """Whether the system can be used; not so either when a later one of its name has taken its place."""
+        """Whether the system can be used. False also if a later system of its name has replaced it."""
         return self._system.description.exists() and is_alive(self._system.alive) and self._ours()
 
     def is_there(self) -> bool:
-        """Whether nobody has ended the system, as far as one look at a file tells, which takes two microseconds.
+        """Whether the system has not been stopped, by one look at a file, which takes two microseconds.
 
-        False for one that is about to end; true for one that was killed whole.
+        False for a system that is about to stop; True for one of which every process was killed.
         """
         return self._system.describes() == self._described
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Ends the system, whoever started it; returns when no process and no file of it is left.
+        """Stop the system, whichever process started it. Returns when no process and no file of it is left.
 
-        After a crash the end of the dead server's log is logged here, before the logs are removed too. A supervisor
-        that does not end in time is killed; its servers then end by themselves. Idempotent. WaitTimeoutError if even
-        then some process remains.
+        After a crash, logs the end of the dead server's log before the logs are removed too. Kills a supervisor that
+        does not end in time; its servers then end by themselves. Idempotent. Raises WaitTimeoutError if a process
+        remains even then.
         """
         self._withdraw_address()
         supervisor = processes.Process(self.description.pid, self.description.started)
@@ -168,31 +176,36 @@ class RunningSystem:
                 supervisor.close()
                 return
             try:
-                # a supervisor that ends its system hides it first
+                # a supervisor that stops its system removes the description first
                 ended = not self._system.description.exists()
                 supervisor.signal(signal.SIGTERM)
                 if not supervisor.wait(timeout):
-                    logger.error("the supervisor of %s does not end within %g s and is killed", self.name, timeout)
+                    logger.error(
+                        "the supervisor of system %s did not end within %g s; this process kills it", self.name, timeout
+                    )
                     supervisor.signal(signal.SIGKILL)
                     supervisor.wait(END_SECONDS)
                 supervisor.reap()
                 if not liveness.wait(END_SECONDS):
-                    raise WaitTimeoutError(f"Timeout: a process of system {self.name} does not end; see {self.logs}")
+                    raise WaitTimeoutError(
+                        f"Timeout: a process of system {self.name} has not ended {END_SECONDS:g} s after its "
+                        f"supervisor; see {self.logs}"
+                    )
                 if ended and self.logs.exists():
-                    logger.error("system %s ended before it was closed:\n%s", self.name, log_tails(self._system))
+                    logger.error("system %s crashed before it was closed:\n%s", self.name, log_tails(self._system))
             finally:
                 supervisor.close()
         self._sweep()
 
     def leave(self) -> None:
-        """This process does not use the system any more, which goes on."""
+        """Detach from the system, which continues."""
 
     def _ours(self) -> bool:
-        """Whether what lies in the folder is this system, and no later one of its name."""
+        """Whether the folder belongs to this system, and not to a later one of its name."""
         try:
             return self._system.read_key() == self.key
         except AttachError:
-            # after a crash, or in the middle of an end, the key is gone and a later system would have one
+            # the key is missing after a crash and while the system stops; a later system would have one
             return self._system.identity() is not None
 
     def _sweep(self) -> None:
@@ -209,10 +222,10 @@ class RunningSystem:
 
 
 def find(system: str | None = None) -> RunningSystem | None:
-    """The running system of this name, or in this folder (an absolute path); None if there is none.
+    """Return the running system of this name, or in this folder (an absolute path); None if there is none.
 
-    None stands for TQ_ADDRESS, else TQ_SYSTEM, else the user's default. AttachError if there is one that is not to
-    be trusted: its folder or key is another user's.
+    A `system` of None means TQ_ADDRESS, else TQ_SYSTEM, else the user's default. Raises AttachError if the folder or
+    the key belongs to another user.
     """
     return _find(_folder_of(system))
 
@@ -237,7 +250,7 @@ def _find(system: SystemFolder) -> RunningSystem | None:
     except AttachError:
         if system.description.exists():
             raise
-        return None  # it ended this moment
+        return None  # it has just ended
     return RunningSystem(system, description, key)
 
 
@@ -252,17 +265,23 @@ def start_local(
     seat: launcher_protocol.NodeRole = launcher_protocol.HERE,
     key: bytes | None = None,
 ) -> RunningSystem:
-    """The running system of this name (None: TQ_SYSTEM, else the user's default); started if there is none.
+    """Return the running system of this name; start it if there is none.
 
-    config: JSON values, what attaching clients get; `config["settings"]` is `Settings.to_json()`. sampler: an object
-    or class that the settings do not name, or one that was pickled elsewhere. detached: it outlives this process.
-    timeout: seconds until it must be up. environment: gets TQ_ADDRESS while this process owns the system
-    (`os.environ`, so that its children attach). heirs: for so many seconds after the death of this process another
-    may take its place (`replace_supervisor`); the supervisor is then nobody's child, as some end their children when
-    they die.
-    seat: in a system of several nodes; key: of the system, where its controller is on another.
+    Args:
+        system: The name. None: TQ_SYSTEM, else the user's default.
+        config: JSON values that attaching clients get; `config["settings"]` is `Settings.to_json()`.
+        sampler: An object or class that the settings do not name, or one that was pickled in another process.
+        detached: The system outlives this process.
+        timeout: Seconds until the system must be up.
+        environment: Gets TQ_ADDRESS while this process owns the system (`os.environ`, so that its children attach).
+        heirs: Seconds after the death of this process in which another process may replace it
+            (`replace_supervisor`). The supervisor is then not a child of this process, because some launchers end
+            their children when they die.
+        seat: The role of this node in a system of several nodes.
+        key: The key of the system, if its controller is on another node.
 
-    StartError with the server's traceback or the end of the logs; nothing is left of the attempt.
+    Raises:
+        StartError: With the server's traceback or the end of the logs. Nothing of the system is left then.
     """
     sampler_transfer.refuse_while_loading()
     limit = time.monotonic() + timeout
@@ -271,9 +290,12 @@ def start_local(
         found = _find(folder)
         if found is not None:
             return found
-        with Liveness(folder.alive) as liveness:  # one that is about to end
+        with Liveness(folder.alive) as liveness:  # a previous system of this name may be about to end
             if not liveness.wait(max(0.0, limit - time.monotonic())):
-                raise StartError(f"the system in {folder.folder} is ending and does not end; see {folder.logs}")
+                raise StartError(
+                    f"the previous system in {folder.folder} is stopping, and has not ended within {timeout:g} s; see "
+                    f"{folder.logs}"
+                )
         folder.sweep()
         pickled = sampler is None or isinstance(sampler, sampler_transfer.PickledSampler)
         message: Any = sampler if pickled else sampler_transfer.dump(sampler)
@@ -285,12 +307,12 @@ def start_local(
 
 
 def sweep_killed(prefix: str) -> None:
-    """Removes what killed systems have left whose names begin so, and that no later one will be called."""
+    """Remove the files of killed systems whose names begin with this prefix and are not used again."""
     for path in runtime_dir().glob(f"{prefix}*"):
         folder = SystemFolder(path)
         if folder.identity() is None:
             continue
-        # whoever starts one holds its lock until it lives
+        # a process that starts a system holds its lock until the system lives
         with contextlib.suppress(StartError, AttachError, OSError), StartLock(folder.lock, 0.0):
             if not is_alive(folder.alive):
                 folder.sweep()
@@ -327,7 +349,7 @@ def _start(
             _converse(folder, channel, message, seconds)
         description = folder.read_description()
         if description is None:
-            raise StartError(f"the system in {folder.folder} ended as soon as it was up; {log_tails(folder)}")
+            raise StartError(f"the system in {folder.folder} ended right after its start; {log_tails(folder)}")
     except BaseException:
         if supervisor is not None:
             _abandon(supervisor, folder)
@@ -342,7 +364,7 @@ def _start(
 
 
 def replace_supervisor(system: str) -> RunningSystem | None:
-    """The running system of this name, whose starter has died, as this process's own; None where it does not run."""
+    """Make this process the starter of a running system whose starter has died. None if the system is not running."""
     folder = SystemFolder.of(system)
     found = _find(folder)
     if found is None:
@@ -354,10 +376,10 @@ def replace_supervisor(system: str) -> RunningSystem | None:
 def _converse(
     folder: SystemFolder, channel: socket.socket, message: launcher_protocol.StartRequest, seconds: float
 ) -> None:
-    """Tells the supervisor what to start, and waits until it has. StartError if it has not."""
+    """Send the order to the supervisor, and wait until the system is up. Raises StartError if it fails."""
     try:
         launcher_protocol.send(channel, message, seconds)
-        # the supervisor keeps to the time; what it has to say about a failure may come a little later
+        # the supervisor observes the time limit; its report of a failure may arrive a little later
         reply = launcher_protocol.receive(
             channel, Union[launcher_protocol.StartReply, launcher_protocol.StartFailure], seconds + END_SECONDS
         )
@@ -372,7 +394,7 @@ def _converse(
 
 
 def _abandon(supervisor: processes.Process, folder: SystemFolder) -> None:
-    """Ends a supervisor that has not brought its system up."""
+    """End a supervisor whose system did not start."""
     with Liveness(folder.alive) as liveness:
         supervisor.signal(signal.SIGTERM)
         if not supervisor.wait(END_SECONDS):
@@ -383,10 +405,12 @@ def _abandon(supervisor: processes.Process, folder: SystemFolder) -> None:
 
 
 def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
-    """Starts the supervisor; returns our end of its pipe and its pid."""
+    """Start the supervisor. Returns this process's end of its pipe, and its pid."""
     python = sys.executable or shutil.which("python3")
     if not python:
-        raise StartError("the path of the Python interpreter is not known (sys.executable is empty)")
+        raise StartError(
+            "the path of the Python interpreter is not known: sys.executable is empty, and PATH has no python3"
+        )
     ours, theirs = socket.socketpair()
     held: list[int] = []
     try:
@@ -394,7 +418,7 @@ def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             log = os.open(folder.log("supervisor"), flags, 0o600)
             held.append(log)
-            # above those that they become, so that none is overwritten before it was copied
+            # copies with higher numbers than their targets, so that no descriptor is overwritten before it is copied
             held += [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for file in (log, theirs.fileno())]
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -419,7 +443,10 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"  # memory in huge pages makes the fork of a
 
 
 def _environment() -> dict[str, str]:
-    """The supervisor's: it imports this very package, nothing from the current folder, and computes on one thread."""
+    """Return the supervisor's environment: it imports this package and nothing from the current folder.
+
+    Its OpenBLAS computes on one thread.
+    """
     environment = dict(os.environ)
     spec = importlib.util.find_spec("transfer_queue")
     assert spec is not None
@@ -436,11 +463,11 @@ def _environment() -> dict[str, str]:
 
 
 def log_tails(folder: SystemFolder, lines: int = 30) -> str:
-    """The ends of all logs of a system."""
+    """Return the ends of all logs of a system."""
     texts = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.logs.glob("*.log")):
             with open(path, encoding="utf-8", errors="replace", opener=no_link) as file:
                 text = file.read().splitlines()[-lines:]
             texts.append("\n".join([f"--- {path}", *text]))
-    return "\n".join(texts) or "It has left no log."
+    return "\n".join(texts) or "It has written no log."

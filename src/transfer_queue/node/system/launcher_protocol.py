@@ -1,6 +1,6 @@
-"""What launcher and supervisor say to each other over their private pipe: one message each way.
+"""The messages between launcher and supervisor over their private pipe: one message in each direction.
 
-The pipe carries the key and, pickled, the user's sampler; it ends when the system is up or has failed.
+The pipe carries the key and the user's pickled sampler. It is closed when the system is up or has failed.
 """
 
 from __future__ import annotations
@@ -22,81 +22,87 @@ _LENGTH = struct.Struct("<Q")
 
 
 class NodeRole(msgspec.Struct, frozen=True):
-    """Where in a system of several nodes its servers here are.
-
-    node: the name of this node; "" where the system has but one. host: on which the servers listen for other nodes, ""
-    where they do not. units: storage units here; None: as many as the settings say. controller: its "host:port" where
-    it is on another node: here are units alone. store: what the keeper of an external store joins here
-    (`StoreAddress.join`).
-    """
+    """The role of this node in a system of several nodes."""
 
     node: str = ""
+    """The name of this node; "" if the system has only one."""
     host: str = ""
+    """The address on which the servers listen for other nodes; "" if they do not."""
     units: int | None = None
+    """Number of storage units on this node; None for the number in the settings."""
     controller: str = ""
+    """"host:port" of a controller on another node, in which case this node runs only units; else ""."""
     store: str = ""
+    """What the store server of this node joins (`StoreAddress.join`)."""
 
 
 HERE = NodeRole()
-"""Of a system that has but one node."""
+"""The role of the only node of a system."""
 
 
 class StartRequest(msgspec.Struct, frozen=True):
-    """What is to be started, and for whom.
-
-    folder: of the system, made by the launcher; identity: see `SystemFolder.identity`. config: JSON text for
-    attaching clients; its "settings" are `config.Settings`. started: see `processes.start_time`. detached:
-    outlives its starter. seconds: until all servers must be up. heirs: for so long after its starter's death another
-    process may take its place (`SystemFolder.heir`); seconds.
-    """
+    """Which system to start, and for which process."""
 
     folder: str
+    """The system's folder, which the launcher has created."""
     identity: tuple[int, int]
+    """See `SystemFolder.identity`."""
     config: str
+    """JSON text for attaching clients; its "settings" are `config.Settings`."""
     key: bytes
     sampler: PickledSampler | None
     starter_pid: int
     starter_started: int | None
+    """See `processes.start_time`."""
     starter_command: str
     starter_user: str
     detached: bool
+    """The system outlives its starter."""
     seconds: float
+    """Seconds until all servers must be up."""
     heirs: float = 0.0
+    """Seconds after the starter's death in which another process may replace it (`SystemFolder.heir`)."""
     seat: NodeRole = HERE
 
 
 class StartReply(msgspec.Struct, frozen=True, tag=True):
-    """All servers are up. warnings: for a person to read."""
+    """All servers are up."""
 
     warnings: list[str]
+    """Texts for the user."""
 
 
 class StartFailure(msgspec.Struct, frozen=True, tag=True):
-    """A server is not; why, with its traceback."""
+    """The system did not start."""
 
     reason: str
+    """The message, with the traceback of the server that failed."""
 
 
 def send(channel: socket.socket, message: msgspec.Struct, seconds: float) -> None:
-    """Sends one message. OSError if the other side is gone or does not read."""
+    """Send one message. Raises OSError if the other side is gone or does not read."""
     body = msgspec.msgpack.encode(message)
     channel.settimeout(seconds)
     channel.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive(channel: socket.socket, kind: Any, seconds: float) -> Any:
-    """The one message of the other side, of this type.
+    """Return the one message of the other side, of this type.
 
-    EOFError if it ended without, TimeoutError past the time, StartError where what it said is no such message.
+    Raises EOFError if the pipe ends without a message, TimeoutError if none arrives in time, and StartError if the
+    message is invalid.
     """
     limit = time.monotonic() + seconds
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size, limit))
     if length > MAX_MESSAGE:
-        raise StartError(f"a message of {length} bytes in the launcher's pipe; most are {MAX_MESSAGE}")
+        raise StartError(f"the launcher's pipe has a message of {length} bytes; the limit is {MAX_MESSAGE}")
     try:
         return msgspec.msgpack.decode(_exactly(channel, length, limit), type=kind)
     except UNREADABLE as error:
-        raise StartError(f"what came over the launcher's pipe is no message of its release: {error}") from error
+        raise StartError(
+            f"the launcher's pipe has a message that this release cannot read: {error}; install the same release of "
+            f"transfer_queue for launcher and supervisor"
+        ) from error
 
 
 def _exactly(channel: socket.socket, count: int, limit: float) -> bytes:
@@ -104,10 +110,10 @@ def _exactly(channel: socket.socket, count: int, limit: float) -> bytes:
     while len(received) < count:
         left = limit - time.monotonic()
         if left <= 0:
-            raise TimeoutError("no message in time")
+            raise TimeoutError("the other side of the launcher's pipe sent no message in time")
         channel.settimeout(left)
         data = channel.recv(min(count - len(received), 1 << 20))
         if not data:
-            raise EOFError("the other side ended")
+            raise EOFError("the other side closed the launcher's pipe without a message")
         received += data
     return bytes(received)

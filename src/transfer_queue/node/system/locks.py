@@ -1,9 +1,9 @@
 """Two locks of a system, both `flock`s that end with their process.
 
-StartLock   <runtime dir>/.<name>.lock, held while the system is started, or removed by one of its
-            servers; so that of many simultaneous starts one starts and the others find it
-Liveness    <folder>/alive, held by the supervisor and, through fork, by every process of the system;
-            free is the proof that none of them lives
+StartLock   <runtime dir>/.<name>.lock, held while a process starts the system or removes its files, so that of many
+            simultaneous starts one starts the system and the others find it
+Liveness    <folder>/alive, held by the supervisor and, through fork, by every process of the system; if it is free,
+            none of these processes lives
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from types import TracebackType
 
 from transfer_queue.errors import StartError
 
-PAUSE = 0.005  # seconds between two tries of a lock that another process holds
+PAUSE = 0.005  # seconds between two attempts to get a lock that another process holds
 
 
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether this open file now holds the lock."""
+    """Try to lock this open file without waiting. Returns whether it now holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -30,7 +30,7 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def leads_to(path: Path, file: int) -> bool:
-    """Whether the path still leads to this open file."""
+    """Whether the path still names this open file."""
     try:
         return os.path.samestat(os.fstat(file), os.lstat(path))
     except FileNotFoundError:
@@ -38,9 +38,9 @@ def leads_to(path: Path, file: int) -> bool:
 
 
 class StartLock:
-    """`with StartLock(path, seconds)`. The file exists only while somebody holds or wants it.
+    """`with StartLock(path, seconds)`. The file exists only while a process holds the lock or waits for it.
 
-    StartError, saying what is waited for, if the lock does not come within the time.
+    Raises StartError if the lock is not free within the time.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -68,7 +68,7 @@ class StartLock:
                 f"each other; if it is a link or a file of another program, remove it"
             ) from error
         try:
-            if _try_lock(file) and leads_to(self._path, file):  # its last holder has removed it otherwise
+            if _try_lock(file) and leads_to(self._path, file):  # else the last holder has removed this file
                 self._file, file = file, -1
                 return True
             return False
@@ -85,25 +85,25 @@ class StartLock:
 
 
 def hold_liveness(path: Path) -> int:
-    """The supervisor's word that it lives; returns the descriptor, which its children inherit.
+    """Show that the supervisor lives, by a lock. Returns its descriptor, which the children inherit.
 
-    Somebody who looks shares the lock for an instant, hence the few tries.
+    It tries for up to 5 s, because a process that checks the lock shares it for an instant.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     limit = time.monotonic() + 5.0
     while not _try_lock(file):
         if time.monotonic() > limit:
             os.close(file)
-            raise StartError(f"{path} is locked: another system lives in this folder")
+            raise StartError(f"{path} is locked: another system is using this folder; stop it, or choose another name")
         time.sleep(PAUSE)
     return file
 
 
 class Liveness:
-    """A look at whether any process of a system lives; keeps looking at the same file after it was removed.
+    """Checks whether any process of a system lives. It keeps checking the same file after that was removed.
 
-    OSError if the file is there and cannot be opened, as when this process has as many files open as it may: then
-    nobody knows.
+    Raises OSError if the file exists and cannot be opened, for example if this process has reached its limit of open
+    files: then the answer is not known.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,13 +116,13 @@ class Liveness:
         """Whether a process of the system lives."""
         if self._file is None:
             return False
-        if _try_lock(self._file, fcntl.LOCK_SH):  # which others who look may have at the same time
+        if _try_lock(self._file, fcntl.LOCK_SH):  # shared, because several processes may check at the same time
             fcntl.flock(self._file, fcntl.LOCK_UN)
             return False
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Waits until no process lives; False if that took longer."""
+        """Wait until no process lives. Returns False if that takes longer."""
         limit = time.monotonic() + seconds
         while self.held():
             if time.monotonic() > limit:
@@ -142,6 +142,6 @@ class Liveness:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a process holds this liveness file. OSError: see `Liveness`."""
+    """Whether a process holds this liveness file. Raises OSError, see `Liveness`."""
     with Liveness(path) as liveness:
         return liveness.held()

@@ -1,22 +1,22 @@
-"""The folder of a system: what lies where, who may look, and how it is removed.
+"""The folder of a system: its files, its permissions, and how it is removed.
 
     <runtime dir>/<name>/         0700, this user's
-        key                       0600, 32 random bytes; who can read it may use the system
-        system.json               `Description`; there exactly while the system can be used
-        heir                      the process that took the place of the starter, where one did
+        key                       0600, 32 random bytes; a user who can read it may use the system
+        system.json               `Description`; exists exactly while the system can be used
+        heir                      the process that replaced the starter, if one did
         alive                     locked by every process of the system (`node.system.locks`)
-        arena                     link to the folder of the arenas, which is best in memory
-        disk                      link to that of arenas on disk, where there are some (`node.unit.disk_tier`)
-        journal/                  what the controller has recorded (`journal.journal`), unless the user named a folder
+        arena                     link to the folder of the arenas, preferably in memory
+        disk                      link to the folder of arenas on disk, if there are any (`node.unit.disk_tier`)
+        journal/                  the controller's records (`journal.journal`), unless the user chose another folder
         clients/                  locks of the clients that live (`node.system.client_liveness`)
         slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
         states/                   states of the controller, while clients save or load (`node.controller.state_files`)
-        samplers/                 samplers that came to a running system (`node.samplers.sampler_files`)
+        samplers/                 samplers sent to the running system (`node.samplers.sampler_files`)
         controller.sock, unit-0.sock
         logs/                     supervisor.log, controller.log, unit-0.log; sampler.log of a user's sampler
-    <runtime dir>/.<name>.lock    while somebody starts or removes the system
+    <runtime dir>/.<name>.lock    while a process starts the system or removes its files
 
-A folder that another user owns, or could look into, is refused. Nothing here starts or ends a process.
+A folder that another user owns or can read is refused. This module starts and ends no process.
 """
 
 from __future__ import annotations
@@ -39,35 +39,37 @@ DEFAULT_NAME = "default"
 KEY_BYTES = 32
 ARENA_PREFIX = "transfer_queue-"
 DISK_PREFIX = "transfer_queue-disk-"
-OWNER = "system"  # in a folder of arenas: a link to the folder of the system that made it
+OWNER = "system"  # in a folder of arenas: a link to the folder of the system that owns it
 
 _Heir = tuple[int, int | None]  # pid, and see `processes.start_time`
-_LONGEST = "controller.sock"  # of the sockets in the folder, up to a million units
+_LONGEST = "controller.sock"  # the longest name of a socket in the folder, up to a million units
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What system.json says. Times are seconds since 1970; started: see `processes.start_time`.
-
-    node: which of the system's nodes this folder is on, "" where it has but one. controller: the path of its socket, or
-    its "host:port" where the controller is on another node. remote: "host:port" where the controller of this folder
-    listens for other nodes; "" where it does not. tls: `Settings.tls`, for connections to other nodes.
-    """
+    """The content of system.json."""
 
     name: str
     pid: int
+    """The supervisor's process."""
     started: int | None
+    """When that process started; see `processes.start_time`."""
     starter_pid: int
     starter_command: str
     starter_user: str
     started_at: float
+    """Seconds since 1970."""
     detached: bool
     folder: str
     logs: str
     controller: str
+    """The path of the controller's socket, or its "host:port" if the controller is on another node."""
     protocol: int = PROTOCOL_VERSION
     node: str = ""
+    """The node of this folder; "" if the system has only one."""
     remote: str = ""
+    """"host:port" where the controller of this folder listens for other nodes; "" if it does not."""
     tls: dict[str, str] | None = None
+    """`Settings.tls`, for connections to other nodes."""
 
     @property
     def is_outpost(self) -> bool:
@@ -76,21 +78,21 @@ class Description(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str | tuple[str, int]:
-        """Where the controller listens."""
+        """The address on which the controller listens."""
         return host_and_port(self.controller) if self.is_outpost else self.controller
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of "host:port"."""
+    """Return the parts of "host:port"."""
     host, _, port = address.rpartition(":")
     return host, int(port)
 
 
 def runtime_dir() -> Path:
-    """The folder in which this user's systems live, made if missing.
+    """Return the folder of this user's systems; create it if it is missing.
 
-    TQ_RUNTIME_DIR; else `transfer_queue` in the user's runtime folder /run/user/<uid>; else a folder of the user's
-    among the temporary files. StartError if others could put things there in our name.
+    It is TQ_RUNTIME_DIR; else `transfer_queue` in the user's runtime folder /run/user/<uid>; else a folder of the user
+    in the folder of temporary files. Raises StartError if other users could create files in it.
     """
     asked = environment.runtime_dir()
     if asked is not None:
@@ -98,14 +100,16 @@ def runtime_dir() -> Path:
     elif _is_ours(Path(f"/run/user/{os.geteuid()}")):
         folder = Path(f"/run/user/{os.geteuid()}/transfer_queue")
     else:
-        import tempfile  # which takes a megabyte of each server
+        import tempfile  # imported here, because it takes a megabyte of each server
 
         folder = Path(tempfile.gettempdir()) / f"transfer_queue-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        raise StartError(f"the runtime folder {folder} cannot be used: {error}; set TQ_RUNTIME_DIR") from error
+        raise StartError(
+            f"the runtime folder {folder} cannot be used: {error}; set TQ_RUNTIME_DIR to a folder of this user"
+        ) from error
     others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
     if found.st_uid not in (0, os.geteuid()) or others_write:
         raise StartError(
@@ -124,7 +128,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 class SystemFolder:
-    """The paths of one system. Its folder need not exist."""
+    """The paths of one system. Its folder may not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,29 +148,29 @@ class SystemFolder:
 
     @classmethod
     def of(cls, name: str) -> SystemFolder:
-        """The folder of the system with this name, in the runtime folder."""
+        """Return the folder of the system with this name, in the runtime folder."""
         return cls(runtime_dir() / name)
 
     @property
     def lock(self) -> Path:
-        """What is locked while the system is started or removed; no name of a system begins with a dot."""
+        """The file that is locked while the system is started or removed. No system's name begins with a dot."""
         return self.folder.with_name(f".{self.name}.lock")
 
     def unit(self, number: int) -> Path:
-        """The socket of a storage unit."""
+        """Return the socket of a storage unit."""
         return self.folder / f"unit-{number}.sock"
 
     @property
     def store(self) -> Path:
-        """Where it says what external store it has."""
+        """The file that says where the system's external store is."""
         return self.folder / "store.json"
 
     def slots(self, number: int) -> Path:
-        """The folder of slot locks of a storage unit."""
+        """Return the folder of slot locks of a storage unit."""
         return self.folder / f"slots-{number}"
 
     def log(self, server: str) -> Path:
-        """The log of "supervisor", "controller" or "unit-0"."""
+        """Return the log of "supervisor", "controller" or for example "unit-0"."""
         return self.logs / f"{server}.log"
 
     def crash(self) -> str:
@@ -177,7 +181,7 @@ class SystemFolder:
     # ------------------------------------------------------------ making
 
     def create(self, key: bytes | None = None) -> bytes:
-        """Makes the folder with those in it and a key, a new one or this, and returns it. Nothing may be there yet."""
+        """Create the folder, its subfolders and a key, a new one or this one. Returns the key. No folder may exist."""
         longest = len(os.fsencode(self.folder / _LONGEST))
         if longest > MAX_PATH:
             raise StartError(
@@ -193,15 +197,18 @@ class SystemFolder:
             key = key or secrets.token_bytes(KEY_BYTES)
             _write(self.key, key)
         except OSError as error:
-            raise StartError(f"the system's folder {self.folder} cannot be made: {error}") from error
+            raise StartError(
+                f"the system's folder {self.folder} cannot be created: {error}; make the runtime folder writable, or "
+                f"set TQ_RUNTIME_DIR"
+            ) from error
         return key
 
     def create_arena_folder(self, parent: Path) -> Path:
-        """Makes a folder for arenas under `parent`; the link to it comes first, so that it is found and swept."""
+        """Create a folder for arenas under `parent`. The link to it is made first, so that a sweep always finds it."""
         return self._create_linked(self.arena, parent, ARENA_PREFIX)
 
     def create_offload_folder(self, parent: Path) -> Path:
-        """The same for arenas on disk."""
+        """Do the same for arenas on disk."""
         return self._create_linked(self.disk, parent, DISK_PREFIX)
 
     def _create_linked(self, link: Path, parent: Path, prefix: str) -> Path:
@@ -212,13 +219,13 @@ class SystemFolder:
         return folder
 
     def describe(self, description: Description) -> None:
-        """Writes system.json, whole or not at all: from now on the system is found."""
+        """Write system.json atomically: from now on the system is found."""
         draft = self.description.with_suffix(".new")
         _write(draft, msgspec.json.encode(description))
         draft.replace(self.description)
 
     def inherit(self, pid: int, started: int | None) -> None:
-        """Says that this process takes the place of the system's starter, which has died or is about to."""
+        """Record that this process replaces the system's starter, which has died or is about to."""
         draft = self.heir.with_suffix(f".{pid}")
         _write(draft, msgspec.json.encode((pid, started)))
         draft.replace(self.heir)
@@ -226,7 +233,7 @@ class SystemFolder:
     # ------------------------------------------------------------ reading
 
     def describes(self) -> tuple[int, int] | None:
-        """Which system.json is there, as its inode and when it was made; None where there is none."""
+        """Return the inode and modification time of system.json, which identify it; None if there is none."""
         try:
             found = os.stat(self.description, follow_symlinks=False)
         except FileNotFoundError:
@@ -234,7 +241,7 @@ class SystemFolder:
         return found.st_ino, found.st_mtime_ns
 
     def read_heir(self) -> _Heir | None:
-        """The process that took the place of the starter, see `inherit`; None where none did."""
+        """Return the process that replaced the starter, see `inherit`; None if there is none."""
         try:
             with open(self.heir, "rb", opener=no_link) as file:
                 heir: _Heir = msgspec.json.decode(file.read(), type=_Heir)
@@ -243,38 +250,42 @@ class SystemFolder:
             return None
 
     def check_private(self) -> None:
-        """AttachError unless the folder is this user's alone, and no link."""
+        """Raise AttachError unless the folder is a real folder that only this user can access."""
         try:
             found = self.folder.lstat()
         except OSError as error:
             raise AttachError(f"there is no system at {self.folder}: {error}") from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise AttachError(
-                f"{self.folder} is no private folder of this user (owner {found.st_uid}, mode "
-                f"{stat.filemode(found.st_mode)}); it is not trusted: remove it, or choose another name"
+                f"{self.folder} is not a private folder of this user (owner {found.st_uid}, mode "
+                f"{stat.filemode(found.st_mode)}) and is not trusted; remove it, or choose another name"
             )
 
     def read_key(self) -> bytes:
-        """The system's key. AttachError if it is not there, or not this user's alone."""
+        """Return the system's key. Raises AttachError if it is missing, or if other users can access it."""
         key = _read_private(self.key)
         if len(key) != KEY_BYTES:
-            raise AttachError(f"{self.key} has {len(key)} bytes and {KEY_BYTES} are a key; start the system anew")
+            raise AttachError(
+                f"{self.key} must have {KEY_BYTES} bytes, and has {len(key)}; stop the system and start it again"
+            )
         return key
 
     def read_description(self) -> Description | None:
-        """What system.json says, None if there is none: no system, or one that starts or ends."""
+        """Return the content of system.json; None if there is no system, or one that starts or stops."""
         if not self.description.exists():
             return None
         content = _read_private(self.description)
         try:
             return msgspec.json.decode(content, type=Description)
         except UNREADABLE as error:
-            raise AttachError(f"{self.description} cannot be read ({error}); start the system anew") from error
+            raise AttachError(
+                f"{self.description} cannot be read ({error}); stop the system and start it again"
+            ) from error
 
     # ------------------------------------------------------------ removing
 
     def identity(self) -> tuple[int, int] | None:
-        """What tells this folder from a later one at the same path; None if there is none."""
+        """Return what distinguishes this folder from a later one at the same path; None if there is none."""
         try:
             found = self.folder.lstat()
         except OSError:
@@ -282,7 +293,7 @@ class SystemFolder:
         return found.st_dev, found.st_ino
 
     def remove(self) -> None:
-        """Removes everything of the system at once to the eye of others. No process of it may need it any more."""
+        """Remove everything of the system; other processes see it vanish at once. No process may still need it."""
         self.remove_arenas()
         gone = self.folder.with_name(f".{self.name}.{secrets.token_hex(4)}.gone")
         try:
@@ -292,7 +303,7 @@ class SystemFolder:
         shutil.rmtree(gone, ignore_errors=True)
 
     def remove_all_but_logs(self) -> None:
-        """What `remove` does, but for the logs, which say why the system ended."""
+        """Remove everything but the logs, which show why the system ended."""
         self.remove_arenas()
         for path in self.folder.iterdir():
             if path not in (self.logs, self.alive):
@@ -300,7 +311,7 @@ class SystemFolder:
         self.alive.unlink(missing_ok=True)
 
     def remove_arenas(self) -> None:
-        """Removes the folders of the arenas, if they are such as `create_arena_folder` and the like make."""
+        """Remove the folders of the arenas, if their names are those that `create_arena_folder` and the like give."""
         for link, prefix in ((self.arena, ARENA_PREFIX), (self.disk, DISK_PREFIX)):
             try:
                 folder = Path(os.readlink(link))
@@ -311,7 +322,7 @@ class SystemFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes what killed processes have left. To be called under the lock, when nothing of it is alive."""
+        """Remove what killed processes left. Call it under the lock, when no process of the system lives."""
         for gone in self.folder.parent.glob(f".{self.name}.*.gone"):
             shutil.rmtree(gone, ignore_errors=True)
         if self.identity() is not None:
@@ -320,7 +331,7 @@ class SystemFolder:
 
 
 def no_link(path: str, flags: int) -> int:
-    """An opener of files of a system: the last name in the path is no link; what it makes is its user's alone."""
+    """Open a file of a system: refuses a link, and creates files that only this user can access."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -334,16 +345,21 @@ def _read_private(path: Path) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise AttachError(f"{path} cannot be read: {error}; is the system running, and yours?") from error
+        raise AttachError(
+            f"{path} cannot be read: {error}; check that the system is running and belongs to this user"
+        ) from error
     with open(file, "rb") as stream:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise AttachError(f"{path} is not this user's alone (owner {found.st_uid}); it is not trusted")
+            raise AttachError(
+                f"{path} can be accessed by other users (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}) "
+                f"and is not trusted; stop the system and start it again"
+            )
         return stream.read(1 << 20)
 
 
 def mount_of(folder: Path) -> tuple[str, list[str]]:
-    """Type and options of the file system that a folder lies on."""
+    """Return the type and the options of the file system that contains a folder."""
     best, found = "", ("unknown", [""])
     real = os.path.realpath(folder)
     mounts = Path("/proc/self/mounts")

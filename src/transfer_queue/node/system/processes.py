@@ -1,4 +1,4 @@
-"""Other processes: telling one from a later one with its number, waiting for its end, signalling it."""
+"""Other processes: their identity in spite of reused ids, waiting for their end, and signals to them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import signal
 import sys
 import time
 
-PAUSE = 0.02  # seconds between two looks where the system cannot wait for a process
+PAUSE = 0.02  # seconds between two checks where the operating system cannot wait for a process
 SHOWN = 200  # characters of a command line
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None where that cannot be known."""
+    """Return when the process started, in clock ticks since boot; None if this cannot be determined."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name, in parentheses, may hold anything
+            # the name, in parentheses, may contain any characters
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
 
 
 def command() -> str:
-    """The command line of this process, cut."""
+    """Return the command line of this process, truncated."""
     try:
         with open("/proc/self/cmdline", "rb") as file:
             words = file.read().decode("utf-8", "replace").split("\0")
@@ -35,7 +35,7 @@ def command() -> str:
 
 
 def user() -> str:
-    """The name of this process's user, or its number."""
+    """Return the name of this process's user, or the user id if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -43,12 +43,13 @@ def user() -> str:
 
 
 class Process:
-    """A process by number and start time. `gone` and `wait` also serve where there is no pidfd."""
+    """A process, identified by id and start time. `gone` and `wait` also work without a pidfd."""
 
     def __init__(self, pid: int, started: int | None) -> None:
         self.pid = pid
         self._started = started
-        self.descriptor: int | None = None  # becomes readable when the process ends
+        self.descriptor: int | None = None
+        """A pidfd, which becomes readable when the process ends; None if there is none."""
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self.descriptor = os.pidfd_open(pid)
@@ -56,12 +57,12 @@ class Process:
             self.close()
 
     def _is_it(self) -> bool:
-        """Whether the process that has the number now is the one meant."""
+        """Whether the process that has the id now is the right one."""
         now = start_time(self.pid)
         return self._started is None or now is None or now == self._started
 
     def gone(self) -> bool:
-        """Whether it has ended; one that waits for its parent to ask has."""
+        """Whether the process has ended. A process that its parent has not reaped yet counts as ended."""
         if self.descriptor is not None:
             return self.wait(0)
         try:
@@ -71,7 +72,7 @@ class Process:
         return hasattr(os, "pidfd_open") or not self._is_it()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for its end; False if that took longer."""
+        """Wait for the end of the process. Returns False if that takes longer."""
         if self.descriptor is not None:
             poll = select.poll()
             poll.register(self.descriptor, select.POLLIN)
@@ -84,7 +85,7 @@ class Process:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal, to this process and no later one; none if it has ended."""
+        """Send a signal to this process, never to a later one of its id; do nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             if self.descriptor is not None:
                 signal.pidfd_send_signal(self.descriptor, number)
@@ -92,12 +93,12 @@ class Process:
                 os.kill(self.pid, number)
 
     def reap(self) -> None:
-        """Asks for its exit status, if it is our child and has ended."""
+        """Collect the exit status, if the process is our child and has ended."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
 
     def close(self) -> None:
-        """Lets go of the descriptor."""
+        """Close the descriptor."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None

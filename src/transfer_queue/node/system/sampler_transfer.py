@@ -1,8 +1,8 @@
-"""How a user's sampler object gets from the process that starts a system into its controller.
+"""Carries a user's sampler object from the process that starts a system into its controller.
 
-It is pickled and goes over the launcher's private pipe, never over the network. What is defined in a
-script lives in a module called `__main__`, which in the controller is something else: there the script is
-run once more under the name `__mp_main__`, as multiprocessing does for spawned processes.
+The sampler is pickled and sent over the launcher's private pipe, never over the network. Objects that a script defines
+belong to the module `__main__`, which is another module in the controller. So the controller runs the script again
+under the name `__mp_main__`, as multiprocessing does for spawned processes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ import msgspec
 
 from transfer_queue.errors import StartError
 
-# Whether this process is running its starter's script to find a sampler: it must not start systems then.
 _loading = False
+"""Whether this process is running its starter's script to find a sampler. It must not start systems then."""
 
 
 class PickledSampler(msgspec.Struct, frozen=True):
-    """A pickled sampler, or class of one.
-
-    path: the starter's sys.path. main: what its `__main__` was, as `{"init_main_from_name" | "init_main_from_path":
-    ...}`, empty where the pickle does not need it.
-    """
+    """A pickled sampler, or a pickled class of a sampler."""
 
     pickled: bytes
     path: list[str]
+    """The starter's sys.path."""
     main: dict[str, str]
+    """Where the starter's `__main__` comes from: {"init_main_from_name" | "init_main_from_path": ...}.
+
+    Empty if the pickle does not need it.
+    """
 
 
 def dump(sampler: object, alone: bool = False) -> PickledSampler:
-    """The sampler, ready to travel. StartError, saying what to do, if it cannot be pickled.
+    """Pickle a sampler. Raises StartError if it cannot be pickled.
 
-    alone: this process's script is not there where it is unpickled; what is defined in it travels by value.
+    If `alone` is set, the process that unpickles it does not have this process's script, so objects of the script are
+    pickled by value.
     """
     main = {} if alone else _main()
     try:
@@ -64,7 +66,7 @@ def _by_value(sampler: object, cause: Exception | None) -> bytes:
 
 
 def _main() -> dict[str, str]:
-    """How another process can make this one's `__main__`; as `multiprocessing.spawn.get_preparation_data` sees it."""
+    """Return how another process can import this one's `__main__`, as `multiprocessing.spawn.get_preparation_data`."""
     main = sys.modules.get("__main__")
     name = getattr(getattr(main, "__spec__", None), "name", None)
     if name is not None:
@@ -76,14 +78,14 @@ def _main() -> dict[str, str]:
 
 
 def load(sampler: PickledSampler) -> Any:
-    """The sampler, in the controller. Raises whatever the user's code raises."""
+    """Return the sampler, in the controller. Raises any error of the user's code."""
     global _loading
-    # behind our own entries: the starter's must not shadow what this process imports
+    # appended, so that the starter's entries do not shadow what this process imports
     sys.path += [entry for entry in sampler.path if entry not in sys.path]
     _loading = True
     try:
         if sampler.main:
-            from multiprocessing import spawn  # with subprocess a megabyte of each server
+            from multiprocessing import spawn  # imported here: with subprocess it takes a megabyte of each server
 
             spawn.prepare(dict(sampler.main))
         return pickle.loads(sampler.pickled)
@@ -92,7 +94,7 @@ def load(sampler: PickledSampler) -> Any:
 
 
 def refuse_while_loading() -> None:
-    """StartError if this process runs its starter's script only to find a sampler in it."""
+    """Raise StartError if this process runs its starter's script only to find a sampler in it."""
     if _loading:
         raise StartError(
             "transfer_queue.init() was called while the controller imports this script to find its sampler; put the "

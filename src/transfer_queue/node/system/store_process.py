@@ -1,8 +1,9 @@
-"""The process that keeps the bytes of an external store, if the system starts the store itself.
+"""The process that runs the server of an external store, if the system starts the store itself.
 
 `storage.stores.store_server` has the servers.
-It says where the store is in a file of the system's folder, anew in each of its lives. When what it has started does
-not run any more, it ends, and the supervisor forks another, whose store is empty: what was in the one before is lost.
+Each process writes down where its store is, in a file of the system's folder. If a program that it has started ends,
+the process ends too, and the supervisor forks another one with an empty store: the values of the store before it are
+lost.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from transfer_queue.storage.stores.base import StoreAddress
 if TYPE_CHECKING:
     from transfer_queue.storage.stores.store_server import StoreServer
 
-LOOK_SECONDS = 0.25  # between two looks at what was started
+LOOK_SECONDS = 0.25  # between two checks of the programs that were started
 
 logger = logging.getLogger(__name__)
 
 
 class StoreOwner:
-    """A keeper as a server of the system: see `server_process.Serves`."""
+    """Runs a store server as a server of the system: see `server_process.Serves`."""
 
     def __init__(self, keeper: StoreServer) -> None:
         self.counters = keeper.address.kind
@@ -39,35 +40,38 @@ class StoreOwner:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Until `stop`, or until there is nothing to keep any more: RuntimeError then."""
+        """Serve until `stop` is called. Raises RuntimeError if the store fails."""
         trouble = None
         while trouble is None and not self._stopped.wait(LOOK_SECONDS):
             trouble = self._keeper.trouble()
         self._keeper.close()
         if trouble is not None:
-            logger.error("%s: what was stored is lost", trouble)
+            logger.error("the store server ends, and all values in the store are lost: %s", trouble)
             raise RuntimeError(trouble)
 
     def stop(self) -> None:
-        """From any thread, or a signal."""
+        """End `run`. Any thread or signal handler may call it."""
         self._stopped.set()
 
 
 def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: NodeRole) -> StoreOwner:
-    """Starts what keeps the bytes, and says where the store is. StartError."""
-    # what it starts servers with takes a megabyte of each process
+    """Start the server of the store and write down where the store is. Raises StartError if it does not start."""
+    # imported here, because the module takes a megabyte of each process
     from transfer_queue.storage.stores.store_server import StoreServerRole, keeper_of
 
     place = StoreServerRole(seat.host, seat.store)
     keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds, place)
     if keeper is None:
-        raise StartError(f"there is nothing to be kept for {settings.storage_backend}")
+        raise StartError(
+            f"the backend {settings.storage_backend} has no server that a system could start; set storage_backend to "
+            f"one that has"
+        )
     write_status(system, keeper.address)
     return StoreOwner(keeper)
 
 
 def write_status(system: SystemFolder, address: StoreAddress) -> None:
-    """Writes down where the system's store is."""
+    """Write down where the system's store is."""
     draft = system.store.with_name("store.new")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(file, "wb") as out:
@@ -76,18 +80,18 @@ def write_status(system: SystemFolder, address: StoreAddress) -> None:
 
 
 def read_status(system: SystemFolder) -> StoreAddress:
-    """Where the system's store is. OSError before anybody has said so."""
+    """Return where the system's store is. Raises OSError if that has not been written yet."""
     return msgspec.json.decode(system.store.read_bytes(), type=StoreAddress)
 
 
 def reload_members(system: SystemFolder) -> None:
-    """Has the storage unit look for all that it has, as some may be gone with a node."""
+    """Make the storage unit check all its objects, because some may be gone with a node."""
     with contextlib.suppress(FileNotFoundError):  # a system without an external store
         os.utime(system.store)
 
 
 def store_lifetime(store: Path) -> str:
-    """Another text in each life of what keeps the bytes, and after `reload_members`."""
+    """Return a text that changes with each process of the store server, and with `reload_members`."""
     try:
         found = store.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""With what a storage unit starts: the arena and slots of the unit before it, if they are whole, else new ones.
+"""Makes the arena and slots of a storage unit: those of the unit before it if they are valid, else new ones.
 
 <arenas>/unit-0, or unit-0.2 after the first was lost, and so on
 <system>/slots-0/<boot id of the arena>/
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 def take_up(
     system: SystemFolder, number: int, arenas: Path, capacity: int | None, tier: str
 ) -> tuple[Arena, SlotFolder]:
-    """Arena and slots of unit `number` of a system. capacity: of a new arena, tier: of any; see `Arena.create`.
+    """Return the arena and slots of unit `number` of a system. Arenas that cannot be reopened are logged and removed.
 
-    What was lost is logged and removed.
+    `capacity` applies to a new arena, `tier` to any; see `Arena.create`.
     """
     slots = system.slots(number)
     names = (f"unit-{number}" + (f".{n}" if n > 1 else "") for n in count(1))
@@ -34,16 +34,16 @@ def take_up(
         if not folder.exists():
             break
         if not any(folder.iterdir()):
-            continue  # lost before
+            continue  # was lost before
         try:
             arena = Arena.reopen(folder, tier)
         except AttachError as error:
-            logger.error("all that was stored in %s is lost: %s", folder, error)
+            logger.error("storage unit %d: all values in arena %s are lost: %s", number, folder, error)
         else:
-            logger.info("goes on with the arena in %s: %d bytes held", folder, arena.held)
+            logger.info("storage unit %d continues with arena %s: %d bytes are leased", number, folder, arena.held)
             return arena, SlotFolder(slots / arena.boot_id)
     if slots.exists() and folder == arenas / f"unit-{number}":
-        logger.error("all that was stored by the unit before this one is lost: %s is not there any more", folder)
+        logger.error("storage unit %d: all values are lost, because arena %s does not exist any more", number, folder)
     arena = Arena.create(folder, capacity, tier)
     shutil.rmtree(slots, ignore_errors=True)
     for lost in arenas.glob(f"unit-{number}*"):
@@ -53,13 +53,13 @@ def take_up(
 
 
 def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[ObjectNames, SlotFolder]:
-    """The same for a unit whose blocks are in an external store. OSError where the folder cannot be used."""
+    """Do the same for a unit whose blocks are in an external store. Raises OSError if the folder cannot be used."""
     folder, slots = arenas / f"unit-{number}", system.slots(number)
     if folder.exists():
         try:
             names = ObjectNames.reopen(folder)
         except AttachError as error:
-            logger.error("what was known of the store is lost: %s", error)
+            logger.error("storage unit %d: the record of its objects in the store is lost: %s", number, error)
             _empty(folder)
         else:
             return names, SlotFolder(slots / names.boot_id)
@@ -69,6 +69,6 @@ def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[Obje
 
 
 def _empty(folder: Path) -> None:
-    """Gives the space of a lost arena back."""
+    """Free the space of a lost arena."""
     for path in folder.iterdir():
         path.unlink(missing_ok=True)

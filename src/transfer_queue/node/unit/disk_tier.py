@@ -1,12 +1,12 @@
-"""The folder on disk to which a system moves what is cold.
+"""The folder on disk to which a system offloads blocks.
 
-    <path>/transfer_queue-disk-<uid>-<name>-<hex>/   0700; a system's own
+    <path>/transfer_queue-disk-<uid>-<name>-<hex>/   mode 0700; belongs to one system
         alive                                        locked by every process of the system (`node.system.locks`)
         unit-1/                                      the arena of a unit on disk
-    <path>/.transfer_queue-disk-<uid>.lock           while somebody makes or sweeps such folders
+    <path>/.transfer_queue-disk-<uid>.lock           while a process creates or sweeps such folders
 
-The system removes its folder when it ends. What killed ones have left outlives even the machine's boots, so every start
-removes those of this user that nobody has locked.
+The system removes its folder when it stops. The folders of killed systems outlive even a boot of the machine, so every
+start removes those of this user that no process has locked.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def make_folder(system: SystemFolder, path: Path, seconds: float) -> tuple[Path, str | None]:
-    """The system's folder under this path, locked; and what to warn of, if anything.
+    """Create and lock the system's folder under this path. Returns it with a warning for the user, or None.
 
-    seconds: to wait for others that start. StartError where the path cannot be used.
+    `seconds` is the time to wait for other systems that start. Raises StartError if the path cannot be used.
     """
     if not path.is_dir():
-        raise StartError(f"{KEY} is {path}, which is no folder; make it, on an SSD, or choose another")
+        raise StartError(f"{KEY} is {path}, which is not a folder; create it on an SSD, or choose another folder")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise StartError(f"{KEY} is {path}, which this user cannot write to; change its mode, or choose another")
+        raise StartError(f"{KEY} is {path}, which this user cannot write to; change its mode, or choose another folder")
     try:
         with StartLock(path / f".{_prefix()[:-1]}.lock", seconds):
             sweep(path)
             folder = system.create_offload_folder(path)
             hold_liveness(folder / "alive")
     except OSError as error:
-        raise StartError(f"{KEY} is {path}, which cannot be used: {error}; choose another") from error
+        raise StartError(f"{KEY} is {path}, which cannot be used: {error}; choose another folder") from error
     kind, _ = mount_of(path)
     if kind not in _IN_MEMORY:
         return folder, None
-    return folder, f"{KEY} is {path}, which is a {kind}: what is moved there stays in memory; choose a folder on an SSD"
+    return folder, f"{KEY} is {path}, which is a {kind}: offloaded blocks stay in memory; choose a folder on an SSD"
 
 
 def sweep(path: Path) -> None:
-    """Removes this user's folders under the path of which no system lives. Under the lock of the path."""
+    """Remove this user's folders under the path that belong to no running system. Needs the lock of the path."""
     for folder in path.glob(f"{_prefix()}*"):
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not is_alive(folder / "alive"):

@@ -1,4 +1,4 @@
-"""Receives blocks of units on other nodes, of several at once. Blocking: a thread of a unit's process does it."""
+"""Fetches blocks from units on other nodes, several units at once. Blocking: a unit runs it in a thread."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from transfer_queue.storage.unit.unit_effects import Fetch
 if TYPE_CHECKING:
     import ssl
 
-CALL_SECONDS = 30.0  # for one answer of another unit
-AT_ONCE = 256 << 20  # bytes of one answer
-MOST_LANES = 8  # units that are received from at once
+CALL_SECONDS = 30.0  # for one reply of another unit
+AT_ONCE = 256 << 20  # bytes of one reply
+MOST_LANES = 8  # units from which blocks are fetched at once
 
 logger = logging.getLogger(__name__)
 
 
 def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
-    """Receives the blocks of an order; the numbers of those that came. key, tls: of the system.
+    """Fetch the blocks of an order, with the key and TLS context of the system. Returns the numbers of those fetched.
 
-    Left out are those that were gone before they were here, or whose unit cannot be reached.
+    Blocks that were freed before they were copied, and blocks whose unit cannot be reached, are not among them.
     """
     units = list(dict.fromkeys(block[0] for block in order.wanted))
     good: list[int] = []
@@ -43,7 +43,7 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
             try:
                 good.extend(_from(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
             except (OSError, KeyError, TransferQueueError) as error:
-                logger.warning("%d blocks of storage unit %d cannot be fetched: %s", len(wanted), unit, error)
+                logger.warning("%d blocks cannot be fetched from storage unit %d: %s", len(wanted), unit, error)
 
     lanes = [units[first::MOST_LANES] for first in range(min(MOST_LANES, len(units)))]
     threads = [threading.Thread(target=receive, args=(lane,), name="fetch blocks", daemon=True) for lane in lanes]
@@ -68,7 +68,7 @@ def _from(
 
 
 def _receive(session: Session, connection: Connection, block: tuple[int, int, int, int], into: memoryview) -> bool:
-    """Whether a block has come, and was still what was wanted after that."""
+    """Whether the block was fetched, and still had its generation after that."""
     unit, offset, generation, nbytes = block
     for begin in range(0, nbytes, AT_ONCE):
         part = into[begin : min(nbytes, begin + AT_ONCE)]

@@ -1,4 +1,4 @@
-"""The process of a storage unit: what it is built of, and how it finds its controller again."""
+"""The process of a storage unit: builds the unit, registers it, and reconnects to its controller."""
 
 from __future__ import annotations
 
@@ -42,46 +42,48 @@ from transfer_queue.storage.unit.object_pool import UNLIMITED, Begin, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch
 
-CALL_SECONDS = 30.0  # for which the unit waits for its controller's answer
-RETRY_SECONDS = 0.1  # between two tries to reach a controller that has gone away
+CALL_SECONDS = 30.0  # for which the unit waits for its controller's reply
+RETRY_SECONDS = 0.1  # between two attempts to reach a controller that is gone
 LONGEST_PAUSE = 5.0  # seconds before connecting again, if connections end soon
-STEADY_SECONDS = 10.0  # a connection that has lasted for this time did not end soon
+STEADY_SECONDS = 10.0  # a connection that lasted this long did not end soon
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class UnitPlace:
-    """Where a storage unit works.
-
-    controller: where it listens, a path or "host:port". arenas: the folder for the unit's arena. listeners: where the
-    unit serves; sockets that outlive it (`net.server.sockets`). node: see `startup.Seat`; remote, tier: `RegisterUnit`.
-    sharers: how many units in memory share the node's.
-    """
+    """Where a storage unit works."""
 
     controller: str
+    """Where the controller listens: a path or "host:port"."""
     arenas: Path
+    """The folder for the unit's arena."""
     listeners: Sequence[socket.socket]
+    """The sockets on which the unit serves. They outlive it (`net.server.sockets`)."""
     node: str = ""
+    """See `launcher_protocol.NodeRole`."""
     remote: str = ""
+    """See `RegisterUnit`."""
     tier: str = MEMORY
+    """See `RegisterUnit`."""
     sharers: int = 1
+    """The number of units in memory that share the memory of the node."""
 
     @property
     def address(self) -> str | tuple[str, int]:
-        """Of the controller."""
+        """The address of the controller."""
         return self.controller if self.controller.startswith("/") else host_and_port(self.controller)
 
     def name(self, number: int) -> str:
-        """What a unit is called in the whole system, whatever its arena."""
+        """Return the name of a unit, which is unique in the whole system and the same for all its arenas."""
         return f"unit-{number}" + (f"@{self.node}" if self.node else "")
 
 
 def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place: UnitPlace) -> ServerLoop:
-    """The server of the `number`-th unit here, registered with the controller.
+    """Return the server of the `number`-th unit of this node, registered with the controller.
 
-    It goes on with the arena of a unit of this name before it. The controller gives the unit its number, which is
-    another one after an arena was lost.
+    It continues with the arena of the previous unit of this name. The controller gives the unit its number in the
+    system, which is a new one if an arena was lost.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     room, slots, share, store = _room(system, number, place, settings, lambda run, then: begin_beside(run, then))
@@ -100,7 +102,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
     connection, reply, demands = _registered(session, request)
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
-        raise ProtocolError(f"the storage unit {name} registered and the controller answered {reply}")
+        raise ProtocolError(f"the controller answered the registration of storage unit {name} with {reply}")
     unit = StorageUnit(reply.value, room, slots)
 
     worker, pauses = BackgroundThread(), _Pauses()
@@ -112,13 +114,13 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         worker.begin(run, done)
 
     def seek() -> None:
-        """Connects to the controller, in a thread of its own: it may be long in coming."""
+        """Connect to the controller. Runs in a thread of its own, because this may take long."""
         time.sleep(pauses.next(time.monotonic()))
         while not session.closed:
             try:
                 found = _connected(session)
             except (OSError, TransferQueueError) as error:
-                logger.info("no controller yet: %s", error)
+                logger.info("storage unit %s cannot reach its controller yet and tries again: %s", name, error)
                 time.sleep(RETRY_SECONDS)
             else:
                 server.call_soon(partial(adopted, found))
@@ -145,7 +147,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         server.inherit(listener, secret)
 
     def begin() -> Iterator[Outgoing]:
-        peer = server.adopt(connection.sock)  # not before: what it says would come from nobody that the service knows
+        peer = server.adopt(connection.sock)  # not earlier: the service could not name the sender of its messages
         yield from service.registered(peer)
         for body in demands:
             yield from service.received(peer, body, None, time.monotonic())
@@ -155,14 +157,14 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
 
 class _Pauses:
-    """The pauses before connecting again: none at first, and longer each time a connection ends soon."""
+    """The pauses before connecting again: none at first, and a longer one each time a connection ends soon."""
 
     def __init__(self) -> None:
         self._ended = -STEADY_SECONDS
         self._pause = 0.0
 
     def next(self, now: float) -> float:
-        """Return the seconds to wait after a connection that has ended now."""
+        """Return the seconds to wait after a connection that has ended at `now`."""
         soon = now - self._ended < STEADY_SECONDS + self._pause
         self._pause = min(max(2 * self._pause, RETRY_SECONDS), LONGEST_PAUSE) if soon else 0.0
         self._ended = now
@@ -172,7 +174,7 @@ class _Pauses:
 def _room(
     system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
 ) -> tuple[ExtentPool, SlotFolder, int, str]:
-    """What the unit leases, the slots of its writers, how much it may use, and where its external store is (JSON)."""
+    """Return the unit's extent pool, its writer slots, how many bytes it may use, and its external store (JSON)."""
     if settings.storage_backend != "SimpleStorage":
         address = read_status(system)
         names, slots = take_up_names(system, number, place.arenas)
@@ -203,9 +205,9 @@ def _connected(session: Session) -> Connection:
 
 
 def _registered(session: Session, request: RegisterUnit) -> tuple[Connection, AnyReply, list[bytes]]:
-    """The connection on which the controller has answered, its answer, and what it has demanded together with that.
+    """Register. Returns the connection, the controller's reply, and the demands that it sent together with the reply.
 
-    A controller that ends meanwhile will be back: the unit that asks has not failed by it.
+    If the controller ends meanwhile, it will be restarted, so the unit tries again.
     """
     deadline = time.monotonic() + CALL_SECONDS
     while True:

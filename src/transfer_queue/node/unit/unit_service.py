@@ -1,7 +1,7 @@
-"""A storage unit behind the servers' loop: serves writers, and is itself a peer of the controller.
+"""A storage unit behind the server loop: serves writers, and is itself a peer of the controller.
 
-When its controller goes away, a unit goes on serving its writers and connects anew: it registers with what it has
-leased, and reports again what no controller has confirmed.
+If its controller is gone, a unit continues to serve its writers and connects again: it registers with the extents that
+it has leased, and reports again what no controller has confirmed.
 """
 
 from __future__ import annotations
@@ -41,17 +41,11 @@ from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, Send
 
 logger = logging.getLogger(__name__)
 
-_ANSWER = b"\x92"  # the first byte of an Answer, an array of two; an Envelope is a longer one
+_ANSWER = b"\x92"  # the first byte of a ReplyEnvelope, an array of two; a RequestEnvelope is a longer one
 
 
 class UnitService(EnvelopeService):
-    """A `net.server.server_loop.Service` that serves one storage unit.
-
-    session: numbers what the unit tells its controller. registration: what it registers with, but for its extents.
-    lost: called when the controller is gone, `connected` being expected. failed: called when the unit cannot go on.
-    fetch: receives blocks from other nodes, and calls the function with the numbers of those that came, in the loop.
-    meter: measures the process, for a controller that asks for it; None: nobody can.
-    """
+    """A `net.server.server_loop.Service` that serves one storage unit."""
 
     name = "storage unit"
 
@@ -64,28 +58,45 @@ class UnitService(EnvelopeService):
         failed: Callable[[], None],
         fetch: Callable[[Fetch, Callable[[set[int]], Iterable[Outgoing]]], None],
     ) -> None:
+        """Make the service of a unit.
+
+        Args:
+            unit: The storage unit.
+            session: Numbers the unit's messages to its controller.
+            registration: Makes the registration from the numbers of the leased extents.
+            lost: Called when the controller is gone. A call of `connected` must follow.
+            failed: Called when the unit cannot continue.
+            fetch: Fetches blocks from other nodes, then calls the function in the loop with the numbers of those that
+                were fetched.
+        """
         super().__init__()
-        self._controller: int | None = None  # the peer that is the controller, while it is connected
-        self._outstanding: set[int] = set()  # sequences without an answer
-        self._registering = 0  # the sequence of a registration that has no answer yet
+        self._controller: int | None = None
+        """The peer that is the controller, while it is connected."""
+        self._outstanding: set[int] = set()
+        """Sequences without a reply."""
+        self._registering = 0
+        """The sequence of a registration that has no reply yet."""
         self._unit = unit
         self._session = session
         self._registration = registration
         self._lost = lost
         self._failed = failed
         self._fetch = fetch
-        self._fetching = 0  # the number of the move whose blocks are being fetched
+        self._fetching = 0
+        """The number of the move whose blocks are being fetched."""
         self.meter: ProcessMetrics | None = None
-        self._waiting: dict[tuple[int, int], float] = {}  # (peer, sequence) of leases that wait -> since
+        """Measures the process for the controller; None: measures cannot be requested."""
+        self._waiting: dict[tuple[int, int], float] = {}
+        """(peer, sequence) of each waiting request for an extent -> since when."""
         self._waits = Waits()
 
     def registered(self, controller: int) -> Iterable[Outgoing]:
-        """The unit is registered with the controller at this peer."""
+        """The unit is registered with the controller at this peer: report what is not confirmed."""
         self._controller = controller
         return self._outgoing([*self._unit.unsettled()])
 
     def connected(self, controller: int) -> Iterable[Outgoing]:
-        """There is a connection to a controller again, which does not know this unit yet."""
+        """Register with the controller at this new connection."""
         self._controller = controller
         self._registering, body = self._session.wrap(self._registration(self._unit.register()))
         self._outstanding.add(self._registering)
@@ -112,7 +123,7 @@ class UnitService(EnvelopeService):
     def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_loop.Service.closed`."""
         if peer == self._controller:
-            logger.warning("the controller has gone away")
+            logger.warning("storage unit %d lost the connection to its controller", self._unit.number)
             self._controller = None
             for sequence in self._outstanding:
                 self._session.finish(sequence)
@@ -134,12 +145,12 @@ class UnitService(EnvelopeService):
         return self.carried_out(self._unit.tick(now))
 
     def _told(self, body: bytes) -> Iterable[Outgoing]:
-        """What the controller says: extents to free, or answers to reports."""
+        """Handle a message of the controller: an order, or the reply to a report."""
         if body[:1] != _ANSWER:
             try:
                 request = self._decode(body).body
             except UNREADABLE as error:
-                raise ProtocolError(f"the controller sent what is no request: {error}") from error
+                raise ProtocolError(f"the controller sent a message that is not a request: {error}") from error
             began = time.monotonic()
             outgoing = self._ordered(request, began)
             self.load.served(type(request), began, time.monotonic())
@@ -150,13 +161,17 @@ class UnitService(EnvelopeService):
         if answer.sequence == self._registering:
             self._registering = 0
             if answer.body != Done(self._unit.number):
-                logger.error("storage unit %d registered anew, and was answered %s", self._unit.number, answer.body)
+                logger.error(
+                    "storage unit %d registered again and stops, because the controller answered %s",
+                    self._unit.number,
+                    answer.body,
+                )
                 self._failed()
                 return ()
-            logger.info("registered anew as storage unit %d", self._unit.number)
+            logger.info("storage unit %d registered again", self._unit.number)
             return self._outgoing([*self._unit.unsettled()])
         if isinstance(answer.body, Failure):
-            logger.error("the controller refused a report: %s", answer.body.message)
+            logger.error("storage unit %d: the controller refused a report: %s", self._unit.number, answer.body.message)
         return ()
 
     def _move(self, order: Move) -> list[Outgoing]:
@@ -168,7 +183,7 @@ class UnitService(EnvelopeService):
         memory = {at: np.empty(nbytes, np.uint8) for at, (_, _, _, nbytes) in wanted.items()}
 
         def come(good: set[int]) -> list[Outgoing]:
-            if order.number != self._fetching:  # its controller has gone away meanwhile
+            if order.number != self._fetching:  # the controller that gave the order is gone
                 return []
             self._fetching = 0
             here = {at: memory[at] for number, at in enumerate(memory) if number in good}
@@ -197,7 +212,7 @@ class UnitService(EnvelopeService):
         if isinstance(request, Measure):
             return list(self._measured(request.number, now))
         if not isinstance(request, ReleaseExtents):
-            raise ProtocolError(f"a controller does not ask a storage unit for {type(request).__name__}")
+            raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
         return self.carried_out(self._unit.free(request.extents))
 
     def _measured(self, number: int, now: float) -> Iterator[Outgoing]:
@@ -211,13 +226,13 @@ class UnitService(EnvelopeService):
         yield from self._outgoing([Report(report)])
 
     def _met(self, answer: SendReply) -> None:
-        """A request is answered; a lease may have waited for it."""
+        """Note that a request is answered, and how long it waited if it asked for an extent."""
         since = self._waiting.pop((answer.peer, answer.sequence), None)
         if since is not None:
             self._waits.note("Lease", "", time.monotonic() - since)
 
     def idle(self) -> bool:
-        """See `StorageUnit.idle`; its steps count as events of the loop."""
+        """See `StorageUnit.idle`. Each step counts as an event of the loop."""
         began = time.monotonic()
         more = self._unit.idle()
         ended = time.monotonic()
@@ -225,7 +240,7 @@ class UnitService(EnvelopeService):
         return more
 
     def carried_out(self, effects: list[Effect]) -> list[Outgoing]:
-        """What the server is to send for these, and for what the unit has to tell besides."""
+        """Return what the server sends for these effects, with what the unit has to report in addition."""
         return list(self._outgoing([*effects, *self._unit.confirmed(), *self._unit.shortage()]))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
@@ -237,16 +252,20 @@ class UnitService(EnvelopeService):
                 self._fetch(effect, partial(self._come, effect.number))
             elif self._controller is not None:
                 if isinstance(effect.body, WriterGone):
-                    logger.info("writer %s is gone, it held %d extents", effect.body.writer, len(effect.body.extents))
+                    logger.info("writer %s is gone; it had %d extents", effect.body.writer, len(effect.body.extents))
                 if isinstance(effect.body, (ExtentsFreedReport, BlocksMovedReport)) and effect.body.failed:
-                    logger.error("an order of the controller failed: %s", effect.body.failed)
+                    logger.error(
+                        "storage unit %d could not carry out an order of its controller: %s",
+                        self._unit.number,
+                        effect.body.failed,
+                    )
                 sequence, body = self._session.wrap(effect.body)
                 self._outstanding.add(sequence)
                 yield Outgoing(self._controller, body)
 
 
 def _blocks(order: Move) -> list[tuple[int, int, int, int]]:
-    """Unit, offset, generation and length of each block of an order."""
+    """Return unit, offset, generation and length of each block of an order."""
     its = order.blocks
     units = np.frombuffer(its.unit, "<i4").tolist()
     columns = (np.frombuffer(column, "<i8").tolist() for column in (its.offset, its.generation, its.nbytes))
@@ -254,10 +273,10 @@ def _blocks(order: Move) -> list[tuple[int, int, int, int]]:
 
 
 def _check_columns(order: Move) -> None:
-    """Raises ProtocolError where an order's columns do not fit together."""
+    """Raise ProtocolError if the columns of an order differ in length."""
     its = order.blocks
     fours = (its.unit, its.rows, its.schema, its.dims)
     eights = (its.offset, its.generation, its.nbytes)
     counts = {len(column) / 4 for column in fours} | {len(column) / 8 for column in eights}
     if len(counts) != 1 or counts.pop() % 1:
-        raise ProtocolError("a controller orders a move of blocks whose columns are not of one length")
+        raise ProtocolError("the controller ordered a move whose columns of blocks differ in length")
