@@ -91,7 +91,7 @@ def test_a_load_without_room_for_its_state_is_refused_and_changes_nothing(tmp_pa
         process = server("controller")
         assert process is not None
         limit(process, 3 * segment.ROOM)
-        with pytest.raises(tq.CheckpointError, match="make room there and load it again"):
+        with pytest.raises(tq.CheckpointError, match="free some space there and load it again"):
             tq.load_checkpoint(tmp_path / "ck")
         assert list(journal.glob("load-*")) == []
         assert list(tq.kv_list("p")["p"]) == ["now"]

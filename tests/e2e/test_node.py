@@ -441,7 +441,7 @@ def test_bodies_that_cannot_be_read(system: RunningSystem, server: str) -> None:
 
 
 def test_what_only_units_may_say(system: RunningSystem) -> None:
-    with pytest.raises(ProtocolError, match="for storage units"):
+    with pytest.raises(ProtocolError, match="only a storage unit may send"):
         ask(system, RegisterUnit("/x", "/y"))
     with pytest.raises(ProtocolError, match="does not answer ListPartitions"):
         ask(system, ListPartitions(), ("unit", 0))

@@ -283,7 +283,7 @@ def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
     assert isinstance(answer, Failure)
     assert answer.kind == "CheckpointError"
     assert f"No space left on device in {step}" in answer.message
-    assert "make room there and load it again" in answer.message
+    assert "free some space there and load it again" in answer.message
     assert (server.keys, server.kept()) == (["old"], [])
     assert server.journaling.trouble is None, "all else goes on"
     server.put(2, "other")

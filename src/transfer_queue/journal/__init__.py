@@ -1,1 +1,1 @@
-"""What of the controller's state is on disk."""
+"""The controller's state on disk."""

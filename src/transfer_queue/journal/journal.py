@@ -1,11 +1,11 @@
 """The journal of a controller: a folder of segments and, from time to time, a snapshot of the whole state.
 
-    segment-<n>    records, in order (`segment.py`); a new one is begun with each process and each snapshot
+    segment-<n>    records, in order (`segment.py`); each process and each snapshot begins a new one
     state-<n>      the state before the first record of segment n (`state_file.py`)
     load-<hex>     the state of a loaded checkpoint; a record names it (`loaded_states.py`)
 
-What is older than the newest complete snapshot is removed. `recover` gives the state that the files tell, `Journal`
-adds to them. Who waits is not written down: he asks again on his new connection.
+Files older than the newest complete snapshot are removed. `recover` restores the state from the files, and `Journal`
+appends to them. Waiting requests are not recorded: their clients send them again on their new connections.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _DRAFT = re.compile(r"\.state-\d{12}\.draft")
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Where a segment lies."""
+    """Return the path of a segment."""
     return folder / f"segment-{number:012d}"
 
 
 def snapshot_path(folder: Path, number: int) -> Path:
-    """Where the state before the first record of this segment lies."""
+    """Return the path of the state before the first record of this segment."""
     return folder / f"state-{number:012d}"
 
 
 def numbers(folder: Path) -> tuple[list[int], list[int]]:
-    """The numbers of the segments and of the snapshots in a folder, ascending."""
+    """Return the numbers of the segments and of the snapshots in a folder, ascending."""
     found: dict[str, list[int]] = {"segment": [], "state": []}
     for path in folder.iterdir():
         match = _NAME.fullmatch(path.name)
@@ -55,31 +55,34 @@ def numbers(folder: Path) -> tuple[list[int], list[int]]:
 
 
 def snapshot_of(state: State, clock: ClockIdentity) -> dict[str, Any]:
-    """What a snapshot's file holds."""
+    """Return the content of a snapshot's file."""
     return {"boot": clock.boot, "offset": clock.offset, "state": serialization.save_state(state)}
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a folder told. number: of the segment to go on with. records, nbytes: what was replayed after the snapshot.
-
-    torn: bytes at the end that were not whole: of a commit that its process did not survive, so that nobody was
-    answered. fresh: there was nothing. loaded: files of loaded states -> the segment whose record names them.
-    """
+    """The state that was recovered from a folder."""
 
     state: State
     number: int
+    """The segment to continue with."""
     records: int
+    """Records that were replayed after the snapshot."""
     nbytes: int
+    """Bytes that were replayed after the snapshot."""
     torn: int
+    """Bytes of an incomplete commit at the end. Its process died before it sent any reply."""
     fresh: bool
+    """The folder was empty."""
     loaded: dict[str, int]
+    """Files of loaded states -> the segment whose record names them."""
 
 
 def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, watched: Iterable[str] = ()) -> Recovered:
-    """The state that the journal in a folder tells; cuts a torn tail off, and removes what is older or unfinished.
+    """Restore the state from the journal in a folder. Truncates a torn tail, and removes old and unfinished files.
 
-    capacity, watched: see `State`. JournalError where the folder is damaged; OSError as the file system does.
+    For `capacity` and `watched` see `State`. Raises JournalError if the journal is damaged, and OSError as the file
+    system does.
     """
     for path in folder.iterdir():
         if _DRAFT.fullmatch(path.name):
@@ -91,8 +94,8 @@ def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, wat
     missing = sorted(set(range(first, segments[-1] + 1 if segments else first)) - set(segments))
     if missing:
         raise JournalError(
-            f"of the journal in {folder} segment {missing[0]} is missing ({segment_path(folder, missing[0])}): what it "
-            f"held cannot be restored. Bring the file back, or begin with an empty folder (controller.journal.folder)"
+            f"the journal in {folder} lacks segment {missing[0]} ({segment_path(folder, missing[0])}), so its state "
+            f"cannot be restored. Bring the file back, or start with an empty folder (controller.journal.folder)"
         )
     state = _snapshot(folder, first, clock, capacity, watched) if snapshots else State(capacity)
     state.watched = list(watched)
@@ -128,17 +131,17 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
         at_another_clock(state, clock.shift_from(ClockIdentity(tree["boot"], tree["offset"])))
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(
-            f"the journal's snapshot cannot be read: {error} Begin with an empty folder (controller.journal.folder), "
-            f"or bring the file back"
+            f"the journal's snapshot cannot be read: {error} Bring the file back, or start with an empty folder "
+            f"(controller.journal.folder)"
         ) from error
     return state
 
 
 def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple[int, int, int, list[str]]:
-    """How many records a segment had, how many of its bytes are whole, how many it has; the loaded states it names."""
+    """Replay a segment. Returns its number of records, its valid bytes, its size, and the loaded states it names."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        # an mmap object of a file without bytes cannot be made
+        # an empty file cannot be mapped
         data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     reading = Reading(path, data, last)
     count = 0
@@ -154,10 +157,10 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple
                 files.append(record.file)
             try:
                 apply_record(state, record)
-            except Exception as error:  # whatever a record leads to: it is the record's fault
+            except Exception as error:  # any error here means that the record is invalid
                 raise JournalError(
-                    f"record {count} of the journal's file {path} does not fit to those before it "
-                    f"({type(record).__name__}: {error!r}). Begin with an empty folder (controller.journal.folder)"
+                    f"record {count} of the journal's file {path} does not fit the records before it "
+                    f"({type(record).__name__}: {error!r}). Start with an empty folder (controller.journal.folder)"
                 ) from error
             count += 1
     return count, reading.end, size, files
@@ -185,23 +188,23 @@ def _remove_before(folder: Path, number: int) -> None:
 
 
 class Journal:
-    """Adds to the journal in a folder.
-
-    number: of the segment that is being written. records, written: how many records and bytes were added, beginning
-    with those that were replayed.
-    durable: a commit is on the disk when it returns, also if the machine then fails.
-    """
+    """Appends to the journal in a folder."""
 
     def __init__(self, folder: Path, recovered: Recovered, clock: ClockIdentity, durable: bool) -> None:
+        """Begin a new segment. If `durable` is set, a committed record survives a crash of the machine."""
         self.folder = folder
         self.number = recovered.number
+        """The segment that is being written."""
         self.records = recovered.records
-        self._before = recovered.nbytes  # written before the segment, and states that were loaded
+        """Records that were appended or, before that, replayed."""
+        self._before = recovered.nbytes
+        """Bytes of the segments before this one, and of loaded states, since the snapshot."""
         self._loaded = dict(recovered.loaded)
         self._clock = clock
         self._durable = durable
         self._segment = self._begin()
-        self._old_bytes = 0  # of the files before the segment
+        self._old_bytes = 0
+        """Bytes of all files but the segment."""
         self.measure()
 
     def _begin(self) -> SegmentWriter:
@@ -210,16 +213,16 @@ class Journal:
 
     @property
     def written(self) -> int:
-        """See the class."""
+        """Bytes that were appended or, before that, replayed."""
         return self._before + self._segment.size
 
     @property
     def size(self) -> int:
-        """Bytes of all files, with what is not committed yet."""
+        """Bytes of all files, including those that are not committed yet."""
         return self._old_bytes + self._segment.size
 
     def measure(self) -> None:
-        """Looks at how large the older files are."""
+        """Determine the size of the older files."""
         names = [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
         names = [*names, *self._loaded]
         self._old_bytes = sum(self._size_of(name) for name in names if name != self._segment.path.name)
@@ -231,7 +234,7 @@ class Journal:
             return 0
 
     def append(self, records: Sequence[AnyRecord]) -> None:
-        """Adds what happened; the next `commit` writes it, all of it or nothing."""
+        """Append records. The next `commit` writes all of them or none."""
         kept = [record for record in records if not isinstance(record, (RequestParked, Unparked))]
         if kept:
             self._segment.append(kept)
@@ -241,14 +244,14 @@ class Journal:
                     self._add_loaded(record.file)
 
     def _add_loaded(self, name: str) -> None:
-        """Count a loaded state that a record now names. To replay it takes as long as if it were in the record."""
+        """Count a loaded state that a record now names, because a replay has to read it like the record itself."""
         size = self._size_of(name)
         self._loaded[name] = self.number
         self._before += size
         self._old_bytes += size
 
     def commit(self) -> None:
-        """Writes what was added. OSError: not all of it could be; to be called again."""
+        """Write what was appended. After an OSError it is incomplete: call it again."""
         self._segment.commit()
 
     def take_room(self) -> None:
@@ -256,7 +259,7 @@ class Journal:
         self._segment.take_room()
 
     def rotate(self) -> int:
-        """Begins a new segment, everything being committed; its number."""
+        """Begin a new segment, when everything is committed. Returns its number."""
         assert self._segment.committed, "a segment ends with a commit"
         if self._segment.size:
             self._segment.close()
@@ -267,7 +270,7 @@ class Journal:
         return self.number
 
     def forget_before(self, number: int) -> None:
-        """Removes what the snapshot before this segment makes needless."""
+        """Remove the files that the snapshot before this segment replaces."""
         if self._durable:
             sync_folder(self.folder)
         _remove_before(self.folder, number)
@@ -278,5 +281,5 @@ class Journal:
         self.measure()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._segment.close()

@@ -29,7 +29,7 @@ _NAME = re.compile(_PREFIX + "[0-9a-f]{32}")
 
 
 class LoadedStates:
-    """The files in one folder. sync: whether `add` waits until a file is on the disk, so that it survives a crash."""
+    """The files in one folder. If `sync` is set, a file that `add` has added survives a crash of the machine."""
 
     def __init__(self, folder: Path, sync: bool = True) -> None:
         self.folder = folder
@@ -53,8 +53,8 @@ class LoadedStates:
                 with suppress(OSError):  # then the next start removes it
                     self.remove(name)
                 raise CheckpointError(
-                    f"the journal in {self.folder} cannot keep a copy of it: {error}. Nothing was changed; make room "
-                    f"there and load it again"
+                    f"the journal in {self.folder} cannot keep a copy of it: {error}. Nothing was changed; free some "
+                    f"space there and load it again"
                 ) from error
         return name
 
@@ -69,7 +69,7 @@ class LoadedStates:
             sync_folder(self.folder)
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Remove a file if it exists."""
         self.path(name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
@@ -77,7 +77,7 @@ class LoadedStates:
         return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
 
     def prepare(self, state: State, record: StateLoaded) -> None:
-        """Reads the file that a record names, if it names one, before the record is replayed on the state.
+        """Read the file that a record names, if it names one, before the record is replayed on the state.
 
         Raises CheckpointError or OSError if the file cannot be read.
         """

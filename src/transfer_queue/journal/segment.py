@@ -1,11 +1,11 @@
 """One file of the journal: a head, then a frame for each commit.
 
-    head    magic, number of the segment, salt, boot and clock of who wrote it, checksum
+    head    magic, number of the segment, salt, boot and clock of the process that wrote it, checksum
     frame   marker, number of the frame in the segment, length of the body, checksum; body: msgpack of a list of records
 
-A process that dies in the middle of a write leaves a frame that is not whole, the last one: reading stops before it.
-A frame that is not whole though a whole one comes later is damage, and an error. Checksums begin with the segment's
-salt, so that no value of a record can look like a frame.
+A process that dies during a write leaves an incomplete last frame, and reading stops before it. An incomplete frame
+before a complete one is damage, and an error. Checksums begin with the segment's salt, so that no value of a record can
+look like a frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWN_BOOT = bytes(16)
 _HEAD = struct.Struct("<8sQI16sd")
 _FRAME = struct.Struct("<4sQQI")
 _CHECKSUM = struct.Struct("<I")
-ROOM = 2 << 20  # bytes that the disk holds for what comes next
+ROOM = 2 << 20  # bytes of disk space that are reserved for the next commits
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,17 +43,16 @@ _decode = msgspec.msgpack.Decoder(list[AnyRecord]).decode
 
 @dataclass(frozen=True)
 class ClockIdentity:
-    """By what clock times in records are. boot: 16 bytes that tell one run of the machine from the next.
-
-    offset: seconds since 1970 at 0 of that clock.
-    """
+    """Identifies the clock of the times in records."""
 
     boot: bytes
+    """16 bytes that distinguish one boot of the machine from the next."""
     offset: float
+    """Seconds since 1970 at 0 of that clock."""
 
     @classmethod
     def now(cls) -> ClockIdentity:
-        """That of this process."""
+        """Return the clock of this process."""
         try:
             with open("/proc/sys/kernel/random/boot_id") as file:
                 boot = bytes.fromhex(file.read().strip().replace("-", ""))
@@ -62,14 +61,14 @@ class ClockIdentity:
         return cls(boot, time.time() - time.monotonic())
 
     def shift_from(self, other: ClockIdentity) -> float:
-        """What is to be added to a time of the other clock; 0 where both are the same one."""
+        """Return the seconds to add to a time of the other clock; 0 if both are the same clock."""
         same = self.boot == other.boot != UNKNOWN_BOOT
         return 0.0 if same else other.offset - self.offset
 
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """What a segment begins with."""
+    """The head of a segment."""
 
     number: int
     salt: int
@@ -77,17 +76,17 @@ class SegmentHeader:
 
     @classmethod
     def new(cls, number: int, clock: ClockIdentity) -> SegmentHeader:
-        """That of a new segment."""
+        """Return the head of a new segment."""
         return cls(number, secrets.randbits(32), clock)
 
     def packed(self) -> bytes:
-        """Its bytes."""
+        """Return the bytes of the head."""
         head = _HEAD.pack(MAGIC, self.number, self.salt, self.clock.boot, self.clock.offset)
         return head + _CHECKSUM.pack(zlib.crc32(head))
 
     @classmethod
     def read(cls, data: bytes | memoryview) -> SegmentHeader | None:
-        """The head at the beginning of a file; None where it is not whole."""
+        """Return the head at the beginning of a file; None if it is incomplete or damaged."""
         if len(data) < HEAD_BYTES:
             return None
         (checksum,) = _CHECKSUM.unpack_from(data, _HEAD.size)
@@ -105,7 +104,7 @@ class Frames:
         self._next = 0
 
     def pack(self, records: Sequence[AnyRecord]) -> bytes:
-        """The frame of these records."""
+        """Return the frame of these records."""
         body = _encode(records)
         number, self._next = self._next, self._next + 1
         return _FRAME.pack(MARKER, number, len(body), _checksum(self._head, number, body)) + body
@@ -116,18 +115,17 @@ def _checksum(head: SegmentHeader, number: int, body: bytes | memoryview) -> int
 
 
 class Reading:
-    """Reads a segment. data: the whole file. last: it may end in the middle of a frame, or of its head.
-
-    head: None where the file ends in the middle of it. end: bytes that are whole, once all frames have been read.
-    JournalError, naming the file and the place, where it is damaged.
-    """
+    """Reads a segment. Raises JournalError, with the file and the position, if the segment is damaged."""
 
     def __init__(self, path: Path, data: bytes | memoryview, last: bool) -> None:
+        """Read the head. `data` is the whole file. If `last` is set, it may end within a frame or its head."""
         self._path = path
         self._data = memoryview(data)
         self._last = last
         self.head = SegmentHeader.read(self._data)
+        """None if the file ends within its head."""
         self.end = 0
+        """The number of valid bytes, once all frames have been read."""
         if self.head is None:
             if not last or len(data) >= HEAD_BYTES + _FRAME.size:
                 raise self._damage(0, "its head cannot be read")
@@ -135,7 +133,7 @@ class Reading:
             self.end = HEAD_BYTES
 
     def frames(self) -> Iterator[list[AnyRecord]]:
-        """The records of each frame."""
+        """Yield the records of each frame."""
         if self.head is None:
             return
         number = 0
@@ -147,13 +145,16 @@ class Reading:
             try:
                 records = _decode(body)
             except msgspec.DecodeError as error:
-                raise self._damage(self.end, f"its records are of another version ({error})") from error
+                raise self._damage(self.end, f"another release wrote its records ({error})") from error
             yield records
             self.end += _FRAME.size + len(body)
             number += 1
 
     def _frame(self, head: SegmentHeader, at: int, least: int) -> memoryview | None:
-        """The body of the whole frame that begins here, with this number or, if it is not the next, a later one."""
+        """Return the body of the complete frame at this position; None if there is none.
+
+        Its number must be `least`, or may be greater if the position is not that of the next frame.
+        """
         if len(self._data) - at < _FRAME.size:
             return None
         marker, number, length, checksum = _FRAME.unpack_from(self._data, at)
@@ -166,43 +167,45 @@ class Reading:
         return body if checksum == _checksum(head, number, body) else None
 
     def _check_torn(self, head: SegmentHeader, number: int) -> None:
-        """JournalError unless what begins at `end` is the torn tail of the last segment."""
+        """Raise JournalError unless the bytes at `end` are the torn tail of the last segment."""
         if not self._last:
-            raise self._damage(self.end, "a frame is not whole, and later segments exist")
+            raise self._damage(self.end, "a frame is incomplete, and later segments exist")
         rest = bytes(self._data[self.end + 1 :])
         at = rest.find(MARKER)
         while at >= 0:
             if self._frame(head, self.end + 1 + at, number + 1) is not None:
-                raise self._damage(self.end, "a frame is not whole, and later ones are")
+                raise self._damage(self.end, "a frame is incomplete, and a later one is complete")
             at = rest.find(MARKER, at + 1)
 
     def _damage(self, at: int, what: str) -> JournalError:
         return JournalError(
-            f"the journal's file {self._path} is damaged at byte {at} of {len(self._data)}: {what}. What it held "
-            f"cannot be restored whole: begin with an empty folder (controller.journal.folder), or bring the file back"
+            f"the journal's file {self._path} is damaged at byte {at} of {len(self._data)}: {what}. Its state cannot "
+            f"be restored completely: bring the file back, or start with an empty folder (controller.journal.folder)"
         )
 
 
 class SegmentWriter:
-    """Appends frames to a new file. durable: `commit` returns when the bytes are on the disk.
-
-    size: bytes of the file, with those that are not written yet; 0 while there is no file.
-    """
+    """Appends frames to a new file. If `durable` is set, `commit` returns when the bytes are on the disk."""
 
     def __init__(self, path: Path, head: SegmentHeader, durable: bool) -> None:
         self.path = path
         self.size = 0
+        """Bytes of the file, including those that are not written yet; 0 if there is no file."""
         self._durable = durable
         self._head = head
         self._frames = Frames(head)
-        self._pending = b""  # not committed yet
-        self._written = 0  # of these
-        self._end = 0  # bytes that are committed
+        self._pending = b""
+        """Bytes that are not committed yet."""
+        self._written = 0
+        """The number of pending bytes that are written."""
+        self._end = 0
+        """The number of committed bytes."""
         self._file = -1
-        self._room = 0  # the disk has these bytes for the file
+        self._room = 0
+        """The number of bytes for which the disk has reserved space."""
 
     def append(self, records: Sequence[AnyRecord]) -> None:
-        """Adds a frame, which `commit` writes; the file begins with the first."""
+        """Append a frame, which `commit` writes. The first frame creates the file."""
         if not self.size:
             self._add(self._head.packed())
         self._add(self._frames.pack(records))
@@ -213,11 +216,11 @@ class SegmentWriter:
 
     @property
     def committed(self) -> bool:
-        """Whether nothing waits for a commit."""
+        """Whether all appended frames are committed."""
         return not self._pending
 
     def commit(self) -> None:
-        """Writes what was appended. OSError: some of it was not; to be called again, which goes on from there."""
+        """Write what was appended. After an OSError it is incomplete: call it again, and it continues from there."""
         if not self._pending:
             return
         if self._file < 0:
@@ -229,7 +232,7 @@ class SegmentWriter:
             try:
                 _sync_data(self._file)
             except OSError:
-                # what the system could not write it may have forgotten: a sync alone would not bring it back
+                # the kernel may have dropped pages that it could not write, so all bytes are written again
                 self._written = 0
                 raise
         self._end += len(self._pending)
@@ -237,7 +240,7 @@ class SegmentWriter:
         self._written = 0
 
     def take_room(self) -> None:
-        """Sees to it that ROOM more bytes can be committed, however full the disk gets. OSError where they cannot."""
+        """Reserve disk space for the next ROOM bytes. Raises OSError if the disk is too full."""
         if self._file < 0:
             self._create()
         if self._room < self.size + ROOM:
@@ -255,10 +258,10 @@ class SegmentWriter:
             sync_folder(self.path.parent)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._end + self._written)  # gives back room that was not needed
+                os.ftruncate(self._file, self._end + self._written)  # frees reserved space that was not needed
             os.close(self._file)
             self._file = -1
 
@@ -267,7 +270,7 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the folder's entries are on the disk."""
+    """Return when the folder's entries are on the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -281,14 +284,14 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def take_room(file: int, start: int, length: int) -> None:
-    """The file system holds so many bytes from `start` on for this file, whose size stays as it is.
+    """Reserve disk space for this many bytes of a file from `start` on. The size of the file does not change.
 
-    OSError where it has not got them, or where this process may not write that far. Where a file system cannot hold
-    room, nothing is done: then the write itself says it.
+    Raises OSError if the disk is too full, or if this process may not write that far. Does nothing if the file system
+    cannot reserve space: then the write itself fails.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY and start + length > most:
-        raise OSError(errno.EFBIG, f"a file of this process may have {most} bytes (ulimit -f)")
+        raise OSError(errno.EFBIG, f"the process's limit for the size of a file is {most} bytes; raise it (ulimit -f)")
     if _fallocate is None or not _fallocate(file, _KEEP_SIZE, start, length):
         return
     number = ctypes.get_errno()
@@ -302,7 +305,7 @@ def check_room(folder: Path, length: int) -> None:
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         take_room(file, 0, length)
-        os.write(file, bytes(_PAGE))  # if room cannot be reserved, a full disk is noticed here
+        os.write(file, bytes(_PAGE))  # if space cannot be reserved, a full disk is noticed here
         os.fsync(file)
     finally:
         os.close(file)
@@ -313,7 +316,7 @@ def _found() -> Callable[[int, int, int, int], int] | None:
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):
-        return None  # another system
+        return None  # another operating system
     function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     function.restype = ctypes.c_int
     return function

@@ -1,13 +1,13 @@
-"""One file with one tree of plain values and numpy arrays: a snapshot of the journal, or a checkpoint's state.
+"""A file with one tree of plain values and numpy arrays: a snapshot of the journal, or a checkpoint's state.
 
 `core.state.serialization` makes the tree. The file consists of:
 
-    preamble   64 bytes: magic, version, CRC of the head, its length, length and CRC of what follows it, CRC of these
-    head       the tree as msgpack; an array in it is an extension that tells dtype, length and place
+    preamble   64 bytes: magic, version, CRC of the head, its length, length and CRC of the rest, CRC of the preamble
+    head       the tree as msgpack; an array in it is an extension with its dtype, length and position
     arrays     each at a multiple of 64 bytes, in the order of the head
 
-All numbers are little-endian. `read` maps the file privately: arrays are views of the mapping, which can be written
-and change nothing in the file. So a file may be removed or replaced while it is in use, but never be written in place;
+All numbers are little-endian. `read` maps the file privately: arrays are writable views of the mapping, and writes to
+them do not change the file. So a file may be removed or replaced while it is in use, but must never be overwritten;
 `write` makes a new one beside it and renames it.
 """
 
@@ -28,21 +28,21 @@ import numpy as np
 from transfer_queue.errors import CheckpointError
 
 MAGIC = b"TQSTATE\n"
-VERSION = 1  # grows with every change of what is in the tree, or of how it lies in the file
+VERSION = 1  # grows with every change of the content of the tree, or of the layout of the file
 ALIGNMENT = 64
 ARRAY_CODE = 1  # msgpack extension: an array of one dimension
 
 _PREAMBLE = struct.Struct("<8sIIQQI")
 _CRC = struct.Struct("<I")
-_ARRAY = struct.Struct("<3sQQ")  # dtype as numpy writes it, how many numbers, bytes from the first array to this one
+_ARRAY = struct.Struct("<3sQQ")  # dtype as numpy writes it, number of elements, bytes from the first array to this one
 _DTYPES = {np.dtype(kind).str.encode(): np.dtype(kind) for kind in ("i1", "u1", "<u2", "<i4", "<i8", "<f8")}
 
 
 def write(path: Path, tree: Any, sync: bool = True) -> None:
-    """Writes a tree of dicts, lists, text, numbers, bytes, None and arrays of one dimension.
+    """Write a tree of dicts, lists, text, numbers, bytes, None and arrays of one dimension.
 
-    sync: the file is on the disk when this ends, also if the machine then fails. Until this ends there is no file
-    `path`, or the old one. Raises OSError as the file system does; then nothing is left.
+    If `sync` is set, the file survives a crash of the machine once this returns. The file `path` is replaced
+    atomically at the end. Raises OSError as the file system does; then no draft is left.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -75,7 +75,10 @@ def _write(file: BinaryIO, tree: Any) -> None:
     def place(value: object) -> msgspec.msgpack.Ext:
         nonlocal end
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.str.encode() not in _DTYPES:
-            raise TypeError(f"a state file holds plain values and columns of numbers, and no {type(value).__name__}")
+            raise TypeError(
+                f"a state file can contain plain values and arrays of numbers with one dimension, "
+                f"got {type(value).__name__}"
+            )
         arrays.append(np.ascontiguousarray(value))
         packed = _ARRAY.pack(value.dtype.str.encode(), len(value), end)
         end += _aligned(value.nbytes)
@@ -95,7 +98,7 @@ def _write(file: BinaryIO, tree: Any) -> None:
 
 
 def _parts(head: int, arrays: list[np.ndarray]) -> Iterator[memoryview | bytes]:
-    """What follows a head of so many bytes: the arrays, with zeros between them."""
+    """Yield what follows a head of this many bytes: the arrays, with zeros between them."""
     yield bytes(_gap(head))
     for array in arrays:
         yield array.data.cast("B") if len(array) else b""
@@ -111,10 +114,10 @@ def _gap(size: int) -> int:
 
 
 def read(path: Path) -> Any:
-    """The tree that was written: tuples are lists, arrays can be written and keep the mapping of the file alive.
+    """Return the tree that was written. Tuples become lists; arrays are writable and keep the mapping alive.
 
-    Raises FileNotFoundError, or OSError as the file system does; CheckpointError for a file that `write` has not
-    made, or that has changed since.
+    Raises FileNotFoundError, or OSError as the file system does, and CheckpointError if `write` did not write the
+    file, or if the file has changed since.
     """
     with open(path, "rb") as file:
         whole = _mapped(file)
@@ -122,17 +125,17 @@ def read(path: Path) -> Any:
         return _tree(whole)
     except _Unreadable as error:
         raise CheckpointError(
-            f"{path} is no state that this release can load: {error}. Load another checkpoint, or the same one from "
+            f"{path} is not a state that this release can load: {error}. Load another checkpoint, or the same one from "
             f"where it was saved; nothing was changed."
         ) from None
 
 
 class _Unreadable(Exception):
-    """Says what is wrong with a file."""
+    """What is wrong with a file."""
 
 
 def _mapped(file: BinaryIO) -> np.ndarray:
-    """All bytes of a file, u1; as a private mapping where its file system has such."""
+    """Return all bytes of a file, u1; as a private mapping if its file system supports that."""
     if os.fstat(file.fileno()).st_size:
         with suppress(OSError):
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), "u1")
@@ -156,7 +159,7 @@ def _tree(whole: np.ndarray) -> Any:
         raise _Unreadable(f"it has {len(whole)} bytes and not {wanted}")
     head, rest = whole[ALIGNMENT : ALIGNMENT + head_size], whole[ALIGNMENT + head_size :]
     if zlib.crc32(head.data) != head_crc or zlib.crc32(rest.data) != crc:
-        raise _Unreadable("its bytes are not those that were written")
+        raise _Unreadable("its checksums do not match its content")
     try:
         return _decoded(head, rest[_gap(head_size) :])
     except (msgspec.MsgspecError, struct.error, LookupError, ValueError, TypeError, RecursionError) as error:
@@ -168,7 +171,7 @@ def _decoded(head: np.ndarray, arrays: np.ndarray) -> Any:
         kind, count, start = _ARRAY.unpack(data)
         end = start + count * _DTYPES[kind].itemsize
         if code != ARRAY_CODE or start % ALIGNMENT or end > len(arrays):
-            raise ValueError(f"an array at {start} to {end} of {len(arrays)}")
+            raise ValueError(f"an array is at {start} to {end} of {len(arrays)} bytes")
         return arrays[start:end].view(_DTYPES[kind])
 
     return msgspec.msgpack.Decoder(ext_hook=view).decode(head.data)

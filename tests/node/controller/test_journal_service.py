@@ -189,7 +189,7 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(
         while not served.journaling.snapshotting:
             served.put()
         served.loop.turn()
-    assert "no snapshot could be written" in caplog.text
+    assert "the controller cannot write a snapshot" in caplog.text
     assert "ZeroDivisionError" in caplog.text
     served.put(20)
     assert not served.journaling.snapshotting, "not at once"

@@ -1,4 +1,4 @@
-"""The process of the controller: what it is built of."""
+"""The process of the controller: builds the controller, its journal, its service and its server."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sockets:
-    """Where a controller listens: sockets that outlive it. metrics: None where they are off."""
+    """The sockets on which a controller listens. They outlive it."""
 
     controller: Sequence[socket.socket]
     metrics: socket.socket | None
+    """None if metrics are off."""
 
 
 def build_controller(
@@ -54,12 +55,21 @@ def build_controller(
     sockets: Sockets,
     journal: Path | None,
 ) -> ServerLoop:
-    """The controller's server, listening. config: JSON text with the "settings" of `config.Settings`.
+    """Return the controller's server, listening.
 
-    system: where state files lie for who saves and loads, and clients say that they live. journal: the folder of its
-    journal, from which it takes up what one before it has left; None: it keeps none.
-    Raises whatever the user's sampler raises when it is made; JournalError where the journal is damaged.
+    Args:
+        system: The folder for state files of clients that save and load, and for the liveness files of clients.
+        config: JSON text with the "settings" of `config.Settings`.
+        key: The key of the system.
+        sampler: A sampler that the settings do not name.
+        sockets: Where the server listens.
+        journal: The folder of the journal, from which the state of the previous controller is recovered. None: there
+            is no journal.
+
+    Raises:
+        JournalError: If the journal is damaged. Errors of the user's sampler are raised, too.
     """
+    # np.unique imports it at its first call, which blocks the loop for 14 ms. Units do not need it.
     # np.unique imports it at its first call: 14 ms in which the loop would answer nobody. Units do not need it.
     importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
@@ -104,8 +114,8 @@ def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: An
     recovered = recover(folder, clock, settings.total_storage_size, watched_tags(sampler))
     if not recovered.fresh:
         logger.warning(
-            "resumed from the journal in %s: %d rows, %d records after the snapshot, %d bytes of an unfinished commit "
-            "dropped; %.2f s",
+            "the controller resumes from the journal in %s: %d rows, %d records after the snapshot, %d bytes of an "
+            "unfinished commit dropped; %.2f s",
             folder,
             recovered.state.row_count,
             recovered.records,
@@ -118,7 +128,7 @@ def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: An
 def _serve_metrics(
     server: ServerLoop, service: ControllerService, controller: Controller, listener: socket.socket
 ) -> None:
-    """Serves metrics, and tells attaching clients where."""
+    """Serve metrics, and write their endpoint into the configuration for attaching clients."""
     from transfer_queue.metrics.exposition import exposition
     from transfer_queue.node.controller.metrics_collector import Collector
     from transfer_queue.node.controller.metrics_http import serve_metrics

@@ -1,4 +1,4 @@
-"""The core behind the servers' loop: it carries out the core's effects and decides nothing."""
+"""The core behind the server loop: it carries out the core's effects and decides nothing."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (*CONTROLLER_READS, Measured)  # what is answered out of the state, and changes nothing of it
-MAX_WAITING = 4096  # requests of one connection that wait for room
+READS = (*CONTROLLER_READS, Measured)  # requests that change nothing of the state
+MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
-LOOK_SECONDS = 0.1  # between two looks at a disk that is full
+LOOK_SECONDS = 0.1  # between two checks of a full disk
 FROM_UNITS = (
     RegisterUnit,
     WriterGone,
@@ -78,12 +78,7 @@ FROM_UNITS = (
 
 
 class ControllerService(EnvelopeService):
-    """A `net.server.server_loop.Service` that serves one controller.
-
-    states: where it is saved to and loaded from. journaling: None: nobody keeps what it records. departed: told of
-    clients that have no connection any more. samplers: where one that replaces the system's is found.
-    told: given what a unit at this connection has measured.
-    """
+    """A `net.server.server_loop.Service` that serves one controller."""
 
     name = "controller"
 
@@ -95,9 +90,19 @@ class ControllerService(EnvelopeService):
         departed: DepartedClients | None = None,
         samplers: SamplerFiles | None = None,
     ) -> None:
+        """Make the service of a controller.
+
+        Args:
+            controller: The core.
+            states: The files to which its state is saved, and from which it is loaded.
+            journaling: The journal; None: records are not kept.
+            departed: Gets the clients that have no connection any more.
+            samplers: Where samplers are found that replace the system's.
+        """
         super().__init__()
         self._samplers = samplers
         self.told: Callable[[int, Measured], None] = lambda peer, measured: None
+        """Gets what a unit at this connection has measured."""
         self._departed = departed
         self._controller = controller
         controller.context.measures.load = self.load
@@ -105,9 +110,12 @@ class ControllerService(EnvelopeService):
         self._journaling = journaling
         self._worker = BackgroundThread()
         self._call_soon: CallSoon | None = None
-        self._aside: deque[tuple[Hello, int, RequestEnvelope]] = deque()  # what waits for room on the journal's disk
-        self._look_again = 0.0  # for it
-        self._host: SamplerHost | None = None  # of a user's sampler
+        self._aside: deque[tuple[Hello, int, RequestEnvelope]] = deque()
+        """Requests that wait for space on the journal's disk."""
+        self._look_again = 0.0
+        """When the disk is checked again."""
+        self._host: SamplerHost | None = None
+        """The process of a user's sampler."""
         self._loop: Loop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
@@ -117,14 +125,14 @@ class ControllerService(EnvelopeService):
             self._journaling.attach(StateWriter(call_soon))
 
     def use_host(self, sampler: AnyMade, loop: Loop) -> None:
-        """Use this sampler from now on. loop: the loop that watches the socket of its process."""
+        """Use this sampler from now on. The loop watches the socket of its process."""
         self._loop = loop
         self._replace(sampler)
 
     def _replace(self, sampler: AnyMade) -> None:
         if self._host is not None:
             self._host.close()
-            self._worker.begin(self._host.stop, lambda outcome: None)  # no zombie stays
+            self._worker.begin(self._host.stop, lambda outcome: None)  # reaps the process
         self._host = sampler if isinstance(sampler, SamplerHost) else None
         if self._host is not None:
             assert self._loop is not None
@@ -136,14 +144,14 @@ class ControllerService(EnvelopeService):
         return self._carried_out(self._controller.sampler_answered(number, outcome, time.monotonic()))
 
     def commit(self) -> bool:
-        """What a server asks before it lets anything leave: whether what led to it is written down."""
+        """Write the records of all changes so far. Returns whether the server may now send its replies."""
         if self._journaling is not None:
             return self._journaling.commit()
         self._controller.take_records()
         return True
 
     def journal_measures(self) -> JournalMeasures | None:
-        """What the journal measures; None where there is none."""
+        """Return the measures of the journal; None if there is no journal."""
         return None if self._journaling is None else self._journaling.measures()
 
     def opened(self, peer: int, hello: Hello) -> None:
@@ -166,7 +174,7 @@ class ControllerService(EnvelopeService):
     def _state_file(
         self, peer: int, sequence: int, request: FetchState | SendState, payload: memoryview | None
     ) -> Outgoing:
-        """For a client on another node, which does not see the folder of state files."""
+        """Read or write a state file for a client on another node, which cannot access the folder of state files."""
         try:
             if isinstance(request, FetchState):
                 left, data = self._states.piece(request.name, max(0, request.start), min(request.length, MOST_WRITTEN))
@@ -179,23 +187,24 @@ class ControllerService(EnvelopeService):
         except TransferQueueError as error:
             return self.answer(peer, sequence, Failure(type(error).__name__, str(error)))
         except OSError as error:
-            return self.answer(peer, sequence, Failure("CheckpointError", f"a state file of the controller: {error}"))
+            text = f"the controller cannot read or write a state file: {error}; free some space there, or try again"
+            return self.answer(peer, sequence, Failure("CheckpointError", text))
 
     @property
     def _waits_for_room(self) -> bool:
-        """Whether what changes anything cannot be written down now, so that it must not be begun."""
+        """Whether mutations cannot be written to the journal at the moment, so that they must wait."""
         return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
 
     def _set_aside(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing]:
         if sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
             assert self._journaling is not None
-            words = f"{MAX_WAITING} requests of this connection wait already. {self._journaling.trouble}"
+            words = f"{MAX_WAITING} requests of this connection are waiting already. {self._journaling.trouble}"
             return [self.answer(peer, envelope.sequence, Failure("CapacityError", words))]
         self._aside.append((hello, peer, envelope))
         return ()
 
     def _serve_aside(self) -> Iterator[Outgoing]:
-        """Some of what waited for room, in order; then what else is served first has its turn."""
+        """Serve some of the requests that waited for space, in order; other requests are served between the turns."""
         assert self._journaling is not None
         for _ in range(min(ASIDE_A_TURN, len(self._aside))):
             hello, peer, envelope = self._aside.popleft()
@@ -203,10 +212,14 @@ class ControllerService(EnvelopeService):
 
     def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> Iterable[Outgoing]:
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
-            failure = Failure("ProtocolError", f"{type(envelope.body).__name__} is for storage units to say")
+            failure = Failure("ProtocolError", f"only a storage unit may send {type(envelope.body).__name__}")
             return [self.answer(peer, envelope.sequence, failure)]
         if isinstance(envelope.body, (ExtentsFreedReport, BlocksMovedReport)) and envelope.body.failed:
-            logger.error("storage unit %d could not carry out an order: %s", envelope.body.unit, envelope.body.failed)
+            logger.error(
+                "storage unit %d could not carry out an order of the controller: %s",
+                envelope.body.unit,
+                envelope.body.failed,
+            )
         if isinstance(envelope.body, Measured):
             self.told(peer, envelope.body)
             return [self.answer(peer, envelope.sequence, Done())]
@@ -240,7 +253,7 @@ class ControllerService(EnvelopeService):
     def _ticked(self, now: float) -> Iterable[Outgoing]:
         if not self._waits_for_room:
             return self._carried_out(self._controller.tick(now))
-        # no lease ends while its ack waits
+        # tick is not called, so that no lease ends while its ack waits
         assert self._journaling is not None
         if self._journaling.find_room():
             self._look_again = now
@@ -258,7 +271,7 @@ class ControllerService(EnvelopeService):
         self._worker.begin(work.run, done)
 
     def _write(self, write: WriteState) -> Iterable[Outgoing]:
-        """Writes the state of now in a forked child, while service goes on."""
+        """Write the current state in a forked child, while the controller continues to serve."""
         call_soon = self._call_soon
         assert call_soon is not None
 
@@ -285,7 +298,7 @@ class ControllerService(EnvelopeService):
         self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
 
     def _use_sampler(self, peer: int, sequence: int, samplers: SamplerFiles, name: str) -> None:
-        """Reads a user's code, which may import for seconds, beside the loop."""
+        """Load a user's sampler in the worker's thread, because its imports may take seconds."""
         call_soon = self._call_soon
         assert call_soon is not None
 

@@ -1,4 +1,4 @@
-"""What a controller records goes into its journal before anybody is answered; now and then a snapshot is taken."""
+"""Writes the controller's records to its journal before any reply is sent, and takes a snapshot from time to time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
 from transfer_queue.node.controller.state_writer import Done
 
-SNAPSHOT_RECORDS = 20_000  # since the last one, which take a third of a second to replay
-MOST_RECORDS = 100_000  # after which there is no rest between snapshots
+SNAPSHOT_RECORDS = 20_000  # since the last snapshot; a replay of them takes a third of a second
+MOST_RECORDS = 100_000  # with more records, the next snapshot begins without a rest
 SNAPSHOT_BYTES = 32 << 20
-REST = 10.0  # times as long as the last snapshot took
-FAILED_SECONDS = 30.0  # after a snapshot that failed, until it is tried again
-EACH = 8  # of so many commits that do not wait for the disk one is measured: the clock would be a part of their cost
+REST = 10.0  # times the duration of the last snapshot
+FAILED_SECONDS = 30.0  # between a snapshot that failed and the next attempt
+EACH = 8  # one of this many commits without sync is measured, because reading the clock is part of their cost
 
 logger = logging.getLogger(__name__)
 
@@ -32,34 +32,39 @@ class Writer(Protocol):
 
     @property
     def busy(self) -> bool:
-        """A state is being written."""
+        """Whether a state is being written."""
 
     def begin(self, path: Path, tree: Callable[[], Any], done: Done, sync: bool) -> None:
-        """Begins to write."""
+        """Begin to write a state; see `StateWriter.begin`."""
 
 
 class Journaling:
     """The journal of one controller.
 
-    `commit` is what `net.server.server_loop.Server` asks before it lets anything leave. After it there is room on the
-    disk for what comes next, or there is `trouble`: then nothing that changes the state should be begun, while what is
-    asked of it can be answered, as all of it is written down. trouble: why the journal cannot be written, None while
-    it can.
+    `net.server.server_loop.Server` calls `commit` before it sends anything. After a commit, either the disk has space
+    for the next one, or `trouble` is set. Then mutations must wait, while reads can be answered, because the whole
+    state that they see is written.
     """
 
     def __init__(self, controller: Controller, journal: Journal, clock: ClockIdentity, sync: bool) -> None:
         self.trouble: str | None = None
+        """Why the journal cannot be written; None while it can."""
         self._controller = controller
         self._journal = journal
         self._clock = clock
         self._sync = sync
         self._writer: Writer | None = None
-        self._behind = False  # the last commit failed
+        self._behind = False
+        """The last commit failed."""
         self._troubled_at = 0.0
-        self._next_try = 0.0  # of a snapshot
-        self._begun = 0.0  # the one that is being written
-        self._failing = False  # the last one did
-        self._covered = (0, 0)  # records and bytes of the journal that the last snapshot has made needless
+        self._next_try = 0.0
+        """When the next snapshot may begin."""
+        self._begun = 0.0
+        """When the snapshot that is being written began."""
+        self._failing = False
+        """The last snapshot failed."""
+        self._covered = (0, 0)
+        """Records and bytes of the journal that the last snapshot replaces."""
         self._snapshot_at = time.monotonic()
         self._commits = Histogram(LOOP_BOUNDS)
         self._commits_so_far = 0
@@ -69,11 +74,11 @@ class Journaling:
         self._count()
 
     def attach(self, writer: Writer) -> None:
-        """Says who writes snapshots. From now on they are taken."""
+        """Set the writer of snapshots. From now on they are taken."""
         self._writer = writer
 
     def commit(self) -> bool:
-        """Writes down what happened since the last call; False where that cannot be done."""
+        """Write the records since the last call. Returns False if that fails."""
         records = self._controller.take_records()
         began = 0.0
         if records:
@@ -105,7 +110,7 @@ class Journaling:
             self._controller.context.measures.load.longest.note("commit", self._last_commit, ended)
 
     def measures(self) -> JournalMeasures:
-        """For metrics."""
+        """Return the measures for metrics."""
         records, nbytes = self._journal.records - self._covered[0], self._journal.written - self._covered[1]
         return JournalMeasures(
             self._journal.size, records, nbytes, time.monotonic() - self._snapshot_at, self._commits.timing("commit"),
@@ -113,7 +118,7 @@ class Journaling:
         )  # fmt: skip
 
     def find_room(self) -> bool:
-        """Whether what comes next can be written down; looks at the disk."""
+        """Whether the disk has space for the next commit."""
         try:
             self._journal.take_room()
         except OSError as error:
@@ -137,8 +142,8 @@ class Journaling:
         self._failures += 1
         if self.trouble is None:
             self.trouble = (
-                f"the journal in {self._journal.folder} cannot be written: {error}. What changes anything waits until "
-                f"it can: make room there, or end the system"
+                f"the journal in {self._journal.folder} cannot be written: {error}. Mutations wait until it can be "
+                f"written: free some space there, or stop the system"
             )
             self._controller.context.journal_error = self.trouble
             self._troubled_at = time.monotonic()
@@ -146,7 +151,11 @@ class Journaling:
         self._count()
 
     def _works_again(self) -> None:
-        logger.warning("the journal can be written again after %.1f s", time.monotonic() - self._troubled_at)
+        logger.warning(
+            "the journal in %s can be written again after %.1f s",
+            self._journal.folder,
+            time.monotonic() - self._troubled_at,
+        )
         self.trouble = None
         self._controller.context.journal_error = ""
         self._count()
@@ -179,17 +188,23 @@ class Journaling:
         self._failing = error is not None
         self._next_try = now + (FAILED_SECONDS if self._failing else REST * (now - self._begun))
         if error is not None:
-            logger.error("no snapshot could be written to %s: %s; the journal grows on", self._journal.folder, error)
+            logger.error(
+                "the controller cannot write a snapshot to %s: %s; it tries again in %g s, and the journal grows until "
+                "then",
+                self._journal.folder,
+                error,
+                FAILED_SECONDS,
+            )
             return
         self._covered = covers
         self._snapshot_at = self._begun
         try:
             self._journal.forget_before(number)
         except OSError as failure:
-            logger.error("old files of the journal cannot be removed: %s", failure)
+            logger.error("the controller cannot remove old files of the journal: %s", failure)
         self._count()
 
 
 def _loads(records: Sequence[AnyRecord]) -> bool:
-    """Whether a checkpoint was loaded in this turn of the loop, which a fork would make longer than others may wait."""
+    """Whether a checkpoint was loaded in this turn of the loop. A fork in the same turn would block others too long."""
     return any(isinstance(record, StateLoaded) for record in records)

@@ -1,7 +1,8 @@
-"""Collects what one scrape tells: of the controller's state in short steps of its loop, and of every unit.
+"""Collects the data of one scrape: from the controller's state, in short steps of its loop, and from every unit.
 
-A unit is asked over the connection that it has made to its controller, wherever it is, so that one endpoint serves
-all. Who does not answer soon is told as not up, and is not waited for again until it has answered.
+The controller asks each unit over the connection that the unit has made to it, on whatever node the unit is, so that
+one endpoint serves all. A unit that does not answer in time is reported as not up, and is not waited for until it has
+answered.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.controller_service import CallSoon
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 
-LOOP_SECONDS = 5.0  # for the loop to come to a step
-STEP_SECONDS = 0.001  # of the loop at a time
-UNITS_SECONDS = 1.0  # for the units to answer
+LOOP_SECONDS = 5.0  # within which the loop must run a step
+STEP_SECONDS = 0.001  # of one step in the loop
+UNITS_SECONDS = 1.0  # within which the units should answer
 
 T = TypeVar("T")
 Demand = Callable[[int, Measure], Outgoing]
 
 
 class Units:
-    """Asks the units. All of it but `wait` happens in the loop."""
+    """Asks the units for their measures. Everything but `wait` runs in the loop."""
 
     def __init__(self, controller: Controller, demand: Demand) -> None:
         self._controller = controller
         self._demand = demand
         self._number = 0
-        self._asked: dict[int, int] = {}  # connection -> number of the question without an answer
+        self._asked: dict[int, int] = {}
+        """Connection -> the number of the question that it has not answered."""
         self._answers: dict[int, Measured | None] = {}
         self._complete = threading.Event()
 
     def ask(self) -> list[Outgoing]:
-        """Asks those that are not still busy with the last question; `wait` then waits for these."""
+        """Ask the units that have answered the last question; `wait` then waits for these."""
         self._number += 1
         self._answers = dict.fromkeys(self._controller.state.units)
         self._complete.clear()
@@ -53,7 +55,7 @@ class Units:
         return [self._demand(peer, Measure(self._number)) for peer in idle]
 
     def told(self, peer: int, measured: Measured) -> None:
-        """A unit has answered."""
+        """Take a unit's answer."""
         self._asked.pop(peer, None)
         if measured.number == self._number and self._controller.context.connections.units.get(measured.unit) == peer:
             self._answers[measured.unit] = measured
@@ -64,19 +66,16 @@ class Units:
             self._complete.set()
 
     def wait(self, seconds: float) -> None:
-        """In another thread: until those that were asked have answered, or so long."""
+        """Wait, in another thread, until the units that were asked have answered, for at most this many seconds."""
         self._complete.wait(seconds)
 
     def answers(self) -> dict[int, Measured | None]:
-        """Unit -> its answer, None where there is none."""
+        """Return unit -> its answer, or None."""
         return dict(self._answers)
 
 
 class Collector:
-    """What `node.controller.metrics_http` serves. call_soon, demand: of the controller's server and service.
-
-    meter: of its process. journal: gives what the journal measures, None where there is none.
-    """
+    """Collects what `node.controller.metrics_http` serves."""
 
     def __init__(
         self,
@@ -86,6 +85,15 @@ class Collector:
         meter: ProcessMetrics,
         journal: Callable[[], JournalMeasures | None],
     ) -> None:
+        """Make the collector.
+
+        Args:
+            controller: The core.
+            call_soon: Runs a function in the server's loop.
+            demand: Makes the frame that asks a unit.
+            meter: Measures the controller's process.
+            journal: Returns the measures of the journal; None if there is no journal.
+        """
         self.units = Units(controller, demand)
         self._controller = controller
         self._call_soon = call_soon
@@ -94,7 +102,7 @@ class Collector:
         self._one_at_a_time = threading.Lock()
 
     def collect(self) -> Snapshot:
-        """One scrape; called in any thread but the loop's. TimeoutError where the loop does not come to it."""
+        """Return one scrape. Call it in any thread but the loop's. Raises TimeoutError if the loop does not respond."""
         with self._one_at_a_time:
             self._in_loop(self.units.ask, sends=True)
             state = self._steps(measure(self._controller.context, time.monotonic()))
@@ -102,13 +110,13 @@ class Collector:
             return self._in_loop(lambda: self._whole(state))
 
     def _in_loop(self, function: Callable[[], T], sends: bool = False) -> T:
-        """The outcome of a function that runs in the loop. sends: which is what to send."""
+        """Run a function in the loop and return its result, which is sent as frames if `sends` is set."""
         future: Future[T] = Future()
 
         def run() -> Any:
             try:
                 outcome = function()
-            except BaseException as error:  # who waits gets it
+            except BaseException as error:  # raised in the thread that waits
                 future.set_exception(error)
                 return ()
             future.set_result(outcome)
@@ -118,7 +126,9 @@ class Collector:
         try:
             return future.result(LOOP_SECONDS)
         except concurrent.futures.TimeoutError:
-            raise TimeoutError(f"the controller did not come to it within {LOOP_SECONDS:g} s") from None
+            raise TimeoutError(
+                f"the controller's loop did not respond within {LOOP_SECONDS:g} s; see its log, and scrape less often"
+            ) from None
 
     def _steps(self, steps: Generator[None, None, T]) -> T:
         while True:
@@ -143,7 +153,7 @@ class Collector:
 
 
 def _some(steps: Generator[None, None, T]) -> list[T]:
-    """Some steps, for a moment; what they have come to in the end, else nothing."""
+    """Run steps for a moment. Returns their result in a list when they are finished, else an empty list."""
     until = time.monotonic() + STEP_SECONDS
     try:
         while time.monotonic() < until:

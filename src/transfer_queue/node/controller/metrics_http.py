@@ -1,4 +1,4 @@
-"""Serves metrics over HTTP, from threads of the controller; imported only where they are on."""
+"""Serves metrics over HTTP, in threads of the controller. Imported only if metrics are on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 ANY = ("0.0.0.0", "::")
-MOST_READERS = 16  # at a time; the one that has been there for the longest makes room for the next
-PAUSE = 0.0002  # seconds; long enough that a thread which waits for the interpreter gets it
+MOST_READERS = 16  # at a time; the oldest connection is closed for the next one
+PAUSE = 0.0002  # seconds; long enough that another thread which waits for the interpreter gets it
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _MetricsServer(ThreadingHTTPServer):
-    """Threads for a few readers, whatever connects."""
+    """Serves a limited number of connections, each in a thread, however many are made."""
 
     daemon_threads = True
 
@@ -34,33 +34,35 @@ class _MetricsServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.append(request)
         if len(self._open) > MOST_READERS:
-            with contextlib.suppress(OSError):  # gone already
+            with contextlib.suppress(OSError):  # it is closed already
                 self._open.pop(0).shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        with contextlib.suppress(ValueError):  # it had to make room
+        with contextlib.suppress(ValueError):  # it was closed for another one
             self._open.remove(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """What a reader does to its connection is not worth a line in the log."""
+        """Log errors of the server only, not those of a client's connection."""
         if not isinstance(sys.exc_info()[1], OSError):
-            logger.exception("metrics cannot be served")
+            logger.exception("the controller failed to serve metrics")
 
 
 def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) -> str:
-    """Starts to serve; the endpoint as "host:port", by this machine's name where it listens on any address.
+    """Start to serve. Returns the endpoint as "host:port", with this machine's name if it listens on any address.
 
-    listener: see `net.server.sockets.bound_socket`. text: gives the metrics in pieces; called in the threads that
-    serve, so it must hand what belongs to the loop to the loop and wait for it.
+    Args:
+        listener: See `net.server.sockets.bound_socket`.
+        text: Yields the metrics in pieces. It is called in the threads that serve, so it must run anything that
+            belongs to the loop in the loop and wait for the result.
     """
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # seconds for a client to send its request
 
         def do_GET(self) -> None:
-            """Answers /metrics."""
+            """Answer /metrics."""
             if self.path.split("?")[0] not in ("/", "/metrics"):
                 self.send_error(404, "the metrics are at /metrics")
                 return
@@ -76,7 +78,7 @@ def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) ->
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Requests for metrics are not worth a line in the log."""
+            """Do not log requests for metrics."""
 
     server = _MetricsServer(listener, Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -86,7 +88,7 @@ def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) ->
 
 
 def _encoded(pieces: Iterable[str]) -> Iterable[bytes]:
-    """Between two pieces the loop gets its turn: otherwise it would wait for the interpreter, 5 ms at a time."""
+    """Pause after each piece, so that the loop gets the interpreter at once and not only after 5 ms."""
     for piece in pieces:
         yield piece.encode()
         time.sleep(PAUSE)

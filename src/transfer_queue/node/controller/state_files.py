@@ -1,6 +1,6 @@
-"""The folder through which states of the controller go to clients that save, and come from those that load.
+"""The folder through which the controller's states get to clients that save and come from clients that load.
 
-Requests name the files and the core has looked at the names: 32 hex digits, no path. The folder is the system's own.
+Requests contain names of files, which the core has checked: 32 hex digits, no path. The folder belongs to the system.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transfer_queue.journal.loaded_states import LoadedStates
 
 
 class StateFiles:
-    """State files by name, in a folder that exists. Files that killed clients have left are removed with the system.
+    """State files by name, in an existing folder. Files that killed clients leave are removed with the system.
 
-    loaded: the journal's files of loaded states; None: there is no journal.
+    `loaded` has the journal's files of loaded states; None: there is no journal.
     """
 
     def __init__(self, folder: Path, loaded: LoadedStates | None = None) -> None:
@@ -26,7 +26,7 @@ class StateFiles:
         self._loaded = loaded
 
     def path(self, name: str) -> Path:
-        """Where a file lies."""
+        """Return the path of a file."""
         return self.folder / name
 
     def read(self, name: str, watched: Iterable[str] = ()) -> SavedState | Exception:
@@ -54,7 +54,7 @@ class StateFiles:
             self._loaded.remove(kept)
 
     def piece(self, name: str, start: int, length: int) -> tuple[int | None, bytes]:
-        """How many bytes a file has from `start` on, None where it is not there, and `length` of them."""
+        """Return how many bytes a file has from `start` on, None if it does not exist, and `length` of these bytes."""
         try:
             with open(self.folder / check_file_name(name), "rb") as file:
                 left = os.fstat(file.fileno()).st_size - start
@@ -63,7 +63,7 @@ class StateFiles:
             return None, b""
 
     def put(self, name: str, start: int, data: memoryview | bytes) -> None:
-        """Writes into a file, which is made where it is not there. OSError where the disk refuses."""
+        """Write into a file, which is created if it does not exist. Raises OSError as the file system does."""
         file = os.open(
             self.folder / check_file_name(name), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
@@ -75,5 +75,5 @@ class StateFiles:
             os.close(file)
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Remove a file if it exists."""
         (self.folder / name).unlink(missing_ok=True)

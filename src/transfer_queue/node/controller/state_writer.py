@@ -1,7 +1,7 @@
-"""Writes the controller's state to a file while service goes on.
+"""Writes the controller's state to a file while the controller continues to serve.
 
-The process forks. The child has the state as it was at that moment, writes it and ends; what the parent changes
-meanwhile it does not see. A thread of the parent waits for it and tells the loop.
+The process forks. The child has the state of that moment, writes it and exits; it does not see later changes of the
+parent. A thread of the parent waits for the child and reports to the loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from transfer_queue.journal import state_file
 
-CHILD_SECONDS = 600.0  # after which a child that still writes is ended
-_WORDS = 4096  # bytes of an error's words
+CHILD_SECONDS = 600.0  # after which a child that is still writing is killed
+_WORDS = 4096  # bytes of an error's text
 _FIRST = 3  # the first descriptor that is not a standard one
 _PR_SET_PDEATHSIG = 1
 
@@ -29,19 +29,19 @@ Done = Callable[[str | None], Any]
 class StateWriter:
     """Writes one state file at a time, in a forked child.
 
-    call_soon: runs a function in the loop's thread, from any thread, and sends what it returns. busy: a child is
-    writing.
+    `call_soon` may be called in any thread. It runs a function in the loop's thread and sends its result.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], Any]], object]) -> None:
         self.busy = False
+        """Whether a child is writing."""
         self._call_soon = call_soon
 
     def begin(self, path: Path, tree: Callable[[], Any], done: Done, sync: bool) -> None:
-        """Begins to write `tree()`, called in the child, to `path`: whole, or not at all.
+        """Begin to write `tree()`, which is called in the child, to `path`. The file is complete or does not exist.
 
-        done: called in the loop's thread at the end, with None or with what went wrong in words. sync: see
-        `state_file.write`. OSError if the system cannot fork.
+        At the end, `done` is called in the loop's thread with None or with the text of the error. For `sync` see
+        `state_file.write`. Raises OSError if the process cannot fork.
         """
         assert not self.busy
         said, say = os.pipe()
@@ -69,7 +69,7 @@ class StateWriter:
 
 
 def _words_of(pid: int, said: int) -> str | None:
-    """Waits for the end of a child; what went wrong, None if nothing did."""
+    """Wait for the end of a child. Returns the text of its error, or None if it succeeded."""
     poll = select.poll()
     poll.register(said, select.POLLIN)
     heard = b""
@@ -78,21 +78,21 @@ def _words_of(pid: int, said: int) -> str | None:
     else:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        heard = f"it took longer than {CHILD_SECONDS:g} s".encode()
+        heard = f"the process that writes the state took longer than {CHILD_SECONDS:g} s and was killed".encode()
     os.close(said)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if not code:
         return None
-    return heard.decode("utf-8", "replace") or f"its process ended with status {code}"
+    return heard.decode("utf-8", "replace") or f"the process that writes the state ended with status {code}"
 
 
 def _write(path: Path, tree: Callable[[], Any], sync: bool, say: int, die_with_parent: Callable[[], object]) -> None:
-    """The child's way; never returns. Other threads of the parent may have held any lock: nothing is logged here."""
+    """Run the child. Never returns. It must not log, because other threads of the parent may have held any lock."""
     code = 1
     try:
         parent = os.getppid()
-        # our sockets, locks and pipes are the parent's: its peers must see its end, not ours
+        # sockets, locks and pipes belong to the parent: its peers must see the parent's end, not the child's
         os.closerange(_FIRST, say)
         os.closerange(say + 1, os.sysconf("SC_OPEN_MAX"))
         gc.disable()
@@ -109,7 +109,7 @@ def _write(path: Path, tree: Callable[[], Any], sync: bool, say: int, die_with_p
 
 
 def _death_signal() -> Callable[[], object]:
-    """What a child calls to be ended with its parent, where the system can do that; made before the fork."""
+    """Return what a child calls to be killed with its parent, if the kernel supports it. Call it before the fork."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 
