@@ -112,7 +112,7 @@ def test_a_race_for_the_last_room_leaves_nothing_over(small_tmpfs: Path, monkeyp
     before = used(small_tmpfs)
     # the room was there when it was looked at, and is gone when it is taken
     monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 16 * MIB)
-    with pytest.raises(CapacityError, match="the file system refuses"):
+    with pytest.raises(CapacityError, match="its file system refuses"):
         arena.grow(8 * MIB)
     assert (arena.held, allocated(arena)) == (0, 0)
     assert used(small_tmpfs) - before <= 4 * 4096  # of generations and extents, which the next growth uses

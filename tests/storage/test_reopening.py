@@ -292,9 +292,9 @@ def overwritten(place: int, value: int) -> Callable[[Path], None]:
         (overwritten(16, GRANULE + 1), "held"),
         (overwritten(4096 + 8, GRANULE + 1), "overlaps"),
         (overwritten(4096 + 8, 100 * GRANULE), "overlaps"),
-        (overwritten(4096, 77), "not given yet"),
-        (overwritten(4096 + 16, 77), "not given yet"),
-        (overwritten(4096 + 3 * 32, 1), "one number"),
+        (overwritten(4096, 77), "not assigned yet"),
+        (overwritten(4096 + 16, 77), "not assigned yet"),
+        (overwritten(4096 + 3 * 32, 1), "the same number"),
     ],
 )
 def test_what_is_not_whole_is_not_reopened(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:

@@ -1,1 +1,1 @@
-"""Where bytes live: arenas, their extents, who owns them, and the storage unit that leases them."""
+"""Where bytes are stored: arenas, their extents and writers, and the storage unit that leases them."""

@@ -1,11 +1,12 @@
-"""What a storage backend offers to a client: six methods in two roles, and the space they speak of.
+"""What a storage backend offers to a client: six methods in two roles, and the type that describes reserved space.
 
-Writing: `Allocator.reserve` finds space, the caller copies its block into `ArenaMemory.view` of it, publishes
-it to the controller, and says how that ended with `published` or `abandon`. Reading: the caller copies
-out of `ArenaMemory.view` and then compares `ArenaMemory.generation` with the one its descriptor names; a difference
-means that the space was leased anew meanwhile, and what was copied must be thrown away.
+Writing: `Allocator.reserve` finds space. The caller copies its block into `ArenaMemory.view` of it, publishes it to the
+controller, and reports the outcome with `published` or `abandon`. Reading: the caller copies out of `ArenaMemory.view`
+and then compares `ArenaMemory.generation` with the generation in its descriptor. If they differ, the space was leased
+again meanwhile, and the caller must discard the copy.
 
-`client.data.extent_allocator.Space` and `storage.arena.arena.Arena` are the simple backend's. Durations are seconds.
+`client.data.extent_allocator.Space` and `storage.arena.arena.Arena` implement this for the simple backend. Durations
+are in seconds.
 """
 
 from __future__ import annotations
@@ -25,27 +26,30 @@ CallT_co = TypeVar("CallT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes that nobody but the reserving call may write.
+    """Bytes that only the reserving call may write.
 
-    unit, extent, offset, generation, nbytes: as `messages.NewBlock` names them. The offset is a multiple
-    of 64 and the generation is that of the granule at the offset. length: bytes of the extent.
-    copies: as much space in other units, for the same bytes. session, slot: where the unit is on another node and
-    writes for its writer (`messages.OpenSlot`), under which that leased the extent.
+    `unit` to `nbytes` are the fields of `messages.NewBlock`.
     """
 
     unit: int
     extent: int
     offset: int
+    """A multiple of 64."""
     generation: int
+    """The generation of the granule at the offset."""
     nbytes: int
     length: int = 0
+    """Bytes of the extent."""
     copies: tuple[Reserved, ...] = ()
+    """Space of the same size in other units, for the same bytes."""
     session: str = ""
+    """The session under which the writer leased the extent, if its unit is on another node (`messages.OpenSlot`)."""
     slot: int = 0
+    """The slot of that session."""
 
     @property
     def places(self) -> tuple[Reserved, ...]:
-        """The space in each unit, its own first."""
+        """The space in each unit, beginning with this one."""
         return (self, *self.copies)
 
 
@@ -53,29 +57,29 @@ class ArenaMemory(Protocol):
     """The bytes of one storage unit, as this process sees them."""
 
     def view(self, offset: int, nbytes: int) -> Bytes:
-        """The bytes themselves, no copy. ProtocolError if they lie outside."""
+        """Return the bytes themselves, not a copy. Raises ProtocolError if they are outside of the unit's memory."""
 
     def generation(self, offset: int) -> int:
-        """The generation of the space at this offset, now."""
+        """Return the current generation of the space at this offset."""
 
 
 class Allocator(Protocol[CallT_co]):
     """Space for blocks to be written, for all threads of one client."""
 
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[CallT_co, AnyReply, Reserved]:
-        """Space for one block. A generator: it yields the calls it needs made and gets their replies sent in.
+        """Reserve space for one block. A generator: it yields the calls that it needs and receives their replies.
 
-        wait: seconds to wait for space; None fails at once. CapacityError if there is none.
+        `wait` is the time in seconds to wait for space; None fails at once. Raises CapacityError if there is no space.
         """
 
     def published(self, reserved: Reserved, certain: bool = True) -> None:
-        """The block may be known to the controller, which now owns the question when its space is free.
+        """Report that the controller may know the block. From now on the controller decides when its space is freed.
 
-        certain: False where nobody can tell whether the Publish was carried out, or will be.
+        `certain` is False if the client cannot determine whether the Publish was or will be carried out.
         """
 
     def abandon(self, reserved: Reserved) -> None:
-        """The block was never published and never will be."""
+        """Report that the block was not published and will never be."""
 
     def closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
-        """Takes the (unit, extent) that will get no more blocks, to tell the controller of."""
+        """Take the (unit, extent) that will get no more blocks, to report them to the controller."""

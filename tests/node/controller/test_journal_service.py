@@ -133,14 +133,14 @@ def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_child_that_is_killed_leaves_no_state(tmp_path: Path) -> None:
     words, path = written(tmp_path, lambda: os.kill(os.getpid(), 9))
-    assert words == "its process ended with status -9"
+    assert words == "the process that writes the state ended with status -9"
     assert not path.exists()
 
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_writer, "CHILD_SECONDS", 0.05)
     words, path = written(tmp_path, lambda: time.sleep(1000))
-    assert words == "it took longer than 0.05 s"
+    assert words == "the process that writes the state took longer than 0.05 s and was killed"
     assert not path.exists()
 
 

@@ -111,4 +111,4 @@ def test_a_unit_that_is_gone_holds_up_no_other(caplog: pytest.LogCaptureFixture)
         assert into[1] == bytearray([1] * 5)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
-    assert all("1 blocks of storage unit" in words and "cannot be fetched" in words for words in told)
+    assert all("1 blocks cannot be fetched from storage unit" in words for words in told)

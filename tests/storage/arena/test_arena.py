@@ -53,7 +53,7 @@ def test_the_capacity_is_in_whole_granules_and_no_more_than_the_file_system(tmp_
     total = system.f_blocks * system.f_frsize
     assert Arena.create(tmp_path / "b").capacity == total // GRANULE * GRANULE
     assert Arena.create(tmp_path / "c", 1 << 60).capacity == total // GRANULE * GRANULE
-    with pytest.raises(InvalidArgumentError, match="too small"):
+    with pytest.raises(InvalidArgumentError, match="must be at least"):
         Arena.create(tmp_path / "d", GRANULE - 1)
 
 
@@ -86,7 +86,7 @@ def test_clients_cannot_write_generations_nor_grow(tmp_path: Path) -> None:
     client = Arena.open(tmp_path / "a")
     with pytest.raises(ValueError, match="read-only"):
         client.generations[0] = 7
-    with pytest.raises(ProtocolError, match="storage unit only"):
+    with pytest.raises(ProtocolError, match="only the storage unit"):
         client.grow(1)
 
 
@@ -204,7 +204,7 @@ def test_less_is_taken_where_a_segment_does_not_fit(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "posix_fallocate", grudging)
     arena = Arena.create(tmp_path / "a", 100 * MIB)
     assert arena.grow(MIB) == 8 * MIB
-    with pytest.raises(CapacityError, match="the file system refuses"):
+    with pytest.raises(CapacityError, match="its file system refuses"):
         arena.grow(11 * MIB)
     os.sync()
     assert allocated(tmp_path / "a") < 9 * MIB
@@ -254,7 +254,7 @@ def header(**changes: object) -> bytes:
         (b"", "not the header"),
         (b"[]", "not the header"),
         (header(capacity="1"), "not the header"),
-        (header(magic="x"), "not an arena's"),
+        (header(magic="x"), "not the header of an arena"),
         (header(version=2), "version 2"),
         (header(granule=4096), "granules of 4096"),
         (header(capacity=0), "whole granules"),
@@ -285,7 +285,7 @@ def test_no_header_does_worse_than_being_refused(content: bytes) -> None:
 
 
 def test_missing_and_odd_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AttachError, match="is its storage unit running"):
+    with pytest.raises(AttachError, match="check that its storage unit runs"):
         Arena.open(tmp_path)
     Arena.create(tmp_path / "a", MIB)
     (tmp_path / "a" / "generations").write_bytes(b"short")

@@ -75,7 +75,7 @@ def test_what_was_given_back_is_not_touched(arena: Arena) -> None:
     ("start", "length"), [(-1, 8), (0, 0), (0, -5), (256 << 20, 1), (2**62, 2**62), (0, 2**63 - 1)]
 )
 def test_nothing_outside_is_read(arena: Arena, start: int, length: int) -> None:
-    with pytest.raises(ProtocolError, match="out of the arena"):
+    with pytest.raises(ProtocolError, match="beyond the arena"):
         read_pieces(arena, wanted([start], [length]))
 
 
@@ -100,5 +100,5 @@ def test_bytes_are_written_into_their_extent_and_nowhere_else(arena: Arena) -> N
         with pytest.raises(ProtocolError, match="not within"):
             write_bytes(arena, extent, WriteBytes(3, 5, offset, 0), payload)
     for gone in (None, LeasedExtent(5, GRANULE, GRANULE, 4)):
-        with pytest.raises(UnitLostError, match="write it anew"):
+        with pytest.raises(UnitLostError, match="write it again"):
             write_bytes(arena, gone, WriteBytes(3, 5, GRANULE, 0), payload)

@@ -1,1 +1,1 @@
-"""The arena of a node: its memory, who has leased which part, and access to it."""
+"""The arena of a storage unit: its memory, its leased parts and their writers, and access from other nodes."""

@@ -1,13 +1,13 @@
 """The arena of a storage unit: one mapped file of bytes and one of generations, in a folder.
 
-    arena        mode 0600, as long as the capacity; only its first `held` bytes are allocated, without `holes`, and
-                 nothing else is ever touched, so that a full file system is an error at growth and no SIGBUS
-    generations  one little-endian u8 a granule of 64 KiB; only the unit writes it
-    extents      which of it is leased (`storage.arena.extent_file`); only the unit looks at it
-    header       JSON (`ArenaHeader`); written last, so where it is the rest is too
+    arena        mode 0600; its size is the capacity, but only its first `held` bytes are allocated, without `holes`.
+                 No other byte is ever touched, so that a full file system is an error at growth and not a SIGBUS
+    generations  one little-endian u8 per granule of 64 KiB; only the unit writes it
+    extents      the leased extents (`storage.arena.extent_file`); only the unit reads it
+    header       JSON (`ArenaHeader`); written last, so if it exists, the other files are complete
 
-The unit creates the arena, or reopens the one of a unit before it, and every process of the node maps it once,
-whole. This module moves no payload and does not know what is leased (`storage.arena.extent_table`).
+The unit creates the arena, or reopens the one of the unit before it, and every process of the node maps all of it once.
+This module copies no payload and does not know what is leased (`storage.arena.extent_table`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from transfer_queue.storage.protocols import ArenaMemory, Bytes
 MAGIC = "transfer_queue arena"
 VERSION = 1
 SEGMENT = 64 * 1024 * 1024
-"""Bytes an arena usually grows by."""
+"""The bytes by which an arena usually grows."""
 LEAST_SHARED_MEMORY = 256 * 1024 * 1024
 """Bytes that must be free in a memory file system before an arena is put there."""
 
@@ -51,33 +51,35 @@ Generations = npt.NDArray[np.uint64]
 
 
 class ArenaHeader(msgspec.Struct, frozen=True):
-    """What the header file says. boot_id: of this arena alone; another arena in the same folder has another."""
+    """The content of the header file."""
 
     magic: str
     version: int
     granule: int
     capacity: int
     boot_id: str
+    """Identifies this arena: another arena in the same folder has another one."""
 
 
 class FolderChoice(NamedTuple):
-    """Where to put arenas, and what to warn of, if anything."""
+    """Where to put arenas."""
 
     folder: Path
     warning: str | None
+    """A warning for the user, or None."""
 
 
 def choose_folder(
     shared_memory: Path = Path("/dev/shm"), fallback: Path | None = None, least: int = LEAST_SHARED_MEMORY
 ) -> FolderChoice:
-    """The folder of shared memory if it can be written and has `least` bytes free, else the fallback.
+    """Return the folder of shared memory if it is writable and has `least` bytes free, else the fallback.
 
-    The fallback is the folder for temporary files; it is usually on a disk, hence the warning.
+    The fallback (None: the folder for temporary files) is usually on a disk, which the warning says.
     """
     trouble = _why_not(shared_memory, least)
     if trouble is None:
         return FolderChoice(shared_memory, None)
-    import tempfile  # which takes a megabyte of each server
+    import tempfile  # imported here, because it takes a megabyte of each server
 
     chosen = Path(tempfile.gettempdir()) if fallback is None else fallback
     return FolderChoice(
@@ -91,58 +93,62 @@ def _why_not(folder: Path, least: int) -> str | None:
     if not folder.is_dir():
         return "does not exist"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return "cannot be written"
+        return "is not writable"
     available = _available(folder)
     if available < least:
-        return f"has {available} bytes free of the {least} wanted"
+        return f"has {available} free bytes of the {least} wanted"
     return None
 
 
 class Arena(ArenaMemory):
-    """A mapped arena. `create` makes one for its unit, `reopen` is for a later unit; `open` is for everybody else.
-
-    folder, capacity (bytes it may grow to), boot_id: as the header says.
-    memory: all of it, u8, length `capacity`. generations: u8 a granule, read-only but for the unit.
-    extents: the file that says what is leased (the unit only).
-    warm: bytes made resident by `prefault_some`, from offset 0 (the unit only); at most `held`.
-    tier: where it lies (`messages.MEMORY`, `messages.DISK`), as its unit was told (the unit only); on disk nothing is
-    made resident, and what was written is let go of.
-    holes: which granules below `held` are given back to the file system, and hole_bytes how much that is (the unit
-    only). Nobody has them leased, and nobody may touch them before `fill`.
-    """
+    """A mapped arena. A unit calls `create` for a new one and `reopen` after a restart; other processes call `open`."""
 
     def __init__(
         self, folder: Path, header: ArenaHeader, memory: int, generations: int, extents: int | None, tier: str = MEMORY
     ) -> None:
         self.folder = folder
         self.tier = tier
+        """Its medium (`messages.MEMORY`, `messages.DISK`; for the unit only).
+
+        On disk no page is made resident, and written pages are dropped from memory.
+        """
         self.capacity = header.capacity
+        """Bytes to which it may grow."""
         self.boot_id = header.boot_id
         self.warm = 0
+        """Bytes that `prefault_some` made resident, from offset 0; at most `held` (for the unit only)."""
         owner = extents is not None
         self._files: tuple[int, ...] = (memory, generations, extents) if extents is not None else ()
         self._extents = ExtentFile(extents, header.capacity) if extents is not None else None
         self.holes = np.zeros(header.capacity // GRANULE if owner else 0, bool)
+        """Which granules below `held` were returned to the file system (for the unit only).
+
+        They are not leased, and must not be touched before `fill`.
+        """
         self.hole_bytes = 0
+        """The size of the holes (for the unit only)."""
         self._punches = hasattr(mmap, "MADV_REMOVE")
         self._populates = True
-        # An mmap object goes away with the last array that looks into it, and is never closed by hand:
-        # closing it under a living view is a segfault.
+        # The mmap object is freed with the last array that views it. It is never closed explicitly, because closing it
+        # under a view in use is a segfault.
         self._mapping: mmap.mmap | None = mmap.mmap(memory, header.capacity)
         self.memory: Bytes = np.frombuffer(self._mapping, np.uint8)
+        """The whole arena, u8, of length `capacity`."""
         access = mmap.ACCESS_WRITE if owner else mmap.ACCESS_READ
         table = mmap.mmap(generations, _generations_size(header.capacity), access=access)
         self.generations: Generations = np.frombuffer(table, "<u8")
+        """u8 per granule; only the unit can write it."""
 
     @classmethod
     def create(cls, folder: Path, capacity: int | None = None, tier: str = MEMORY) -> Arena:
-        """A new arena in this folder, which is made with mode 0700 if missing.
+        """Create an arena in this folder, which is created with mode 0700 if it is missing.
 
-        capacity: most bytes it may grow to; no more than the file system is big, which is also the default.
-        StartError if the folder holds an arena or cannot be used; CapacityError if there is no room to begin.
+        `capacity` is the number of bytes to which it may grow. It is limited to the size of the file system, which is
+        also the default. Raises StartError if the folder contains an arena or cannot be used, and CapacityError if it
+        has too little free space.
         """
         if capacity is not None and capacity < GRANULE:
-            raise InvalidArgumentError(f"an arena of {capacity} bytes is too small; give it {GRANULE} or more")
+            raise InvalidArgumentError(f"the capacity of an arena must be at least {GRANULE} bytes, got {capacity}")
         made: list[Path] = []
         files: list[int] = []
         try:
@@ -164,20 +170,20 @@ class Arena(ArenaMemory):
             for path in made:
                 path.unlink()
             if isinstance(error, FileExistsError):
-                raise StartError(f"{error.filename} exists, so that no arena can be made in {folder}: another one, or "
-                                 f"what is left of it; remove it or choose another folder") from None  # fmt: skip
+                raise StartError(f"the arena cannot be created in {folder}, because {error.filename} exists: another "
+                                 f"arena or a part of one; remove it or choose another folder") from None  # fmt: skip
             if isinstance(error, OSError):
                 kind = CapacityError if error.errno in _NO_ROOM else StartError
-                raise kind(f"no arena can be made in {folder} (capacity {capacity}): {error}; "
-                           f"free space there or choose another folder") from error  # fmt: skip
+                raise kind(f"the arena cannot be created in {folder} (capacity {capacity}): {error}; "
+                           f"free some space there or choose another folder") from error  # fmt: skip
             raise
         return arena
 
     @classmethod
     def reopen(cls, folder: Path, tier: str = MEMORY) -> Arena:
-        """The arena of a unit that ended, for the unit in its place. No other may have it any more.
+        """Open the arena of a unit that ended, for the unit that replaces it. No other process may have it open.
 
-        AttachError, saying why, if it is not there, not whole, or not of this version.
+        Raises AttachError, with the reason, if it does not exist, is incomplete, or is of another version.
         """
         arena = cls._opened(folder, owner=True)
         arena.tier = tier
@@ -188,7 +194,7 @@ class Arena(ArenaMemory):
 
     @classmethod
     def open(cls, folder: Path) -> Arena:
-        """Maps an arena that a unit created. AttachError, saying why, if there is none that this version can read."""
+        """Map an arena that a unit created. Raises AttachError, with the reason, if this version cannot read it."""
         return cls._opened(folder, owner=False)
 
     @classmethod
@@ -205,25 +211,25 @@ class Arena(ArenaMemory):
                     (on_failure if owner else closing).callback(os.close, files[-1])
                     found = os.fstat(files[-1])
                     if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                        raise AttachError(f"{folder / name} has {found.st_size} bytes and its header says {size}; "
+                        raise AttachError(f"{folder / name} has {found.st_size} bytes, but its header says {size}; "
                                           f"the arena is damaged, restart the system")  # fmt: skip
                 arena = cls(folder, header, files[0], files[1], files[2] if owner else None)
             except OSError as error:
-                raise AttachError(f"no arena can be opened in {folder}: {error}; is its storage unit running, "
-                                  f"on this machine and as this user?") from error  # fmt: skip
+                raise AttachError(f"the arena in {folder} cannot be opened: {error}; check that its storage unit runs "
+                                  f"on this machine and as this user") from error  # fmt: skip
             on_failure.pop_all()
             return arena
 
     @property
     def extents(self) -> ExtentFile:
-        """What is leased."""
+        """The file of leased extents."""
         if self._extents is None:
-            raise ProtocolError(f"what is leased of the arena {self.folder} is known to its storage unit only")
+            raise ProtocolError(f"only the storage unit of the arena {self.folder} can read its leased extents")
         return self._extents
 
     @property
     def held(self) -> int:
-        """Bytes allocated, from offset 0 (known to the unit only, while it is open; 0 elsewhere)."""
+        """Bytes allocated, from offset 0; 0 in other processes than the unit, and after `close`."""
         return self._extents.held if self._extents is not None else 0
 
     def view(self, offset: int, nbytes: int) -> Bytes:
@@ -235,7 +241,7 @@ class Arena(ArenaMemory):
         return self.memory[offset : offset + nbytes]
 
     def write(self, offset: int, data: Bytes) -> None:
-        """Writes bytes where the unit itself has leased space; on disk past the mapping, so that no page is mapped."""
+        """Write into space that the unit itself has leased; on disk without the mapping, so that no page is mapped."""
         if self.tier == MEMORY:
             self.memory[offset : offset + len(data)] = data
             return
@@ -244,9 +250,9 @@ class Arena(ArenaMemory):
             data, offset = data[written:], offset + written
 
     def let_go(self, offset: int, length: int) -> None:
-        """Of these granules, on disk: has what is not written yet written, and drops from memory what is.
+        """On disk, start to write back the dirty pages of these granules, and drop the clean ones from memory.
 
-        Does not wait, so that it takes two calls. What other processes have mapped stays.
+        Does not wait, so that a page needs two calls. Pages that other processes have mapped stay.
         """
         if self._mapping is not None and hasattr(os, "posix_fadvise"):
             self._mapping.madvise(mmap.MADV_DONTNEED, offset, length)
@@ -260,22 +266,22 @@ class Arena(ArenaMemory):
         return int(self.generations[granule])
 
     def bump(self, offset: int, length: int) -> None:
-        """Ends the generations of these granules: what was read there before is from now on seen to be gone."""
+        """End the generations of these granules, so that readers of their previous content notice that it is gone."""
         self.generations[offset // GRANULE : (offset + length) // GRANULE] += np.uint64(1)
 
     def settle(self, offset: int, length: int) -> None:
-        """Gives one generation, at least 1, to granules about to be leased as one extent.
+        """Give one generation, at least 1, to granules that are about to be leased as one extent.
 
-        It is the greatest they have. No descriptor of before names it: those of a granule's earlier
-        extents name less than what the granule has had since they were freed.
+        It is the greatest generation that they have. No older descriptor contains it, because each granule's
+        generation was increased when its earlier extents were freed.
         """
         granules = self.generations[offset // GRANULE : (offset + length) // GRANULE]
         granules[:] = max(1, int(granules.max()))
 
     def grow(self, least: int) -> int:
-        """Allocates at least this many more bytes after `held`, usually a segment; answers how many.
+        """Allocate at least this many more bytes after `held`, usually a segment. Returns the number.
 
-        CapacityError, with nothing allocated, if the capacity or the file system does not let it.
+        Raises CapacityError, with nothing allocated, if the capacity or the file system does not allow it.
         """
         least = round_up(least)
         room = self.capacity - self.held
@@ -283,19 +289,19 @@ class Arena(ArenaMemory):
             raise self._full(least, f"its capacity is {self.capacity} bytes")
         available = _available(self.folder)
         if least > available:
-            raise self._full(least, f"the file system has {available} bytes left")
+            raise self._full(least, f"its file system has {available} bytes left")
         step = max(least, min(SEGMENT, room, available // GRANULE * GRANULE))
         while (error := self._allocate(step)) is not None:
             if step == least or error.errno not in _NO_ROOM:
-                raise self._full(least, f"the file system refuses: {error}")
+                raise self._full(least, f"its file system refuses them: {error}")
             step = max(least, round_up(step // 2))
         self.extents.held += step
         return step
 
     def punch(self, offset: int, length: int) -> bool:
-        """Gives these granules, which nobody has leased, back to the file system; False where it cannot take them.
+        """Return these granules, which are not leased, to the file system. Returns False if it does not support this.
 
-        Who still reads there of what was freed finds zeros, and that the generation is another.
+        A process that is still reading their previous content finds zeros and another generation.
         """
         if not self._punches or self._mapping is None:
             return False
@@ -303,7 +309,7 @@ class Arena(ArenaMemory):
         self.extents.mark(first, end, hole=True)
         try:
             self._mapping.madvise(mmap.MADV_REMOVE, offset, length)
-        except OSError:  # not every file system can
+        except OSError:  # not every file system supports this
             self._punches = False
             self.extents.mark(first, end, hole=False)
             return False
@@ -312,7 +318,7 @@ class Arena(ArenaMemory):
         return True
 
     def fill(self, offset: int, length: int) -> bool:
-        """Makes sure that these granules are allocated; False, with nothing changed, where there is no room."""
+        """Allocate the holes among these granules. Returns False, with nothing changed, if there is no space."""
         first, end = offset // GRANULE, (offset + length) // GRANULE
         count = int(np.count_nonzero(self.holes[first:end])) if self.hole_bytes else 0
         if not count:
@@ -329,7 +335,7 @@ class Arena(ArenaMemory):
         return True
 
     def warm_up(self, offset: int, length: int) -> bool:
-        """Fills these granules and makes them resident, as `prefault_some`; False where there is no room."""
+        """Fill these granules and make them resident, as `prefault_some`. Returns False if there is no space."""
         if not self.fill(offset, length):
             return False
         if self.tier == MEMORY:
@@ -337,9 +343,9 @@ class Arena(ArenaMemory):
         return True
 
     def prefault_some(self, max_bytes: int) -> bool:
-        """Makes up to this many held bytes resident; whether more remain. Call it when there is nothing to do.
+        """Make up to this many held bytes resident. Returns whether more remain. Call it when the unit is idle.
 
-        It changes no byte, so it may run over space that is leased already.
+        It changes no byte, so it may run over leased space.
         """
         if self.tier == DISK:
             return False
@@ -352,7 +358,7 @@ class Arena(ArenaMemory):
         return self.warm < self.held
 
     def close(self) -> None:
-        """Lets go of the files. The mappings stay for as long as views of them live."""
+        """Close the files. The mappings stay while views of them are in use."""
         for file in self._files:
             os.close(file)
         self._files = ()
@@ -362,14 +368,14 @@ class Arena(ArenaMemory):
         self.generations = np.empty(0, np.uint64)
 
     def remove(self) -> None:
-        """Unlinks the files; the space returns when the last process has let go of it."""
+        """Unlink the files. Their space is freed when the last process has unmapped them."""
         for name in ("header", "arena", "generations", "extents"):
             (self.folder / name).unlink(missing_ok=True)
 
     def _allocate(self, step: int) -> OSError | None:
-        """Allocates all files for `step` bytes after `held`, or answers why not and leaves nothing over."""
+        """Allocate `step` bytes after `held` in all files; on failure, return the error and allocate nothing."""
         if not self._files:
-            raise ProtocolError(f"the arena {self.folder} is grown by its storage unit only, while it is open")
+            raise ProtocolError(f"the arena {self.folder} can only be grown by its storage unit, before it is closed")
         memory, generations, extents = self._files
         first, count = self.held // GRANULE, step // GRANULE
         try:
@@ -377,7 +383,7 @@ class Arena(ArenaMemory):
             _allocate(extents, HEAD_BYTES + first * ENTRY_BYTES, count * ENTRY_BYTES)
             _allocate(memory, self.held, step)
         except OSError as error:
-            # tmpfs takes back what it gave, other file systems keep it
+            # tmpfs undoes a failed allocation itself, other file systems do not
             os.ftruncate(memory, self.held)
             os.ftruncate(memory, self.capacity)
             return error
@@ -396,11 +402,11 @@ class Arena(ArenaMemory):
 
     def _full(self, wanted: int, why: str) -> CapacityError:
         return CapacityError(f"no capacity in the arena {self.folder}: {wanted} bytes more wanted, {self.held} held, "
-                             f"and {why}; clear samples or give storage more room")  # fmt: skip
+                             f"and {why}; clear samples or give storage more space")  # fmt: skip
 
 
 def _capacity(folder: Path, wanted: int | None) -> int:
-    """Bytes, in whole granules: what is wanted, but no more than the file system and the limits allow."""
+    """Return the capacity in bytes, in whole granules: what is wanted, limited by the file system and by ulimit."""
     system = os.statvfs(folder)
     total = system.f_blocks * system.f_frsize
     if total == 0:  # a tmpfs without a size
@@ -410,13 +416,13 @@ def _capacity(folder: Path, wanted: int | None) -> int:
         total = min(total, limit)
     size = (total if wanted is None else min(total, wanted)) // GRANULE * GRANULE
     if size == 0:
-        raise OSError(errno.ENOSPC, f"its file system has {total} bytes and {GRANULE} are the least")
+        raise OSError(errno.ENOSPC, f"its file system must have at least {GRANULE} bytes, and has {total}")
     return size
 
 
 def _available(folder: Path) -> int:
     system = os.statvfs(folder)
-    if system.f_blocks == 0:  # a tmpfs without a size: there is no telling
+    if system.f_blocks == 0:  # a tmpfs without a size does not report its free space
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return system.f_bavail * system.f_frsize
 
@@ -426,12 +432,12 @@ def _generations_size(capacity: int) -> int:
 
 
 def _sizes(capacity: int) -> dict[str, int]:
-    """The files of an arena but for its header, and how long they are."""
+    """Return the files of an arena without its header, and their sizes."""
     return {"arena": capacity, "generations": _generations_size(capacity), "extents": size_of(capacity)}
 
 
 def _allocate(file: int, offset: int, length: int) -> None:
-    """Allocates a range of a file that nobody uses; by writing zeros where there is no other way."""
+    """Allocate a range of a file that is not in use, by writing zeros if the file system has no other way."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file, offset, length)
@@ -448,13 +454,13 @@ def _allocate(file: int, offset: int, length: int) -> None:
 
 
 def stretches(granules: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ascending numbers as (first, end) of those that follow each other."""
+    """Return ascending numbers as (first, end) of consecutive ones."""
     edges = np.flatnonzero(np.diff(granules) > 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(granules, edges) if len(part)]
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """A file that appears with all its content or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(path.name + ".new")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -477,21 +483,22 @@ def _read_header(folder: Path) -> bytes:
 
 
 def _parse(folder: Path, content: bytes) -> ArenaHeader:
-    """The header, if this version can read such an arena."""
+    """Return the header if this version can read such an arena."""
     path = folder / "header"
     try:
         header = msgspec.json.decode(content, type=ArenaHeader)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttachError(f"{path} is not the header of an arena ({error}); remove the folder") from None
     if header.magic != MAGIC:
-        raise AttachError(f"{path} begins with {header.magic[:40]!r} and not {MAGIC!r}; it is not an arena's")
+        raise AttachError(f"{path} begins with {header.magic[:40]!r} and not {MAGIC!r}: it is not the header of an "
+                          f"arena; remove the folder")  # fmt: skip
     if header.version != VERSION:
-        raise AttachError(f"{path} is of version {header.version} and this package reads version {VERSION}; "
+        raise AttachError(f"{path} has version {header.version}, but this package reads version {VERSION}; "
                           f"use the same release on both sides")  # fmt: skip
     if header.granule != GRANULE:
-        raise AttachError(f"{path} has granules of {header.granule} bytes and this package wants {GRANULE}; "
+        raise AttachError(f"{path} has granules of {header.granule} bytes, but this package needs {GRANULE}; "
                           f"use the same release on both sides")  # fmt: skip
     if header.capacity <= 0 or header.capacity % GRANULE:
-        raise AttachError(f"{path} says a capacity of {header.capacity} bytes, which is not in whole granules; "
+        raise AttachError(f"{path} has a capacity of {header.capacity} bytes, which must be in whole granules; "
                           f"the arena is damaged, restart the system")  # fmt: skip
     return header

@@ -1,7 +1,7 @@
-"""A storage unit's part in moving blocks: copies what a `Move` names into an extent of the unit's own, step by step.
+"""The part of a storage unit in moving blocks: copies the blocks of a `Move` into an extent of the unit, in steps.
 
-No step takes longer than a few milliseconds. The bytes of a needed block never change, so what counts is whether it
-was still there when its copy was done: that is what its generation says then.
+No step takes longer than a few milliseconds. The bytes of a block in use never change. So a copy is valid if the block
+was still there when the copy was done, which its generation then shows.
 """
 
 from __future__ import annotations
@@ -21,21 +21,16 @@ from transfer_queue.wire.buffers.block_layout import ALIGNMENT, I8
 from transfer_queue.wire.buffers.copies import U8, gather_pieces
 
 MOVER_SLOT = 0
-"""The slot of extents that the unit itself fills; no writer has it."""
+"""The slot of extents that the unit itself fills; it belongs to no writer."""
 STEP_BYTES = 2 << 20
 STEP_PIECES = 16384
 STEP_LAYOUTS = 16
 PIECE_COST = 64
-"""Bytes that could be copied in the time that a piece costs by itself."""
+"""Bytes that could be copied in the time that each piece costs in addition."""
 
 
 class BlockCopier:
-    """One move under way. `step` until it gives the answer.
-
-    lease: an extent of so many bytes in the unit's own slot, settled; None where there is no room. brought: the bytes
-    of blocks that lie on other nodes, by their number in the order; what is not among them is not to be had any more.
-    wrote: told when the extent is filled.
-    """
+    """One move in progress. Call `step` until it returns the report."""
 
     def __init__(
         self,
@@ -46,6 +41,16 @@ class BlockCopier:
         brought: Mapping[int, U8] | None = None,
         wrote: Callable[[LeasedExtent], object] = lambda extent: None,
     ) -> None:
+        """Begin a move.
+
+        Args:
+            unit: The unit's number.
+            arena: Its arena.
+            order: The move.
+            lease: Leases an extent of this many bytes in the unit's own slot, with one generation; None: no space.
+            brought: The bytes of blocks from other nodes, by their number in the order. Others could not be fetched.
+            wrote: Called when the extent is filled.
+        """
         self.extent: LeasedExtent | None = None
         self._unit = unit
         self._order = order
@@ -61,7 +66,7 @@ class BlockCopier:
         self._work = self._working()
 
     def step(self) -> BlocksMovedReport | None:
-        """Does a little; the answer when all is done."""
+        """Do a step. Returns the report when all is done."""
         try:
             next(self._work)
         except StopIteration as stop:
@@ -100,7 +105,7 @@ class BlockCopier:
         )  # fmt: skip
 
     def _layouts(self) -> Generator[None, None, dict[int, RepackedBlock | None]]:
-        """The layout of each repacked block; None if its descriptor is invalid, or describes a longer block."""
+        """Return the layout of each repacked block; None if its descriptor is invalid or describes a longer block."""
         out: dict[int, RepackedBlock | None] = {}
         blocks = self._order.blocks
         rows, schemas, dims = (np.frombuffer(c, "<i4").tolist() for c in (blocks.rows, blocks.schema, blocks.dims))
@@ -118,7 +123,7 @@ class BlockCopier:
         return out
 
     def _copy(self, places: dict[int, int], start: int, layouts: dict[int, RepackedBlock | None]) -> Iterator[None]:
-        """Copies every block to its place in the extent, which begins at `start`."""
+        """Copy every block to its place in the extent, which begins at `start`."""
         into = self._arenas[self._unit]
         work = 0
         for at, place in places.items():
@@ -136,7 +141,7 @@ class BlockCopier:
                         yield
 
     def _bytes_of(self, at: int) -> U8 | None:
-        """A block's bytes; None where there is no such place."""
+        """Return the bytes of a block; None if its unit has no such place."""
         if self._units[at] in self._order.remotes:
             return self._brought.get(at)
         arena = self._arena(self._units[at])
@@ -146,7 +151,7 @@ class BlockCopier:
         return arena.memory[start : start + nbytes]
 
     def _arena(self, unit: int) -> Arena | None:
-        """A unit's arena, None where it cannot be opened any more."""
+        """Return a unit's arena; None if it cannot be opened any more."""
         if unit not in self._arenas:
             folder = self._order.arenas.get(unit)
             try:
@@ -158,7 +163,7 @@ class BlockCopier:
         return self._arenas[unit]
 
     def _is_there(self, at: int) -> bool:
-        """Whether a block is still what its descriptor says; one that was brought was so when it had come."""
+        """Whether the block still has its generation. For a fetched block this was checked after the fetch."""
         if self._units[at] in self._order.remotes:
             return at in self._brought
         arena = self._arena(self._units[at])
@@ -180,14 +185,14 @@ class BlockCopier:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Lets go of other units' arenas."""
+        """Close the arenas of other units."""
         for unit, arena in self._arenas.items():
             if unit != self._unit:
                 arena.close()
 
 
 def _pieces(layout: RepackedBlock | None, nbytes: int) -> Iterator[tuple[int, I8, I8]]:
-    """Where pieces of a block go, counted from its new start, where they are in the old one, and their lengths."""
+    """Yield pieces of a block: their offset in the new block, their offsets in the old one, and their lengths."""
     if layout is None:
         starts = np.arange(0, nbytes, STEP_BYTES)
         yield 0, starts, np.minimum(nbytes - starts, STEP_BYTES)
@@ -196,12 +201,12 @@ def _pieces(layout: RepackedBlock | None, nbytes: int) -> Iterator[tuple[int, I8
 
 
 def _lies_within(layout: RepackedBlock, nbytes: int) -> bool:
-    """Whether the block that is repacked is as long as its descriptor says. If not, some bytes do not exist."""
+    """Whether the repacked block fits its descriptor's length. If not, some bytes do not exist."""
     return all(int((starts + lengths).max()) <= nbytes for starts, lengths in zip(layout.starts, layout.lengths))
 
 
 def _parts(lengths: I8) -> Iterator[slice]:
-    """Cuts pieces into parts for one step each, of one piece at least."""
+    """Cut pieces into parts for one step each, of at least one piece."""
     ends = np.cumsum(lengths)
     start = 0
     while start < len(lengths):

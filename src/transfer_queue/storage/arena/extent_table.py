@@ -1,9 +1,8 @@
-"""The table of extents: which granules of an arena are free, and what is leased to what slot.
+"""The table of extents: the free granules of an arena, and the slots to which extents are leased.
 
-Pure bookkeeping in whole granules; it touches no file and no byte of the arena, and does not know what of the free
-space is given back to the file system (`Arena.holes`). Offsets and lengths
-are bytes and multiples of `GRANULE`. The table covers the held space, offsets 0 to `held`; every
-granule of it lies in exactly one free run or one leased extent.
+It only counts, in whole granules: it touches no file and no byte of the arena, and does not know which free space was
+returned to the file system (`Arena.holes`). Offsets and lengths are bytes and multiples of `GRANULE`. The table covers
+the held space, offsets 0 to `held`; every granule of it is in exactly one free run or one leased extent.
 """
 
 from __future__ import annotations
@@ -21,69 +20,71 @@ GRANULE = 64 * 1024
 
 
 def round_up(nbytes: int) -> int:
-    """The least multiple of GRANULE that holds this many bytes."""
+    """Return the smallest multiple of GRANULE that is not less than this number of bytes."""
     return -(-nbytes // GRANULE) * GRANULE
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedExtent:
-    """A leased piece of the arena. number: ascending, never used again. sequence: of the request that leased it."""
+    """A leased piece of the arena."""
 
     number: int
+    """Ascending, never used again."""
     offset: int
     length: int
     slot: int
     sequence: int = 0
+    """The sequence of the request that leased it."""
 
 
 class LeasedExtents:
-    """The leased extents, wherever they lie."""
+    """The leased extents, by number and by slot."""
 
     def __init__(self, next_number: int = 1) -> None:
         self.leased = 0
-        """The lengths of all leased extents together."""
+        """The total length of all leased extents."""
         self._extents: dict[int, LeasedExtent] = {}
-        """Number -> extent of all and only the leased extents."""
+        """Number -> extent, for exactly the leased extents."""
         self._slots: dict[int, dict[int, None]] = {}
-        """Slot -> numbers of its extents in order of lease; no slot without extents."""
+        """Slot -> numbers of its extents in order of lease. It contains no slot without extents."""
         self._next = next_number
 
     def leased_extents(self) -> list[LeasedExtent]:
-        """All of them, ascending by number."""
+        """Return all leased extents, ascending by number."""
         return list(self._extents.values())
 
     def get(self, number: int) -> LeasedExtent | None:
-        """The leased extent of this number."""
+        """Return the leased extent of this number, or None."""
         return self._extents.get(number)
 
     def of_slot(self, slot: int) -> list[int]:
-        """The numbers of a slot's extents, ascending."""
+        """Return the numbers of a slot's extents, ascending."""
         return list(self._slots.get(slot, ()))
 
     def count(self, slot: int) -> int:
-        """How many extents a slot has."""
+        """Return the number of extents of a slot."""
         return len(self._slots.get(slot, ()))
 
     def was_leased(self, number: int) -> bool:
-        """Whether an extent of this number was ever handed out."""
+        """Whether an extent of this number was ever leased."""
         return 0 < number < self._next
 
     def story(self, number: int) -> str:
-        """What became of an extent, in words."""
+        """Return a phrase about the state of an extent."""
         extent = self._extents.get(number)
         if extent is not None:
             return f"it is leased to slot {extent.slot}"
         return "it was freed before" if self.was_leased(number) else "no extent of this number was ever leased"
 
     def enter(self, extent: LeasedExtent) -> None:
-        """An extent is leased."""
+        """Add a leased extent."""
         self._extents[extent.number] = extent
         self._slots.setdefault(extent.slot, {})[extent.number] = None
         self._next = max(self._next, extent.number + 1)
         self.leased += extent.length
 
     def leave(self, number: int) -> LeasedExtent:
-        """A leased extent is leased no more; answers what it was. ProtocolError if it is not leased."""
+        """Remove a leased extent and return it. Raises ProtocolError if it is not leased."""
         extent = self._extents.pop(number, None)
         if extent is None:
             raise ProtocolError(f"extent {number} is not leased: {self.story(number)}")
@@ -95,7 +96,7 @@ class LeasedExtents:
         return extent
 
     def check(self) -> None:
-        """Recounts everything; AssertionError where the table contradicts itself."""
+        """Recount everything. Raises AssertionError if the table contradicts itself."""
         assert self.leased == sum(extent.length for extent in self._extents.values()), "leased bytes"
         by_slot: dict[int, list[int]] = {}
         for number in sorted(self._extents):
@@ -107,24 +108,24 @@ class LeasedExtents:
 class ExtentTable(LeasedExtents):
     """Free runs and leased extents of an arena.
 
-    Leases are first fit by address. Space was first touched in the order of addresses, so the lowest
-    run that fits is also the warmest: nothing cold is used while something warm would do.
+    A lease takes the first free run that fits, by address. Space is first touched in the order of addresses, so the
+    lowest run that fits is most likely resident.
     """
 
     def __init__(self, next_number: int = 1) -> None:
         super().__init__(next_number)
         self.held = 0
-        """Bytes the table covers."""
+        """Bytes that the table covers."""
         self._starts: list[int] = []
-        """The offsets of all and only the free runs, ascending; no two runs touch."""
+        """The offsets of all free runs, ascending. No two runs are adjacent."""
         self._lengths: dict[int, int] = {}
-        """Offset -> length of all and only the free runs."""
+        """Offset -> length of all free runs."""
         self._largest = 0
-        """No free run is longer than this; may overstate, and is made exact by a search that fails."""
+        """An upper bound of the lengths of free runs. A search that fails makes it exact."""
 
     @classmethod
     def of(cls, held: int, extents: Iterable[LeasedExtent], next_number: int) -> ExtentTable:
-        """The table in which these extents, ascending by number, are leased and all else is free."""
+        """Return the table in which these extents, ascending by number, are leased and all else is free."""
         table = cls(next_number)
         table.held = held
         for extent in extents:
@@ -140,7 +141,7 @@ class ExtentTable(LeasedExtents):
 
     @property
     def free_bytes(self) -> int:
-        """Held and not leased."""
+        """Bytes that are held and not leased."""
         return self.held - self.leased
 
     @property
@@ -150,7 +151,7 @@ class ExtentTable(LeasedExtents):
 
     @property
     def tail(self) -> int:
-        """Length of the free run at the end of the held space: what growth would be joined to."""
+        """Length of the free run at the end of the held space, which growth would extend."""
         if not self._starts:
             return 0
         start = self._starts[-1]
@@ -158,21 +159,21 @@ class ExtentTable(LeasedExtents):
         return length if start + length == self.held else 0
 
     def grow(self, granules: int) -> None:
-        """Adds this many free granules at the end."""
+        """Add this many free granules at the end."""
         if granules <= 0:
-            raise InvalidArgumentError(f"an arena grows by one granule or more, not {granules}")
+            raise InvalidArgumentError(f"an arena must grow by at least one granule, got {granules}")
         start, self.held = self.held, self.held + granules * GRANULE
         self._release(start, granules * GRANULE)
 
     def lease(
         self, slot: int, nbytes: int, sequence: int = 0, without: npt.NDArray[np.bool_] | None = None
     ) -> LeasedExtent | None:
-        """The lowest free space of nbytes, rounded up to granules; None if no free run is that long.
+        """Lease the lowest free space of nbytes, rounded up to granules; None if no free run is that long.
 
-        without: the granules that are not to be in it.
+        `without` marks granules that must not be part of it.
         """
         if nbytes <= 0:
-            raise InvalidArgumentError(f"an extent has one byte or more, not {nbytes}")
+            raise InvalidArgumentError(f"an extent must have at least one byte, got {nbytes}")
         length = round_up(nbytes)
         found = self._find(length) if without is None else self._find_without(length, without)
         if found is None:
@@ -188,22 +189,24 @@ class ExtentTable(LeasedExtents):
         return extent
 
     def cut(self, number: int, length: int) -> None:
-        """Makes what a leased extent has beyond this length, in whole granules, free space."""
+        """Free the part of a leased extent beyond this length, which must be in whole granules."""
         extent = self._extents[number]
         if not 0 < length < extent.length or length % GRANULE:
-            raise InvalidArgumentError(f"{extent} cannot be cut to {length} bytes: give fewer, whole granules")
+            raise InvalidArgumentError(
+                f"{extent} cannot be cut to {length} bytes: the new length must be shorter and in whole granules"
+            )
         self._extents[number] = replace(extent, length=length)
         self.leased -= extent.length - length
         self._release(extent.offset + length, extent.length - length)
 
     def free(self, number: int) -> LeasedExtent:
-        """Makes a leased extent free space; answers what it was. ProtocolError if it is not leased."""
+        """Free a leased extent and return it. Raises ProtocolError if it is not leased."""
         extent = self.leave(number)
         self._release(extent.offset, extent.length)
         return extent
 
     def check(self) -> None:
-        """Recounts everything; AssertionError where the table contradicts itself."""
+        """Recount everything. Raises AssertionError if the table contradicts itself."""
         super().check()
         assert self._starts == sorted(self._lengths), "index of free runs"
         pieces = [(start, length, True) for start, length in self._lengths.items()]
@@ -220,7 +223,7 @@ class ExtentTable(LeasedExtents):
         assert self._largest >= max(self._lengths.values(), default=0), "bound of the largest run"
 
     def _find(self, length: int) -> tuple[int, int] | None:
-        """The lowest free run of this length or more: its index and offset."""
+        """Return index and offset of the lowest free run that has at least this length."""
         if length > self._largest:
             return None
         for index, start in enumerate(self._starts):
@@ -230,7 +233,7 @@ class ExtentTable(LeasedExtents):
         return None
 
     def _find_without(self, length: int, without: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The lowest place for this length in a free run and without these granules: index of the run, and offset."""
+        """Return the lowest place of this length in a free run without these granules: run's index, and offset."""
         for index, start in enumerate(self._starts):
             if self._lengths[start] >= length:
                 first, end = start // GRANULE, (start + self._lengths[start]) // GRANULE
@@ -241,7 +244,7 @@ class ExtentTable(LeasedExtents):
         return None
 
     def _release(self, start: int, length: int) -> None:
-        """Adds a free run and joins it with the runs it touches."""
+        """Add a free run and join it with adjacent runs."""
         index = bisect_left(self._starts, start)
         if index < len(self._starts) and self._starts[index] == start + length:
             length += self._lengths.pop(self._starts.pop(index))

@@ -1,7 +1,7 @@
-"""What a storage unit does for clients on other nodes, which cannot map its arena: it reads and writes for them.
+"""The part of a storage unit that reads and writes for clients on other nodes, which cannot map its arena.
 
-Bytes to read are checked here and sent from where they lie. Nothing is held for the reader: it asks after it has got
-them whether they still were what it wanted.
+Bytes to read are checked here and sent without a copy. Nothing is locked for the reader: after it has received them, it
+asks whether they still belonged to its blocks.
 """
 
 from __future__ import annotations
@@ -15,36 +15,41 @@ from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 from transfer_queue.wire.buffers.copies import gather_pieces
 
 MOST_PIECES = 1 << 16  # of one request
-SMALL = 16 << 10  # pieces of less bytes on average are copied together and sent as one
-MOST_WRITTEN = 4 << 20  # bytes of one request to write
-MOST_COPIED = 8 << 20  # bytes of these that one request may ask for: a few milliseconds
+SMALL = 16 << 10  # pieces that are smaller than this on average are copied together and sent as one
+MOST_WRITTEN = 4 << 20  # bytes that one request may write
+MOST_COPIED = 8 << 20  # bytes in small pieces that one request may read: a few milliseconds
 
 
 def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
-    """Views of what is wanted, in order, many small ones copied together; None where other blocks lie there by now.
+    """Return views of the requested bytes, in order; many small ones are copied together.
+
+    Returns None if other blocks are there by now.
 
     Raises:
-        ProtocolError: columns do not fit together, or reach out of the arena. InvalidArgumentError: too much at once.
+        ProtocolError: If the columns are inconsistent or reach beyond the arena.
+        InvalidArgumentError: If the request is too large.
     """
     columns = (request.starts, request.lengths, request.offsets, request.generations)
     if any(len(column) % 8 for column in columns):
-        raise ProtocolError("a request to read has a column that is none of whole numbers of 8 bytes")
+        raise ProtocolError("each column of a request to read must have a multiple of 8 bytes")
     starts, lengths, offsets, generations = (np.frombuffer(column, "<i8") for column in columns)
     if len(starts) != len(lengths) or len(offsets) != len(generations):
         raise ProtocolError("a request to read has columns of different lengths")
     if len(starts) > MOST_PIECES:
-        raise InvalidArgumentError(f"{len(starts)} pieces in one request, most are {MOST_PIECES}; ask in parts")
+        raise InvalidArgumentError(
+            f"a request to read may have at most {MOST_PIECES} pieces, got {len(starts)}; ask in parts"
+        )
     for begins, sizes in ((starts, lengths), (offsets, np.ones_like(offsets))):
-        # compared so that no sum can wrap around
+        # this form of the comparison cannot overflow
         if len(begins) and (begins.min() < 0 or sizes.min() <= 0 or (begins > len(arena.memory) - sizes).any()):
-            raise ProtocolError(f"a request to read reaches out of the arena of {len(arena.memory)} bytes")
+            raise ProtocolError(f"a request to read reaches beyond the arena of {len(arena.memory)} bytes")
     if (arena.generations[offsets // GRANULE] != generations.view("<u8")).any() or _in_holes(arena, starts, lengths):
         return None
     total = int(lengths.sum())
     if len(starts) > 1 and total < SMALL * len(starts):
         if total > MOST_COPIED:
             raise InvalidArgumentError(
-                f"{total} bytes in pieces as small as these, most are {MOST_COPIED}; ask in parts"
+                f"a request may read at most {MOST_COPIED} bytes in small pieces, got {total}; ask in parts"
             )
         return [gather_pieces(arena.memory, starts, lengths).data]
     view = arena.memory.data
@@ -52,13 +57,14 @@ def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
 
 
 def write_bytes(arena: Arena, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
-    """Writes the payload into this extent: the request's, if its writer still has the slot that it names.
+    """Write the payload into this extent, the request's, if its writer still has the slot in the request.
 
     Raises:
-        UnitLostError: the extent is not leased to the slot any more. ProtocolError: it goes beyond the extent.
+        UnitLostError: If the extent is not leased to the slot any more.
+        ProtocolError: If the payload reaches beyond the extent.
     """
     if extent is None or extent.slot != request.slot:
-        raise UnitLostError(f"extent {request.extent} is not leased to slot {request.slot} any more; write it anew")
+        raise UnitLostError(f"extent {request.extent} is not leased to slot {request.slot} any more; write it again")
     data = payload or b""
     if request.offset < extent.offset or request.offset + len(data) > extent.offset + extent.length:
         raise ProtocolError(f"{len(data)} bytes at {request.offset} are not within extent {request.extent}")
@@ -66,7 +72,7 @@ def write_bytes(arena: Arena, extent: LeasedExtent | None, request: WriteBytes, 
 
 
 def _in_holes(arena: Arena, starts: np.ndarray, lengths: np.ndarray) -> bool:
-    """Whether some of it was given back to the file system, or never came from it: it cannot be touched safely."""
+    """Whether some of it is in holes or beyond `held`, so that it must not be touched."""
     if not len(starts):
         return False
     first, last = starts // GRANULE, (starts + lengths - 1) // GRANULE

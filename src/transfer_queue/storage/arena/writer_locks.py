@@ -1,25 +1,24 @@
-"""Who is alive, by the word of the kernel: POSIX record locks on slot files.
+"""Determines which writers are alive by locks of the kernel: POSIX record locks on slot files.
 
-A writer holds an exclusive lock on the file of its slot for as long as it may write. Only when the
-unit is granted that lock is the writer dead; being silent or stopped for however long proves nothing.
+A writer holds an exclusive lock on the file of its slot for as long as it may write. Only if the kernel grants the unit
+that lock is the writer dead. However long a writer is silent or stopped, that proves nothing.
 
-The rules of these locks, all of them relied on here:
-- The kernel drops a lock when its process ends, however that happens.
-- A forked child does not inherit it, and the child's closing of an inherited descriptor leaves the
-  parent's lock alone.
-- A process drops its locks on a file when it closes *any* descriptor of that file. So a writer opens
-  its slot file once, and nothing else in its process may ever open it.
-  That is why a process that puts must not read the files of its system's folder. Locks of open file descriptions
+The rules of these locks, all of which this module relies on:
+- The kernel drops a lock when its process ends, for whatever reason.
+- A forked child does not inherit the lock, and if the child closes an inherited descriptor, the parent keeps its lock.
+- A process drops its locks on a file when it closes *any* descriptor of that file. So a writer opens its slot file
+  once, and no other code of its process may ever open it.
+  For this reason a process that puts must not read the files of its system's folder. Locks of open file descriptions
   do not have this rule, but a child that C code forked would keep them after its writer has died (docs/decisions/0014).
-- Locks never conflict within one process: a unit cannot judge a writer of its own process, and its
-  asking would drop the writer's lock.
+- Locks never conflict within one process: a unit cannot check a writer in its own process, and the check would drop
+  the writer's lock.
 
-The lock of a slot is on the first byte of its file. The bytes after it are locks on *places*, and after the first
-page each place has an entry in which the writer offers an extent that it has leased: its number, and how much of it may
-hold blocks. A writer holds the lock on a place while one of its puts is under way in that extent. So the unit may take
-back what is offered, the rest of the extent behind what is used, when the kernel grants it the lock on the place: the
-writer is then certainly in no put there, and looks at the entry before it begins one. A writer that was stopped in the
-middle of a put holds the lock for as long as it lives.
+The lock of a slot is on the first byte of its file. The following bytes are locks on *places*. After the first page,
+each place has an entry in which the writer offers an extent that it has leased: its number, and the part of it that may
+contain blocks. A writer holds the lock on a place while one of its puts uses that extent. So if the kernel grants the
+unit the lock on a place, the unit may take back the rest of the offered extent, behind the used part: the writer is not
+in a put there, and reads the entry before it begins one. A writer that was stopped during a put holds the lock for as
+long as it lives.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PLACES = 32
 _ENTRIES = 4096
 _ENTRY = struct.Struct("<QQQ")  # extent, used, recalled
 
-Offer = tuple[int, int]  # extent, and the bytes from its start in which blocks may lie
+Offer = tuple[int, int]  # extent, and the bytes from its start that may contain blocks
 
 
 class SlotLock:
@@ -51,23 +50,23 @@ class SlotLock:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Gives the lock up, after which the unit takes this writer for dead.
+        """Release the lock, after which the unit treats this writer as dead.
 
-        In a forked child this closes the child's descriptor, and the parent still holds the lock.
+        In a forked child this closes the child's descriptor, and the parent keeps the lock.
         """
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def begin(self, place: int) -> bool:
-        """Takes a place at which nothing is offered; False where that cannot be done now."""
+        """Lock a place at which nothing is offered. Returns False if that is not possible now."""
         if self._descriptor is None or not _try_lock(self._descriptor, 1 + place):
             return False
         self._write(place, 0, 0)
         return True
 
     def take(self, place: int) -> bool:
-        """The writer begins a put in the extent that it offers there; False where the unit has recalled it."""
+        """Begin a put in the extent that is offered at this place. Returns False if the unit has recalled it."""
         if self._descriptor is None or not _try_lock(self._descriptor, 1 + place):
             return False
         extent, _, recalled = _entry(self._descriptor, place)
@@ -77,12 +76,12 @@ class SlotLock:
         return False
 
     def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """No put is under way there any more: the extent is offered, or (0) the place is free."""
+        """End a put at this place: offer the extent, or free the place if `extent` is 0."""
         if self._descriptor is not None and self._write(place, extent, used):
             self._unlock(place)
 
     def _write(self, place: int, extent: int, used: int) -> bool:
-        """False where the file system has no room for it: the place then stays locked, and nothing is offered."""
+        """Write the entry. Returns False if the file system is full; then the place stays locked and offers nothing."""
         assert self._descriptor is not None
         try:
             os.pwrite(self._descriptor, _ENTRY.pack(extent, used, 0), _ENTRIES + place * _ENTRY.size)
@@ -96,10 +95,10 @@ class SlotLock:
 
 
 def hold_slot(path: Path) -> SlotLock:
-    """Locks a slot file for the life of this client, or until `SlotLock.release`.
+    """Lock a slot file for the life of this client, or until `SlotLock.release`.
 
-    ProtocolError if another process holds it, or if the unit has withdrawn the slot meanwhile; the
-    writer should then ask for a slot anew. AttachError if the file cannot be opened or locked at all.
+    Raises ProtocolError if another process holds it, or if the unit has withdrawn the slot meanwhile; the writer should
+    then request another slot. Raises AttachError if the file cannot be opened or locked at all.
     """
     with contextlib.ExitStack() as on_failure:
         try:
@@ -110,68 +109,72 @@ def hold_slot(path: Path) -> SlotLock:
             if os.fstat(descriptor).st_nlink == 0:
                 raise FileNotFoundError
         except FileNotFoundError:
-            raise ProtocolError(f"the slot {path} was withdrawn before it was locked; ask for another") from None
+            raise ProtocolError(f"the slot {path} was withdrawn before it was locked; request another one") from None
         except OSError as error:
-            raise AttachError(f"the slot {path} cannot be locked: {error}; does its folder allow locks?") from error
+            raise AttachError(
+                f"the slot {path} cannot be locked: {error}; check that the file system of its folder supports locks"
+            ) from error
         on_failure.pop_all()
         return SlotLock(path, descriptor)
 
 
 def is_dead(path: Path) -> bool:
-    """Whether the kernel grants this process the lock on a slot file, so that nobody holds it.
+    """Whether the kernel grants this process the lock on a slot file, so that no process holds it.
 
-    For the unit's process only. A file that is not there or cannot be asked about proves nothing: False.
+    For the unit's process only. If the file does not exist or cannot be locked, nothing is proven: False.
     """
     with _granted(path) as descriptor:
         return descriptor is not None
 
 
 class KnownSlot(NamedTuple):
-    """A slot of a unit that ended. gone: its writer is proven dead."""
+    """A slot of a unit that ended."""
 
     writer: str
     gone: bool
+    """Its writer is certainly dead."""
 
 
 class WriterSlots(Protocol):
-    """Slots as the unit sees them; `SlotFolder` in life, a stand-in where writers share the unit's process."""
+    """The slots of a unit: `SlotFolder`, or in tests a substitute for writers in the unit's own process."""
 
     def make(self, slot: int, writer: str) -> str:
-        """A new slot for this writer; answers the path that it must lock."""
+        """Create a slot for this writer. Returns the path that the writer must lock."""
 
     def path(self, slot: int) -> str:
-        """The path that the writer of a slot must lock."""
+        """Return the path that the writer of a slot must lock."""
 
     def is_dead(self, slot: int) -> bool:
-        """Whether it is certain that no writer holds the slot now."""
+        """Whether it is certain that no writer holds the slot."""
 
     def withdraw(self, slot: int) -> bool:
-        """Ends a slot, so that nobody can hold it ever again, if no writer holds it now; whether that was so.
+        """End a slot for ever if no writer holds it now. Returns whether it did.
 
-        It stays known, as gone, until `forget`.
+        The slot stays known, as gone, until `forget`.
         """
 
     def forget(self, slot: int) -> None:
-        """Nothing is left of a slot that is gone."""
+        """Remove the rest of a slot that is gone."""
 
     def known(self) -> dict[int, KnownSlot]:
-        """The slots that a unit before this one has left, by number."""
+        """Return the slots of the unit before this one, by number."""
 
     def offers(self, slot: int) -> set[Offer]:
-        """What the writer of a slot offers, or has offered before it was recalled."""
+        """Return what the writer of a slot offers, or offered before it was recalled."""
 
     def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
-        """Takes back what a slot's writer offers (of these) and is in no put in: it will not write there again.
+        """Take back the offers of a slot's writer in which it has no put (only those in `among`, unless it is None).
 
-        What was taken before, and the writer has not noticed, is answered again.
+        The writer will not write there again. Offers that were taken back earlier, and of which the writer has not
+        taken notice, are returned again.
         """
 
 
 class SlotFolder:
-    """The slot files of a unit, in a folder of mode 0700 that is made if missing.
+    """The slot files of a unit, in a folder that is created with mode 0700 if it is missing.
 
-    A file holds its writer's name and a newline, so that a unit that starts again knows whose it is; one without
-    newline was never told to anybody. `N.lock` is the slot's, `N.gone` what is left of it when its writer is dead.
+    A file contains its writer's name and a newline, so that a restarted unit knows its writer. A file without a newline
+    was never reported to a writer. `N.lock` is the file of a slot; `N.gone` replaces it when its writer is dead.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -193,7 +196,7 @@ class SlotFolder:
         return is_dead(self._lock(slot))
 
     def withdraw(self, slot: int) -> bool:
-        """See `WriterSlots.withdraw`. The file is unlinked under its lock, which `hold_slot` looks for."""
+        """See `WriterSlots.withdraw`. The file is unlinked under its lock, which `hold_slot` checks."""
         with _granted(self._lock(slot)) as descriptor:
             if descriptor is None:
                 return False
@@ -209,9 +212,9 @@ class SlotFolder:
         self._gone(slot).unlink(missing_ok=True)
 
     def known(self) -> dict[int, KnownSlot]:
-        """See `WriterSlots.known`. Removes slots of which nobody was told."""
+        """See `WriterSlots.known`. Removes slots that were never reported to a writer."""
         found: dict[int, KnownSlot] = {}
-        for path in sorted(self.folder.iterdir()):  # N.gone before N.lock, which counts while it is there
+        for path in sorted(self.folder.iterdir()):  # N.gone before N.lock, which takes precedence if both exist
             if path.suffix not in (".gone", ".lock") or not path.stem.isdecimal():
                 continue
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -237,7 +240,7 @@ class SlotFolder:
             os.close(descriptor)
 
     def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
-        """See `WriterSlots.recall`. An entry is marked before anybody else may write where it says."""
+        """See `WriterSlots.recall`. An entry is marked before the space in it can be leased to another writer."""
         try:
             descriptor = os.open(self._lock(slot), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -256,7 +259,7 @@ class SlotFolder:
                     fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 1 + place)
                 if extent:
                     found.append((extent, used))
-        except OSError:  # nothing more can be asked now
+        except OSError:  # nothing more can be recalled now
             pass
         finally:
             os.close(descriptor)
@@ -278,19 +281,19 @@ def _write_name(path: Path, writer: str, mode: int) -> None:
 
 
 def _name_in(descriptor: int) -> str | None:
-    """The writer that a slot's file names; None where it is not written whole."""
+    """Return the writer in a slot's file; None if the name is incomplete."""
     name, end, _ = os.pread(descriptor, _ENTRIES, 0).partition(b"\n")
     return name.decode() if end else None
 
 
 def _entry(descriptor: int, place: int) -> tuple[int, int, int]:
-    """Extent, used, recalled; extent 0 where nothing is offered."""
+    """Return (extent, used, recalled) of a place; extent 0 if nothing is offered."""
     content = os.pread(descriptor, _ENTRY.size, _ENTRIES + place * _ENTRY.size)
     return _ENTRY.unpack(content) if len(content) == _ENTRY.size else (0, 0, 0)
 
 
 def _entries(descriptor: int) -> dict[int, tuple[int, int, int]]:
-    """All entries that name an extent, by place."""
+    """Return all entries with an extent, by place."""
     content = os.pread(descriptor, PLACES * _ENTRY.size, _ENTRIES)
     whole = content[: len(content) // _ENTRY.size * _ENTRY.size]
     return {place: entry for place, entry in enumerate(_ENTRY.iter_unpack(whole)) if entry[0]}
@@ -298,7 +301,7 @@ def _entries(descriptor: int) -> dict[int, tuple[int, int, int]]:
 
 @contextlib.contextmanager
 def _granted(path: Path) -> Iterator[int | None]:
-    """The open file while its lock is ours; None if it is not there, held by another, or cannot be asked about."""
+    """Yield the open file while this process has its lock; None if it does not exist or cannot be locked."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -315,7 +318,7 @@ def _granted(path: Path) -> Iterator[int | None]:
 
 
 def _try_lock(descriptor: int, at: int = 0) -> bool:
-    """Locks one byte: the first is the slot's, the others are those of its places."""
+    """Lock one byte: the first one for the slot, or another one for a place."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
     except (BlockingIOError, PermissionError):  # POSIX allows EAGAIN and EACCES for a lock that is held
