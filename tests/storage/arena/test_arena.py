@@ -86,7 +86,7 @@ def test_clients_cannot_write_generations_nor_grow(tmp_path: Path) -> None:
     client = Arena.open(tmp_path / "a")
     with pytest.raises(ValueError, match="read-only"):
         client.generations[0] = 7
-    with pytest.raises(ProtocolError, match="only the storage unit"):
+    with pytest.raises(ProtocolError, match="only be grown by its storage unit"):
         client.grow(1)
 
 
@@ -328,4 +328,4 @@ def test_shared_memory_that_cannot_be_written_is_not_chosen(tmp_path: Path, monk
     monkeypatch.setattr(os, "access", lambda *_: False)
     _, warning = choose_folder(tmp_path, least=1)
     assert warning is not None
-    assert "cannot be written" in warning
+    assert "is not writable" in warning

@@ -1,1 +1,1 @@
-"""A storage unit: what it decides, without sockets or files."""
+"""A storage unit: its decisions, without sockets or files."""

@@ -1,8 +1,9 @@
-"""The room of an arena on disk: what a unit has written there does not stay in memory.
+"""The extent pool of an arena on disk: values that a unit writes there do not stay in memory.
 
-What is on disk shall not take memory as well, until it is read. The kernel is told of what was written at once,
-whereupon it begins to write, and again when that should be done, whereupon it drops the pages; and once more, where
-the disk was slow. Readers' pages are left alone: they are the kernel's to drop where memory is wanted.
+Values on disk must not take memory as well until they are read. After a write the unit calls `Arena.let_go` at once,
+so that the kernel starts to write the pages. It calls it again when that should be done, so that the kernel drops the
+pages, and once more in case the disk was slow. Pages of readers are not touched: the kernel drops them if it needs
+memory.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.wire.buffers.copies import U8
 
 PAUSES = (1.0, 5.0)
-"""Seconds from one call to the next."""
+"""Seconds between the calls."""
 A_TURN = 64
 
 
 class DiskPool(ArenaPool):
-    """See the module; all else is as in memory."""
+    """The extent pool of an arena on disk. It differs from one in memory only in this."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)
         self._fresh: list[LeasedExtent] = []
-        self._rounds: list[deque[tuple[float, LeasedExtent]]] = [
-            deque() for _ in PAUSES
-        ]  # with the time of the next call
+        self._rounds: list[deque[tuple[float, LeasedExtent]]] = [deque() for _ in PAUSES]
+        """For each pause, the written extents with the time of their next call."""
 
     def mover(
         self,
@@ -39,7 +39,7 @@ class DiskPool(ArenaPool):
         lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, U8] | None = None,
     ) -> BlockCopier:
-        """See `Room.mover`."""
+        """See `ExtentPool.mover`."""
         return BlockCopier(unit, self.arena, order, lease, brought, self._wrote)
 
     def _wrote(self, extent: LeasedExtent) -> None:
@@ -47,7 +47,7 @@ class DiskPool(ArenaPool):
         self._fresh.append(extent)
 
     def due(self) -> float | None:
-        """See `Room.due`."""
+        """See `ExtentPool.due`."""
         if self._fresh:
             return 0.0
         times = [round_[0][0] for round_ in self._rounds if round_]
@@ -55,7 +55,7 @@ class DiskPool(ArenaPool):
         return min(times if trims is None else [*times, trims], default=None)
 
     def turn(self, now: float) -> bool:
-        """See `Room.turn`. Lets go of what is due."""
+        """See `ExtentPool.turn`. Lets go of the pages that are due."""
         self._rounds[0].extend((now + PAUSES[0], extent) for extent in self._fresh)
         self._fresh.clear()
         for number, round_ in enumerate(self._rounds):

@@ -1,7 +1,7 @@
-"""What a storage unit leases its extents out of, and what is written down of that.
+"""The pools from which a storage unit leases its extents, and their record of what is leased.
 
-`ArenaPool` is an arena of this machine's memory: extents are places in it, found first fit. `storage.unit.object_pool`
-has the room of an external store, whose extents are names.
+`ArenaPool` is an arena of this machine: extents are places in it, found first fit. `storage.unit.object_pool` is a pool
+in an external store, whose extents are names.
 """
 
 from __future__ import annotations
@@ -28,73 +28,77 @@ PREFAULT_STEP = 4 * 1024 * 1024
 
 
 class BlockCopy(Protocol):
-    """A move under way, see `mover.Mover`."""
+    """A move in progress, see `block_copier.BlockCopier`."""
 
     extent: LeasedExtent | None
 
     def step(self) -> BlocksMovedReport | None:
-        """Does a little; the answer when all is done."""
+        """Do a step. Returns the report when all is done."""
 
     def close(self) -> None:
-        """Lets go of what it uses."""
+        """Release what the move uses."""
 
 
 class ExtentPool(Protocol):
-    """capacity: most bytes of all extents together. table: what is leased."""
+    """Leases extents, and records what is leased."""
 
     capacity: int
+    """The largest total length of all extents in bytes."""
 
     @property
     def table(self) -> LeasedExtents:
-        """What is leased."""
+        """The leased extents."""
 
     @property
     def folder(self) -> Path:
-        """Where it is written down."""
+        """The folder of the record."""
 
     @property
     def boot_id(self) -> str:
-        """Of this room alone."""
+        """Identifies this pool."""
 
     @property
     def next_extent(self) -> int:
         """The first number that no extent has had."""
 
     def take_slot(self) -> int:
-        """The number of a new slot, which no other will ever have."""
+        """Return the number of a new slot, which is never used again."""
 
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
-        """An extent, written down before anybody is told; None where there is no room for it."""
+        """Return a new extent, which is recorded before this returns; None if there is no space for it."""
 
     def generation(self, offset: int) -> int:
-        """Of what lies at this offset, now."""
+        """Return the current generation of the space at this offset."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes themselves, to be written into."""
+        """Return the bytes themselves, to write into them."""
 
     def free(self, extent: LeasedExtent) -> None:
-        """Nobody needs what lies in a leased extent."""
+        """Free a leased extent."""
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
-        """Nobody needs what lies behind these bytes of a leased extent."""
+        """Free the part of a leased extent behind its first `keep` bytes."""
 
     def wanting(self, nbytes: int) -> int:
-        """What an extent of so many bytes takes; where that is more than another one could not have, nor can it."""
+        """Return the space that an extent of this size takes.
+
+        If a lease of some space has failed, leases that take as much or more fail, too.
+        """
 
     def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """Whose it is. serve: asked when there is more room; lost: told of extents that may be gone."""
+        """Set the functions to call: `serve` when space was freed, `lost` with extents that may be gone."""
 
     def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """Looks whether what is in these extents is still there; `then` is given those that are gone, and when.
+        """Check whether the content of these extents still exists. `then` gets the extents that are gone, and when.
 
-        At once, or after a while: its effects are carried out either way.
+        `then` is called at once or later. Its effects are carried out in both cases.
         """
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
-        """What a reader on another node asks for, see `serving.read_pieces`."""
+        """Read for a reader on another node, see `remote_access.read_pieces`."""
 
     def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
-        """What a writer on another node wants written, see `serving.write_bytes`."""
+        """Write for a writer on another node, see `remote_access.write_bytes`."""
 
     def mover(
         self,
@@ -103,26 +107,26 @@ class ExtentPool(Protocol):
         lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, U8] | None = None,
     ) -> BlockCopy:
-        """Begins a move, see `mover.Mover`."""
+        """Begin a move, see `block_copier.BlockCopier`."""
 
     def status(self) -> UnitStatusReply:
-        """Bytes held, leased and free."""
+        """Return the bytes that are held, leased and free."""
 
     def due(self) -> float | None:
-        """When `turn` has something to do; None where it never has."""
+        """Return when `turn` must be called next; None if it need not be called."""
 
     def turn(self, now: float) -> bool:
-        """Begins a period, where one is due; whether what writers have not used through the last one is recalled."""
+        """Do periodic work. Returns whether to recall extents that writers have not used for the last period."""
 
     def idle(self, short: bool) -> bool:
-        """Does a few milliseconds of work ahead of time; whether there is more. short: leases wait."""
+        """Do a few milliseconds of work in advance. Returns whether there is more. `short`: leases are waiting."""
 
     def check(self) -> None:
-        """Recounts everything; AssertionError where it contradicts itself."""
+        """Recount everything. Raises AssertionError if the pool contradicts itself."""
 
 
 class ArenaPool(ExtentPool):
-    """The room of an arena that this process owns."""
+    """The extent pool of an arena that this process owns."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -156,10 +160,10 @@ class ArenaPool(ExtentPool):
         return self.arena.extents.take_slot()
 
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
-        """See `ExtentPool.lease`. Space that is held comes first, then the arena grows."""
+        """See `ExtentPool.lease`. Takes held space first; then the arena grows."""
         extent = self.trimmer.lease(slot, nbytes, sequence)
         more = round_up(nbytes) - self._table.tail
-        if extent is None and more > 0 and self.grow(more):  # else it is there, and could not be filled
+        if extent is None and more > 0 and self.grow(more):  # else there is free space that could not be filled
             extent = self.trimmer.lease(slot, nbytes, sequence)
         if extent is not None:
             self.arena.settle(extent.offset, extent.length)
@@ -167,7 +171,7 @@ class ArenaPool(ExtentPool):
         return extent
 
     def grow(self, least: int) -> bool:
-        """Makes the arena this much larger, or more; whether that could be done."""
+        """Grow the arena by at least this many bytes. Returns whether that was possible."""
         try:
             grown = self.arena.grow(least)
         except CapacityError:
@@ -184,14 +188,14 @@ class ArenaPool(ExtentPool):
         return self.arena.view(offset, nbytes).data
 
     def free(self, extent: LeasedExtent) -> None:
-        """See `ExtentPool.free`. Generations come first: who has read there must see it before anybody writes there."""
+        """See `ExtentPool.free`. Generations change first: readers must notice before another writer writes there."""
         self.arena.bump(extent.offset, extent.length)
         self.arena.extents.free(extent)
         self._table.free(extent.number)
         self.trimmer.freed(extent.offset, extent.length)
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
-        """See `ExtentPool.cut`. Generations come first."""
+        """See `ExtentPool.cut`. Generations change first."""
         self.arena.bump(extent.offset + keep, extent.length - keep)
         self.arena.extents.cut(extent, keep)
         self._table.cut(extent.number, keep)
@@ -202,10 +206,10 @@ class ArenaPool(ExtentPool):
         return round_up(nbytes)
 
     def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """An arena does nothing by itself."""
+        """See `ExtentPool.attach`. An arena calls neither function."""
 
     def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """What is in an arena is there."""
+        """See `ExtentPool.look_for`. The content of an arena always exists."""
         return then([], "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
@@ -256,7 +260,7 @@ class ArenaPool(ExtentPool):
         leased = arena.extents.read(arena.folder, arena.boot_id)
         assert leased == table.leased_extents(), "the file of extents"
         assert table.held == arena.held, "held bytes of table and arena"
-        assert arena.hole_bytes == np.count_nonzero(arena.holes) * GRANULE, "bytes given back"
+        assert arena.hole_bytes == np.count_nonzero(arena.holes) * GRANULE, "bytes of holes"
         for extent in leased:
             granules = slice(extent.offset // GRANULE, (extent.offset + extent.length) // GRANULE)
-            assert not arena.holes[granules].any(), f"{extent} was given back to the file system"
+            assert not arena.holes[granules].any(), f"{extent} was returned to the file system"

@@ -1,12 +1,12 @@
-"""Which extents a unit takes back from writers that are in no put: what they have leased and do not use.
+"""Recalls unused parts of extents from writers that are not in a put.
 
-A writer offers its open extents while it is in no put there, and the unit takes them by the kernel's word
-(`storage.arena.writer_locks`): what lies behind their blocks is free at once, and the controller is told that nothing
-more comes into them. So a writer that is idle, or stopped between two puts, holds up no space; one that is stopped in
-the middle of a put keeps all that it has there.
+A writer offers its open extents while it is in no put, and locks of the kernel show the unit that this is so
+(`storage.arena.writer_locks`). The part behind the blocks is then free at once, and the unit reports to the controller
+that no block will be added to the extent. So a writer that is idle, or stopped between two puts, does not block any
+space; a writer that is stopped during a put keeps its whole extent.
 
-Where leases wait, all offers are taken, a few writers at a time. In each period of `storage.arena.free_space_reclaim`
-those are taken that have not changed since the last one.
+If leases are waiting, all offers are taken, from a few writers at a time. Otherwise, in each period of
+`storage.arena.free_space_reclaim`, those offers are taken that have not changed since the last period.
 """
 
 from __future__ import annotations
@@ -22,39 +22,44 @@ from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots
 from transfer_queue.storage.unit.extent_pool import ExtentPool
 
 INTERVAL = 0.25
-"""Seconds between two rounds through all writers while leases wait."""
+"""Seconds between two rounds through all writers while leases are waiting."""
 WRITERS = 128
-"""Asked in one go: a millisecond or two."""
+"""Writers asked in one turn, which takes a millisecond or two."""
 
 
 class Recalls:
-    """Of one unit, whose number this is."""
+    """The recalls of the unit with this number."""
 
     def __init__(self, number: int, room: ExtentPool, slots: WriterSlots) -> None:
         self._number = number
         self._room = room
         self._files = slots
         self._cut: dict[int, int] = {}
-        """Extent -> its length, of all and only the leased extents that were recalled."""
+        """Extent -> its length, for exactly the leased extents that were recalled."""
         self._untold: list[int] = []
-        self._round: deque[int] = deque()  # slots to be asked because leases wait
-        self._at = 0.0  # when they are asked next
-        self._look: deque[int] = deque()  # slots to be looked at because a period began
-        self._seen: dict[int, set[Offer]] = {}  # slot -> what it offered when it was looked at last
+        """Recalled extents that are not reported yet."""
+        self._round: deque[int] = deque()
+        """Slots to be asked because leases are waiting."""
+        self._at = 0.0
+        """When they are asked next."""
+        self._look: deque[int] = deque()
+        """Slots to be checked because a period began."""
+        self._seen: dict[int, set[Offer]] = {}
+        """Slot -> what it offered at the last check."""
 
     def due(self, short: bool) -> float:
-        """When `some` has something to do; infinite where it has not. short: leases wait."""
+        """Return when `some` must be called next; infinity if it need not be. `short`: leases are waiting."""
         if self._look:
             return 0.0
         return self._at if short else float("inf")
 
     def look_at(self, slots: list[int]) -> None:
-        """A period began: what these have not used since the last one is to be taken back."""
+        """Begin a period: recall what these slots have not used since the last one."""
         self._look = deque(slots)
         self._seen = {slot: self._seen.get(slot, set()) for slot in slots}
 
     def some(self, short: bool, slots: Callable[[], list[int]], now: float) -> list[Offer]:
-        """What is taken back now. slots: those that have extents."""
+        """Recall now. `slots` returns the slots that have extents."""
         found: list[Offer] = []
         for _ in range(min(WRITERS, len(self._look))):
             slot = self._look.popleft()
@@ -69,11 +74,11 @@ class Recalls:
         return found
 
     def of(self, slots: Iterable[int]) -> list[Offer]:
-        """All that these offer is taken back."""
+        """Recall everything that these slots offer."""
         return [offer for slot in slots for offer in self._of(slot, None)]
 
     def _of(self, slot: int, among: set[Offer] | None) -> list[Offer]:
-        """What is leased to this slot, was not recalled before, and is offered (among these)."""
+        """Recall what is leased to this slot, offered (in `among`, unless it is None), and was not recalled before."""
         found = []
         for number, used in self._files.recall(slot, among):
             extent = self._room.table.get(number)
@@ -82,7 +87,7 @@ class Recalls:
         return found
 
     def cut(self, extent: LeasedExtent, used: int) -> int:
-        """Nothing more is written into this extent; how many bytes it keeps."""
+        """Record that nothing more is written into this extent. Returns the bytes that it keeps."""
         keep = min(round_up(used), extent.length)
         if keep < extent.length:
             self._room.cut(extent, keep)
@@ -91,16 +96,16 @@ class Recalls:
         return keep
 
     def forget(self, extent: int) -> None:
-        """It is not leased any more."""
+        """Forget an extent that is not leased any more."""
         self._cut.pop(extent, None)
 
     def told(self) -> list[ExtentsRecalledReport]:
-        """What the controller must be told; asked for after every event."""
+        """Return new reports for the controller. Call it after every event."""
         fresh, self._untold = [number for number in self._untold if number in self._cut], []
         return [self._report(fresh)] if fresh else []
 
     def unsettled(self) -> list[ExtentsRecalledReport]:
-        """What a controller with which the unit has registered must be told again."""
+        """Return the reports that a controller needs after the unit has registered with it."""
         self._untold = []
         return [self._report(list(self._cut))] if self._cut else []
 

@@ -1,12 +1,12 @@
-"""The room of an external store: extents are names of what lies there, each of one block.
+"""The extent pool of an external store: each extent is the name of one block in the store.
 
     header    JSON (`ObjectPoolHeader`); written last
     extents   a page of numbers, then one entry for each extent, in any order
 
-An extent's offset is but a name, too: its number times GRANULE. Numbers are never used again, so a name stands for one
-block for ever: no generation has to be compared, what is not there any more was freed, or is lost. The file is right
-between any two stores, as that of an arena (`storage.arena.extent_file`): an extent that was freed stays in it, in
-nobody's slot, until the store has removed it, so that nothing is left there when a unit is killed meanwhile.
+An extent's offset is only a name, too: its number times GRANULE. Numbers are never used again, so a name always stands
+for the same block. So generations need not be compared: a block that does not exist any more was freed or is lost. The
+file is valid between any two stores, as that of an arena (`storage.arena.extent_file`). A freed extent stays in it,
+without a slot, until the store has removed its block, so that no block is left over if the unit is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ VERSION = 1
 UNLIMITED = 1 << 62
 ALIGNMENT = 64
 MOST_REMOVED = 512  # names in one request
-RETRY_SECONDS = 1.0  # between two tries to remove what could not be removed
-LIFE_SECONDS = 0.5  # between two looks at whether the store is still the same
+RETRY_SECONDS = 1.0  # between two attempts to remove blocks
+LIFE_SECONDS = 0.5  # between two checks whether the store is still the same
 
 _HEAD_BYTES, _ENTRY_BYTES = 4096, 32
 _GROWTH = 4096  # entries
 _NEXT_EXTENT, _NEXT_SLOT = 0, 1
 _NUMBER, _LENGTH, _SLOT, _SEQUENCE = range(4)
-_REMOVING = 0  # in the place of a slot: no slot has this number
+_REMOVING = 0  # stored as the slot of a freed extent; no slot has this number
 
 logger = logging.getLogger(__name__)
 
 Begin = Callable[[Callable[[], Any], Callable[[Any], list[Effect]]], None]
-"""Runs the first beside the unit's loop, then the second in it, with what came out or the exception."""
+"""Runs the first function outside the unit's loop, then the second in it, with the result or the exception."""
 
 
 def key_of(boot_id: str, offset: int) -> str:
-    """What the block at this offset is called in the store."""
+    """Return the name in the store of the block at this offset."""
     return f"tq/{boot_id}/{offset // GRANULE}"
 
 
 def number_of(key: str) -> int:
-    """Of the extent that is called so."""
+    """Return the extent with this name."""
     return int(key.rpartition("/")[2])
 
 
 class ObjectPoolHeader(msgspec.Struct, frozen=True):
-    """What the header file says."""
+    """The content of the header file."""
 
     magic: str
     version: int
@@ -75,7 +75,7 @@ class ObjectPoolHeader(msgspec.Struct, frozen=True):
 
 
 class ObjectNames:
-    """The file of extents. read: what is leased, and what is to be removed, as the unit before this one left it."""
+    """The file of extents."""
 
     def __init__(self, folder: Path, boot_id: str, file: int) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ class ObjectNames:
 
     @classmethod
     def create(cls, folder: Path) -> ObjectNames:
-        """Those of a new room. OSError where the folder cannot be used."""
+        """Create the file of a new pool. Raises OSError if the folder cannot be used."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         header = ObjectPoolHeader(MAGIC, VERSION, uuid.uuid4().hex)
         file = os.open(folder / "extents", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -104,16 +104,16 @@ class ObjectNames:
 
     @classmethod
     def reopen(cls, folder: Path) -> ObjectNames:
-        """Those of the unit before. AttachError where they are not whole."""
+        """Open the file of the unit before this one. Raises AttachError if it is incomplete."""
         try:
             header = msgspec.json.decode((folder / "header").read_bytes(), type=ObjectPoolHeader)
             file = os.open(folder / "extents", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (OSError, msgspec.DecodeError) as error:
-            raise AttachError(f"no room can be opened in {folder}: {error}") from error
+            raise AttachError(f"the record of extents in {folder} cannot be opened: {error}") from error
         size = os.fstat(file).st_size
         if header.magic != MAGIC or header.version != VERSION or size < _HEAD_BYTES or (size - _HEAD_BYTES) % 32:
             os.close(file)
-            raise AttachError(f"{folder} is not the room of an external store, or of another version")
+            raise AttachError(f"{folder} is not the record of an external store's extents, or is of another version")
         return cls(folder, header.boot_id, file)
 
     def _map(self) -> None:
@@ -127,13 +127,13 @@ class ObjectNames:
         return int(self._head[_NEXT_EXTENT])
 
     def take_slot(self) -> int:
-        """The number of a new slot."""
+        """Return the number of a new slot, which is never used again."""
         slot = int(self._head[_NEXT_SLOT])
         self._head[_NEXT_SLOT] = slot + 1
         return slot
 
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
-        """The next extent; None where the file cannot grow."""
+        """Return the next extent; None if the file cannot grow."""
         if not self._free and not self._grow():
             return None
         at = self._free.pop()
@@ -151,25 +151,25 @@ class ObjectNames:
         try:
             os.posix_fallocate(self._file, _HEAD_BYTES + there * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
         except OSError as error:
-            logger.error("the file of extents in %s cannot grow: %s", self.folder, error)
+            logger.error("the storage unit's file of extents in %s cannot grow: %s", self.folder, error)
             return False
         self._map()
         self._free = list(range(there + _GROWTH - 1, there - 1, -1))
         return True
 
     def removing(self, number: int) -> None:
-        """The extent is nobody's any more; the store has still to remove it."""
+        """Record that the extent is freed, and that the store has to remove its block."""
         self._entries[self._places[number], _SLOT] = _REMOVING
 
     def removed(self, numbers: Sequence[int]) -> None:
-        """Nothing of these extents is left."""
+        """Record that the store has removed the blocks of these extents."""
         for number in numbers:
             at = self._places.pop(number)
             self._entries[at, _NUMBER] = 0
             self._free.append(at)
 
     def read(self) -> tuple[list[LeasedExtent], list[LeasedExtent]]:
-        """(leased, to be removed), ascending by number."""
+        """Return (leased, to be removed), ascending by number, as the unit before this one left them."""
         extents = []
         for number, at in sorted(self._places.items()):
             _, length, slot, sequence = self._entries[at].tolist()
@@ -177,37 +177,45 @@ class ObjectNames:
         return [e for e in extents if e.slot != _REMOVING], [e for e in extents if e.slot == _REMOVING]
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         os.close(self._file)
 
 
 class ObjectPool(ExtentPool):
-    """The room of an external store, see `ExtentPool`.
-
-    store: this process's connection to it. capacity: most bytes; UNLIMITED where the store alone knows. begin: see
-    there. life: tells of the life of what keeps the bytes; where it is another one, all is looked for.
-    """
+    """The extent pool of an external store, see `ExtentPool`."""
 
     def __init__(
         self, names: ObjectNames, store: Store, begin: Begin, capacity: int = UNLIMITED, life: Callable[[], str] = str
     ) -> None:
+        """Make the pool.
+
+        Args:
+            names: The record of its extents.
+            store: This process's connection to the store.
+            begin: Runs calls to the store outside the unit's loop.
+            capacity: The largest total size of all blocks in bytes; UNLIMITED if only the store knows it.
+            life: Returns a text that changes when the store may have lost blocks. All blocks are then checked.
+        """
         self.capacity = capacity
         self._names = names
         self._store = store
         self._begin = begin
         self._life = life
         self._lives = life()
-        self._look = 0.0  # when the store's life is asked next
+        self._look = 0.0
+        """When `life` is called next."""
         self._unsure: dict[int, None] = {}
-        """Extents of which the store could not say whether they are there."""
-        self._ask = 0.0  # when it is asked for these next
+        """Extents of which the store could not say whether they exist."""
+        self._ask = 0.0
+        """When the store is asked about these next."""
         leased, doomed = names.read()
         self._table = LeasedExtents(names.next_extent)
         for extent in leased:
             self._table.enter(extent)
         self._doomed = {extent.number: extent.length for extent in doomed}
         self._doomed_bytes = sum(self._doomed.values())
-        self._busy = False  # a removal is under way
+        self._busy = False
+        """A removal is in progress."""
         self._retry: float | None = None if not doomed else 0.0
         self._serve: Callable[[], list[Effect]] = list
         self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
@@ -241,8 +249,8 @@ class ObjectPool(ExtentPool):
         return self._names.take_slot()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """See `ExtentPool.view`: nothing can be written into names."""
-        raise ProtocolError("a unit of an external store has no bytes of its own to write into")
+        """See `ExtentPool.view`. Not possible, because an extent is only a name."""
+        raise ProtocolError("a storage unit of an external store has no memory to write into; write to the store")
 
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """See `ExtentPool.lease`."""
@@ -258,11 +266,11 @@ class ObjectPool(ExtentPool):
         return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
 
     def generation(self, offset: int) -> int:
-        """Always the same: an extent's offset is never used again."""
+        """Return 1, because an extent's offset is never used again."""
         return 1
 
     def free(self, extent: LeasedExtent) -> None:
-        """See `ExtentPool.free`. The store removes it a little later."""
+        """See `ExtentPool.free`. The store removes the block a little later."""
         self._table.leave(extent.number)
         self._names.removing(extent.number)
         self._doomed[extent.number] = extent.length
@@ -270,7 +278,7 @@ class ObjectPool(ExtentPool):
         self._remove()
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
-        """What was written into an extent stays: there is nothing behind it."""
+        """See `ExtentPool.cut`. Does nothing, because there is nothing behind the block."""
 
     def _remove(self) -> None:
         if self._busy or not self._doomed:
@@ -282,7 +290,13 @@ class ObjectPool(ExtentPool):
         def removed(outcome: object) -> list[Effect]:
             self._busy = False
             if isinstance(outcome, Exception):
-                logger.warning("the store cannot remove %d blocks now, and is asked again: %s", len(keys), outcome)
+                logger.warning(
+                    "storage unit in %s: the store cannot remove %d blocks, and is asked again in %g s: %s",
+                    self.folder,
+                    len(keys),
+                    RETRY_SECONDS,
+                    outcome,
+                )
                 self._retry = time.monotonic() + RETRY_SECONDS
                 return []
             self._retry = None
@@ -304,7 +318,12 @@ class ObjectPool(ExtentPool):
 
         def looked(outcome: Any) -> list[Effect]:
             if isinstance(outcome, Exception):
-                logger.warning("the store cannot be asked what it has, and is asked again: %s", outcome)
+                logger.warning(
+                    "storage unit in %s: the store cannot say which blocks it has, and is asked again in %g s: %s",
+                    self.folder,
+                    RETRY_SECONDS,
+                    outcome,
+                )
                 self._unsure.update(dict.fromkeys(numbers))
                 self._ask = time.monotonic() + RETRY_SECONDS
                 outcome = []
@@ -314,11 +333,11 @@ class ObjectPool(ExtentPool):
         return []
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
-        """Never asked for: readers ask the store."""
+        """Refuse: readers read from the store."""
         raise ProtocolError("the blocks of this storage unit are in an external store; read them there")
 
     def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
-        """Never asked for: writers ask the store."""
+        """Refuse: writers write to the store."""
         raise ProtocolError("the blocks of this storage unit are in an external store; write them there")
 
     def mover(
@@ -328,7 +347,7 @@ class ObjectPool(ExtentPool):
         lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, Bytes] | None = None,
     ) -> NoBlockCopier:
-        """Nothing is ever moved."""
+        """See `ExtentPool.mover`. Blocks of a store are never moved."""
         return NoBlockCopier(unit, order)
 
     def status(self) -> UnitStatusReply:
@@ -346,7 +365,7 @@ class ObjectPool(ExtentPool):
         return min(times, default=None)
 
     def turn(self, now: float) -> bool:
-        """See `ExtentPool.turn`. Repeats what failed, and checks that the store is still the same."""
+        """See `ExtentPool.turn`. Repeats what failed, and checks whether the store is still the same."""
         if self._retry is not None and now >= self._retry:
             self._retry = None
             self._remove()
@@ -362,7 +381,7 @@ class ObjectPool(ExtentPool):
         return False
 
     def idle(self, short: bool) -> bool:
-        """There is nothing to do ahead of time."""
+        """See `ExtentPool.idle`. There is nothing to do in advance."""
         return False
 
     def check(self) -> None:
@@ -374,24 +393,24 @@ class ObjectPool(ExtentPool):
         assert self._doomed_bytes == sum(self._doomed.values()), "bytes to be removed"
 
     def close(self) -> None:
-        """Lets go of files and connection."""
+        """Close the file and the connection."""
         self._names.close()
         try:
             self._store.close()
         except TransferQueueError as error:
-            logger.warning("the connection to the store did not end well: %s", error)
+            logger.warning("storage unit in %s: closing the connection to the store failed: %s", self.folder, error)
 
 
 class NoBlockCopier:
-    """Answers at once that nothing was moved."""
+    """Reports at once that no block was moved."""
 
     def __init__(self, unit: int, order: Move) -> None:
         self.extent: LeasedExtent | None = None
         self._answer = BlocksMovedReport(order.number, unit, 0, 0, 0, b"", [])
 
     def step(self) -> BlocksMovedReport | None:
-        """See `Mover.step`."""
+        """See `BlockCopy.step`."""
         return self._answer
 
     def close(self) -> None:
-        """See `Mover.close`."""
+        """See `BlockCopy.close`."""

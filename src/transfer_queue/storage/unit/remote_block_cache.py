@@ -1,10 +1,10 @@
-"""Copies of blocks of other nodes' units, for all readers of this node: each is fetched once.
+"""Copies of blocks of units on other nodes, for all readers of this node: each block is fetched once.
 
-A reader asks the unit of its node before it reads elsewhere. While it is the only one here that reads, it is told to
-do so itself, which costs one copy less. Where there are more, the unit fetches what is wanted into an extent of its
-own, and all of them read that. Blocks never change, and where one lies (unit, offset, generation) names it for ever.
-So a copy is right as long as its extent is, which readers see by its generation, as that of any value. Copies give way
-to whoever wants their space, to newer ones, and where nobody has read them for a while.
+A reader asks the unit of its node before it reads from another node. If it is the only reader here, the unit tells it
+to read there itself, which saves one copy. Otherwise the unit fetches the blocks into an extent of its own, and all
+readers read that. Blocks never change, and the location of one (unit, offset, generation) identifies it for ever. So a
+copy is valid as long as its extent is, which readers check by its generation, as for any value. Copies are freed for
+leases that need their space, for newer copies, and if they were not read for a while.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from transfer_queue.storage.unit.extent_pool import ExtentPool
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch, SendReply
 
 ALIGNMENT = 64
-SHARE = 4  # copies take one part in so many of the arena at most
-IDLE_SECONDS = 30.0  # for which a copy is kept that nobody reads
-READER_SECONDS = 60.0  # for which a reader counts after it has asked
+SHARE = 4  # copies take at most one in this many parts of the arena
+IDLE_SECONDS = 30.0  # for which a copy is kept that is not read
+READER_SECONDS = 60.0  # for which a client counts as a reader after a request
 
 Key = tuple[int, int, int]  # of a block: its unit, offset and generation there
 
 
 @dataclass
 class _FetchedGroup:
-    """Copies that were fetched together. places: where each lies here; coming: until they have come."""
+    """Copies that were fetched together."""
 
     extent: LeasedExtent
     places: dict[Key, int]
+    """Block -> the offset of its copy."""
     read_at: float
     coming: bool = True
-    doomed: bool = False  # to be freed as soon as nothing is written into it any more
+    """The fetch is in progress."""
+    doomed: bool = False
+    """The extent is freed at the end of the fetch."""
 
 
 @dataclass
@@ -49,7 +52,7 @@ class _WaitingReader:
 
 
 class RemoteBlockCache:
-    """The copies in one unit. lease: an extent of so many bytes of the unit's own; release: gives extents up."""
+    """The copies in one unit. `lease` makes an extent of the unit's own of this many bytes; `release` frees extents."""
 
     def __init__(
         self, room: ExtentPool, lease: Callable[[int], LeasedExtent | None], release: Callable[[Sequence[int]], None]
@@ -58,7 +61,7 @@ class RemoteBlockCache:
         self._lease = lease
         self._release = release
         self._groups: OrderedDict[int, _FetchedGroup] = OrderedDict()
-        """Extent -> what lies in it; the last read ones last."""
+        """Extent -> its copies, least recently read first."""
         self._of: dict[Key, int] = {}
         """Block -> the extent of its copy."""
         self._waiting: list[_WaitingReader] = []
@@ -66,10 +69,10 @@ class RemoteBlockCache:
         """Client -> when it asked last."""
 
     def asked(self, reader: str, peer: int, sequence: int, request: CacheBlocks, now: float) -> list[Effect]:
-        """A reader of this node is about to read blocks elsewhere. It is answered once those are here that will be."""
+        """Handle the request of a reader of this node. It is answered when the blocks to be fetched are here."""
         columns = (request.units, request.offsets, request.generations, request.nbytes)
         if len({len(column) for column in columns}) > 1 or len(request.units) % 8:
-            raise ProtocolError("a request to keep blocks has columns of different lengths, or of no whole numbers")
+            raise ProtocolError("a request for blocks has columns of different lengths, or not in whole numbers")
         units, offsets, generations, nbytes = (np.frombuffer(column, "<i8").tolist() for column in columns)
         keys = list(zip(units, offsets, generations, strict=True))
         self._readers[reader] = now
@@ -114,7 +117,7 @@ class RemoteBlockCache:
         return [Fetch(extent.number, wanted, remotes, views)]
 
     def came(self, extent: int, good: set[int], now: float) -> list[Effect]:
-        """What was to be fetched into this extent is here, those blocks of it that were still there."""
+        """End the fetch into this extent. `good` has the numbers of the blocks that were still there."""
         group = self._groups.get(extent)
         if group is not None:
             group.coming = False
@@ -149,14 +152,14 @@ class RemoteBlockCache:
         return offset, self._room.generation(offset)
 
     def forget(self, extent: int) -> None:
-        """An extent was freed, whatever lay in it."""
+        """Note that an extent was freed, whatever it contained."""
         group = self._groups.pop(extent, None)
         if group is not None:
             for key in group.places:
                 del self._of[key]
 
     def is_filling(self, extent: int) -> bool:
-        """Whether bytes are being received into an extent that is to be freed: it is freed when they have come."""
+        """Whether a fetch writes into an extent that is to be freed. It is then freed at the end of the fetch."""
         group = self._groups.get(extent)
         if group is None or not group.coming:
             return False
@@ -164,16 +167,16 @@ class RemoteBlockCache:
         return True
 
     def left(self, peer: int) -> None:
-        """Nobody waits on this connection any more."""
+        """Drop the requests of a closed connection."""
         self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
 
     @property
     def nbytes(self) -> int:
-        """Of all extents of copies."""
+        """Bytes of all extents of copies."""
         return sum(group.extent.length for group in self._groups.values())
 
     def give_way(self) -> bool:
-        """Frees all copies that are not just coming; whether there were any."""
+        """Free all copies except those of fetches in progress. Returns whether there were any."""
         freed = False
         while self._drop_oldest():
             freed = True
@@ -187,11 +190,11 @@ class RemoteBlockCache:
         return True
 
     def due(self) -> float | None:
-        """When the next copy has been idle for long."""
+        """Return when the next copy has been idle for IDLE_SECONDS; None if there is none."""
         return min((group.read_at + IDLE_SECONDS for group in self._groups.values() if not group.coming), default=None)
 
     def turn(self, now: float) -> None:
-        """Frees what has been idle for long."""
+        """Free the copies that have been idle for IDLE_SECONDS."""
         idle = [
             number for number, group in self._groups.items()
             if not group.coming and group.read_at + IDLE_SECONDS <= now

@@ -1,30 +1,30 @@
-"""The storage unit: leases extents of its room to writers, and takes back what is certain to be unused.
+"""The storage unit: leases extents of its pool to writers, and takes back those that are certainly unused.
 
-Its room (`storage.unit.extent_pool`) is an arena, or an external store. The unit owns the slots and the table of what
-is leased. It knows neither what lies in an extent nor who reads it; the controller does, and says with `free` when
-nothing lives in a closed extent any more.
+Its pool (`storage.unit.extent_pool`) is an arena or an external store. The unit owns the slots and the table of what is
+leased. It does not know the content of an extent or its readers; the controller does, and calls `free` when a closed
+extent contains no live block any more.
 No sockets and no clock: requests and the time come in, effects go out (`storage.unit.unit_effects`).
 
-The rules of a slot:
+The states of a slot:
 
-    opening    OpenSlot was answered; the writer may not have locked the slot file yet, so that a free lock
-               proves nothing. The first lease ends this, and is refused unless the lock is held.
-               If the last connection ends here and the lock is free, the slot is withdrawn without a word.
-    in use     the writer holds the lock, as every lease makes sure.
-    suspect    its last connection ended and the lock is still held. Asked again every PROBE_INTERVAL;
-               any request of the writer makes it in use again. A writer stopped for ever stays here.
-    gone       the unit was granted the lock: the controller is told WriterGone, and the extents stay
-               leased until it has freed them.
+    opening    OpenSlot was answered. The writer may not have locked the slot file yet, so a free lock proves nothing.
+               The first lease ends this state, and is refused unless the lock is held.
+               If the last connection ends in this state and the lock is free, the slot is withdrawn without a report.
+    in use     The writer holds the lock, which every lease checks.
+    suspect    Its last connection ended and the lock is still held. It is checked again every PROBE_INTERVAL;
+               any request of the writer makes it in use again. The slot of a writer that is stopped for ever stays so.
+    gone       The unit was granted the lock. The controller gets WriterGone, and the extents stay leased until it has
+               freed them.
 
-A lease that cannot be met and may wait is parked. Parked leases are met in the order they came, one that
-is too large for now not holding up those behind it. What other writers have leased and do not use is recalled for
-them (`storage.unit.extent_recall`).
+A lease that cannot be met and may wait is parked. Parked leases are met in order of arrival, except that one that needs
+too much space at the moment does not delay those behind it. For parked leases, the unit recalls the unused extents of
+other writers (`storage.unit.extent_recall`).
 
-A client numbers its requests over all its connections, and asks again by the same number when one broke:
-a lease that is parked goes on waiting for the new connection, one just granted is answered as before.
+A client numbers its requests over all its connections, and repeats a request with the same number after a connection
+broke: a parked lease then waits for the new connection, and a lease that was just granted gets the same reply again.
 
-What a unit grants lies in its room's files and in its slots' before it is told to anybody, so that a unit that was
-killed begins where it was: with the same extents, and all its slots as suspects.
+The unit records what it grants in the files of its pool and slots before it replies. So after it was killed, the next
+unit begins with the same extents, and with all slots as suspects.
 """
 
 from __future__ import annotations
@@ -71,21 +71,20 @@ from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply, 
 from transfer_queue.wire.buffers.copies import U8
 
 PROBE_INTERVAL = 0.25
-"""Seconds between two looks at the locks of suspects."""
+"""Seconds between two checks of the locks of suspects."""
 _RECENT_GRANTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a unit refuses to go beyond.
-
-    slots: writers registered and not yet known to be gone. extents: leased to one slot and not yet freed.
-    parked: leases waiting for space, of all writers.
-    """
+    """The limits of a unit."""
 
     slots: int = 4096
+    """Writers that are registered and not known to be gone."""
     extents: int = 1 << 20
+    """Extents of one slot."""
     parked: int = 4096
+    """Parked leases of all writers."""
 
 
 @dataclass(slots=True)
@@ -95,13 +94,13 @@ class _UnitSlot:
     path: str
     opening: bool = True
     remote: bool = False
-    """Of a writer on another node, which holds no lock: it is gone with the last of its connections."""
+    """The writer is on another node and holds no lock: it is gone when its last connection ends."""
     peers: set[int] = field(default_factory=set)
-    """All and only the open connections on which this writer has asked for something."""
+    """All open connections on which this writer has made a request."""
     grants: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Sequence -> extent, of the latest leases; their replies may have been lost, or never be looked at."""
+    """Sequence -> extent, of the latest leases. Their replies may be lost, or their requests cancelled."""
     cancelled: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """Sequences that were cancelled and not parked, the latest."""
+    """The latest sequences that were cancelled while no lease of that number was parked."""
 
 
 @dataclass(slots=True)
@@ -116,7 +115,7 @@ class _WaitingLease:
 
 
 class StorageUnit:
-    """One storage unit. number: its number in the system."""
+    """One storage unit. `number` is its number in the system."""
 
     def __init__(self, number: int, room: ExtentPool, slots: WriterSlots, limits: Limits = Limits()) -> None:
         self.number = number
@@ -127,7 +126,7 @@ class StorageUnit:
         self._files = slots
         self._limits = limits
         self._slots: dict[int, _UnitSlot] = {}
-        """Number -> slot, of all and only the slots opening, in use or suspect."""
+        """Number -> slot, for exactly the slots that are opening, in use or suspect."""
         self._writers: dict[str, _UnitSlot] = {}
         """Writer -> its slot; exactly the values of `_slots`."""
         self._remote: dict[str, _UnitSlot] = {}
@@ -135,13 +134,13 @@ class StorageUnit:
         self._peers: dict[int, _UnitSlot] = {}
         """Connection -> the slot whose `peers` it is in."""
         self._suspects: dict[int, _UnitSlot] = {}
-        """The slots whose last connection ended and whose lock was held when last asked."""
+        """The slots whose last connection ended and whose lock was held at the last check."""
         self._probe_at = math.inf
-        """When suspects are looked at next; infinite while there are none."""
+        """When suspects are checked next; infinity if there are none."""
         self._gone: dict[int, str] = {}
-        """Slot -> writer, of the dead whose extents are not all freed."""
+        """Slot -> writer, for the dead writers whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _WaitingLease] = {}
-        """(slot, sequence) -> leases waiting, in order of arrival; none of them can be met as things stand."""
+        """(slot, sequence) -> parked leases in order of arrival. None of them can be met at the moment."""
         self._recalls = Recalls(number, room, slots)
         self._kept = RemoteBlockCache(room, self._lease_own, self._release_all)
         self.draining = False
@@ -149,18 +148,18 @@ class StorageUnit:
         self._freed = 0
         """How often the controller has freed extents."""
         self._confirm: list[int] = []
+        """Extents that were freed on the controller's order, and are not confirmed to it yet."""
         self._not_freed = ""
         """Why extents could not be freed that the controller ordered to free; "" if all were freed."""
         self._move_number = 0
-        """The number of the move under way."""
-        """What the controller said to free, and is to be told that it is."""
+        """The number of the current move."""
         self._told: tuple[list[str], int] = [], 0
-        """The writers that wait, and `_freed`, as the controller was told last."""
+        """The waiting writers, and `_freed`, as last reported to the controller."""
         room.attach(self._serve, lambda numbers: self._look_for(numbers, None))
         self._take_up()
 
     def _take_up(self) -> None:
-        """Begins with the slots and grants of the unit before this one, if there was one."""
+        """Restore the slots and grants of the unit before this one, if there was one."""
         for number, known in self._files.known().items():
             count = self.table.count(number)
             if known.gone:
@@ -182,7 +181,7 @@ class StorageUnit:
     def handle(
         self, writer: str, peer: int, sequence: int, body: AnyRequest, now: float, payload: memoryview | None = None
     ) -> list[Effect]:
-        """A request of `writer`, as its connection `peer` has proved it to be. Never raises for what a peer sends."""
+        """Handle a request of `writer`, which the connection `peer` has authenticated. Never raises for any request."""
         self._heard_of(writer, peer)
         try:
             self._check_meant(body)
@@ -204,7 +203,7 @@ class StorageUnit:
                 return [SendReply(peer, sequence, Done())]
             if isinstance(body, BlockMissing):
                 if len(body.extents) % 8:
-                    raise ProtocolError("extents that are missed are no whole numbers of 8 bytes")
+                    raise ProtocolError("the extents of a BlockMissing must be whole numbers of 8 bytes")
                 return self._look_for(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
             if isinstance(body, CacheBlocks):
                 return self._kept.asked(writer, peer, sequence, body, now)
@@ -214,11 +213,11 @@ class StorageUnit:
         except TransferQueueError as error:
             return [SendReply(peer, sequence, Failure(type(error).__name__, str(error)))]
         except OSError as error:
-            text = f"storage unit {self.number} failed at {type(body).__name__}: {error}; see its log"
+            text = f"storage unit {self.number} failed to serve {type(body).__name__}: {error}; see its log"
             return [SendReply(peer, sequence, Failure("TransferQueueError", text))]
 
     def disconnected(self, peer: int, now: float) -> list[Effect]:
-        """A connection ended: its parked leases are dropped, and a writer without another one is looked at."""
+        """Drop the parked leases of a closed connection, and check a writer that has no other connection."""
         self._kept.left(peer)
         slot = self._peers.pop(peer, None)
         if slot is None:
@@ -233,21 +232,21 @@ class StorageUnit:
         return self._probe(slot)
 
     def free(self, extents: Sequence[int]) -> list[Effect]:
-        """The controller says that nothing lives in these extents any more.
+        """Free these extents, which contain nothing live according to the controller.
 
-        Numbers that are not leased are passed over: freed before, or a client's mistake.
+        Numbers that are not leased are skipped: they were freed before, or are a client's mistake.
         """
         self._freed += 1
         for number in extents:
             try:
                 self._release_all([number])
                 self._confirm.append(number)
-            except Exception as error:  # go on with the others, and do not try this one again
+            except Exception as error:  # continue with the others, and do not try this one again
                 self._not_freed = f"extent {number} could not be freed: {error!r}"
         return self._serve()
 
     def confirmed(self) -> list[Report]:
-        """What the controller must be told of what it said to free; asked for after every event."""
+        """Return reports on extents that were freed or recalled. Call it after every event."""
         reports = [Report(recalled) for recalled in self._recalls.told()]
         if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
@@ -256,9 +255,9 @@ class StorageUnit:
         return reports
 
     def move(self, order: Move, brought: Mapping[int, U8] | None = None) -> list[Effect]:
-        """The controller has blocks copied here. One order comes after the other; `tick` does the work.
+        """Copy blocks here on the controller's order. A new order replaces the one before; `tick` does the work.
 
-        brought: the bytes of those that lie on other nodes, see `mover.Mover`.
+        `brought` has the bytes of blocks on other nodes, see `block_copier.BlockCopier`.
         """
         self.forget_move()
         self._move_number = order.number
@@ -266,7 +265,7 @@ class StorageUnit:
         return []
 
     def came(self, fetch: int, good: set[int], now: float) -> list[Effect]:
-        """These blocks of a fetch have come; others were gone, or could not be reached."""
+        """End a fetch. `good` has the numbers of the blocks that were fetched."""
         return [*self._kept.came(fetch, good, now), *self._serve()]
 
     def cannot_move(self, number: int, error: Exception) -> Report:
@@ -274,7 +273,7 @@ class StorageUnit:
         return Report(BlocksMovedReport(number, self.number, 0, 0, 0, b"", [], repr(error)))
 
     def forget_move(self) -> None:
-        """Whoever ordered the move under way is gone, and its extent is free again."""
+        """Drop the current move, because its controller is gone, and free its extent."""
         if self._moving is not None:
             self._moving.close()
             if self._moving.extent is not None:
@@ -282,16 +281,16 @@ class StorageUnit:
         self._moving = None
 
     def drained(self, draining: bool) -> list[Effect]:
-        """The controller says whether everything is moved off here, so that writers get no space."""
+        """Set whether the controller drains this unit. While it does, writers get no space."""
         self.draining = draining
         return self._refuse_all(Failure("CapacityError", drained(self.number))) if draining else []
 
     def _lease_own(self, nbytes: int) -> LeasedExtent | None:
-        """Space for what the unit itself copies."""
+        """Lease space for copies that the unit itself makes."""
         return self.room.lease(MOVER_SLOT, nbytes, 0)
 
     def _go_on(self) -> list[Effect]:
-        """A step of the move under way."""
+        """Do a step of the current move."""
         assert self._moving is not None
         try:
             answer = self._moving.step()
@@ -305,7 +304,7 @@ class StorageUnit:
         return [Report(answer)]
 
     def refuse(self, words: str) -> list[Effect]:
-        """The controller says that space will never come: who waits is refused, but for what was not used."""
+        """Refuse all waiting leases, because the controller has found a deadlock; recall unused space first."""
         served = self._serve() if self._recalled(self._recalls.of(self._with_extents())) else []
         return [*served, *self._refuse_all(Failure("DeadlockError", words))]
 
@@ -315,7 +314,7 @@ class StorageUnit:
         return [*refused]
 
     def shortage(self) -> list[Effect]:
-        """What the controller must be told of who waits for space; asked for after every event."""
+        """Return a report on the writers that wait for space, if it has changed. Call it after every event."""
         writers = list(dict.fromkeys(parked.slot.writer for parked in self._parked.values()))
         if (not writers and not self._told[0]) or self._told == (writers, self._freed):
             return []
@@ -323,7 +322,7 @@ class StorageUnit:
         return [Report(SpaceShortReport(self.number, writers, self._freed))]
 
     def next_deadline(self) -> float | None:
-        """When `tick` is next due; None if nothing waits."""
+        """Return when `tick` must be called next; None if it need not be called."""
         if self._moving is not None:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
@@ -333,14 +332,14 @@ class StorageUnit:
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
-        """Ends waits that are over, looks at suspects, where due, and goes on with a move."""
+        """End expired waits, check suspects that are due, and continue with the current move."""
         effects: list[Effect] = [] if self._moving is None else self._go_on()
         if self.room.turn(now):
             self._recalls.look_at(self._with_extents())
         self._kept.turn(now)
         effects += self._recall(now)
         if any(parked.deadline <= now for parked in self._parked.values()):
-            effects += self._serve()  # others on this machine may have left room in the file system
+            effects += self._serve()  # other programs of this machine may have freed space in the file system
         for key, parked in list(self._parked.items()):
             if parked.deadline <= now:
                 del self._parked[key]
@@ -352,25 +351,25 @@ class StorageUnit:
         return effects
 
     def idle(self) -> bool:
-        """Does a few milliseconds of work ahead of time; whether there is more. Call it when no request waits."""
+        """Do a few milliseconds of work in advance. Returns whether there is more. Call it when the unit is idle."""
         return self.room.idle(bool(self._parked))
 
     def register(self) -> bytes:
-        """The unit is about to register with a controller, which knows nothing of what was told before.
+        """Prepare to register with a controller that knows none of the earlier reports.
 
-        Answers the extents that are leased (i8). When it is registered, `unsettled` is to be told.
+        Returns the leased extents (i8). Once it is registered, send `unsettled`.
         """
         self._freed, self._told, self._confirm = 0, ([], 0), []
         return np.array([extent.number for extent in self.table.leased_extents()], "<i8").tobytes()
 
     def unsettled(self) -> list[Report]:
-        """What a controller with which the unit has registered must be told again."""
+        """Return the reports that a controller needs after the unit has registered with it."""
         own = [WriterGone(MOVER, self.number, self.table.of_slot(MOVER_SLOT))] if self.table.count(MOVER_SLOT) else []
         gone = [self._report(number, writer) for number, writer in self._gone.items()]
         return [*map(Report, own), *map(Report, self._recalls.unsettled()), *gone]
 
     def check(self) -> None:
-        """Recounts everything; AssertionError where the unit contradicts itself."""
+        """Recount everything. Raises AssertionError if the unit contradicts itself."""
         self.room.check()
         assert {slot.writer: slot.number for slot in self._slots.values()} == {
             writer: slot.number for writer, slot in self._writers.items()
@@ -388,23 +387,25 @@ class StorageUnit:
     # ------------------------------------------------------------ requests
 
     def _check_meant(self, body: AnyRequest) -> None:
-        """Raises where another unit is meant: one that was at this address before, whose arena is gone."""
+        """Raise if the request is for the previous unit at this address, whose arena is lost."""
         meant = (
             body.unit
             if isinstance(body, (LeaseExtent, BlockMissing, OpenSlot, ReturnExtent, ReadPieces, WriteBytes))
             else -1
         )
         if meant not in (-1, self.number):
-            raise UnitLostError(f"storage unit {meant} is lost, and storage unit {self.number} is in its place")
+            raise UnitLostError(f"storage unit {meant} is lost; storage unit {self.number} has replaced it")
 
     def _open(self, writer: str, peer: int, body: OpenSlot) -> SlotReply:
         if body.writer != writer and not (body.remote and body.writer.startswith(f"{writer}/")):
-            raise ProtocolError(f"{writer!r} asked for a slot for {body.writer!r}; a writer asks for its own")
+            raise ProtocolError(
+                f"{writer!r} requested a slot for {body.writer!r}; a writer may only request its own slot"
+            )
         slot = self._writers.get(body.writer)
         if slot is None:
             if len(self._slots) >= self._limits.slots:
                 raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
-                                    f"{len(self._slots)}; end some clients")  # fmt: skip
+                                    f"{len(self._slots)} writers; end some clients")  # fmt: skip
             number = self.room.take_slot()
             slot = _UnitSlot(number, body.writer, self._files.make(number, body.writer), remote=body.remote)
             self._slots[slot.number] = self._writers[body.writer] = slot
@@ -418,10 +419,10 @@ class StorageUnit:
         if self.draining:
             raise CapacityError(drained(self.number))
         if body.nbytes <= 0 or body.want < body.nbytes:
-            raise InvalidArgumentError(f"a lease of {body.nbytes} bytes, {body.want} wanted: it must be one or more, "
-                                       f"and no more than wanted")  # fmt: skip
+            raise InvalidArgumentError(f"nbytes of a lease must be at least 1 and at most want, got nbytes "
+                                       f"{body.nbytes} and want {body.want}")  # fmt: skip
         if body.wait is not None and math.isnan(body.wait):
-            raise InvalidArgumentError("a wait of nan seconds; give a number of seconds or None")
+            raise InvalidArgumentError("wait of a lease must be a number of seconds or None, got nan")
         key = (slot.number, sequence)
         if key in self._parked:
             self._parked[key].peer = peer
@@ -440,10 +441,10 @@ class StorageUnit:
             raise CapacityError(f"no capacity for another extent: {writer!r} has {self._limits.extents} in storage "
                                 f"unit {self.number}; clear samples, or write larger batches")  # fmt: skip
         if not slot.remote and self._files.is_dead(slot.number):
-            raise ProtocolError(f"{writer!r} does not hold the lock of slot {slot.number} ({slot.path}); a writer "
-                                f"locks it first, and nothing else in its process may open it")  # fmt: skip
+            raise ProtocolError(f"{writer!r} does not hold the lock of slot {slot.number} ({slot.path}); a writer must "
+                                f"lock it first, and no other code of its process may open it")  # fmt: skip
         slot.opening = False
-        # The newcomer queues up like all others: an earlier one that can be met now goes first.
+        # The new lease is queued like all others: an earlier one that can be met now goes first.
         self._parked[key] = parked
         effects = [*self._serve(), *self._recall(now)]
         if key in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
@@ -454,11 +455,11 @@ class StorageUnit:
     def _return(self, writer: str, peer: int, sequence: int, body: ReturnExtent) -> list[Effect]:
         slot = self._slot(writer, body.slot)
         if len(set(body.extents)) != len(body.extents):
-            raise InvalidArgumentError(f"extents {body.extents} are returned twice in one request; name each once")
+            raise InvalidArgumentError(f"the extents of a ReturnExtent must be different, got {body.extents}")
         for number in body.extents:
             extent = self.table.get(number)
             if extent is None and self.table.was_leased(number):
-                continue  # returned before, and the answer was lost
+                continue  # it was returned before, and the reply was lost
             if extent is None or extent.slot != slot.number:
                 raise ProtocolError(f"extent {number} of unit {self.number} cannot be returned by {writer!r}: "
                                     f"{self.table.story(number)}")  # fmt: skip
@@ -466,7 +467,7 @@ class StorageUnit:
         return [SendReply(peer, sequence, Done()), *self._serve()]
 
     def _look_for(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
-        """Looks whether what is in these extents is gone; who asked (peer, sequence) is answered after that."""
+        """Check whether the blocks of these extents are gone; then answer the request `asked` (peer, sequence)."""
 
         def looked(gone: list[int], when: str) -> list[Effect]:
             gone = [number for number in gone if self.table.get(number) is not None]
@@ -482,7 +483,7 @@ class StorageUnit:
         return self.room.look_for(there, looked) if there else looked([], "")
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
-        """Drops a parked lease; or takes back one just granted, as its writer will not look at the reply."""
+        """Drop a parked lease, or take back one that was just granted, because its writer will ignore the reply."""
         slot = self._writers.get(writer)
         if slot is None:
             return [SendReply(peer, sequence, Done(False))]
@@ -490,7 +491,7 @@ class StorageUnit:
         if parked is not None:
             failure = SendReply(parked.peer, body.sequence, cancelled(body.sequence))
             return [failure, SendReply(peer, sequence, Done(True))]
-        slot.cancelled[body.sequence] = None  # it may still be on its way, on a connection that was given up
+        slot.cancelled[body.sequence] = None  # the lease may still arrive on a connection that was given up
         if len(slot.cancelled) > _RECENT_GRANTS:
             slot.cancelled.popitem(last=False)
         granted = self._granted(slot, body.sequence)
@@ -504,13 +505,13 @@ class StorageUnit:
     def _slot(self, writer: str, number: int) -> _UnitSlot:
         slot = self._slots.get(number)
         if slot is None:
-            raise ProtocolError(f"slot {number} is not known to storage unit {self.number}; ask for one with OpenSlot")
+            raise ProtocolError(f"storage unit {self.number} has no slot {number}; request one with OpenSlot")
         if slot.writer != writer and self._remote.get(writer) is not slot:
-            raise ProtocolError(f"slot {number} is not {writer!r}'s; a writer uses its own")
+            raise ProtocolError(f"slot {number} does not belong to {writer!r}; a writer must use its own slot")
         return slot
 
     def _heard_of(self, writer: str, peer: int) -> None:
-        """Notes that this connection is the writer's, which makes a suspect one in use."""
+        """Note that this connection belongs to the writer. This makes a suspect in use again."""
         slot = self._writers.get(writer) or self._remote.get(writer)
         if slot is not None and peer not in slot.peers:
             slot.peers.add(peer)
@@ -523,7 +524,7 @@ class StorageUnit:
             self._probe_at = math.inf
 
     def _probe(self, slot: _UnitSlot) -> list[Effect]:
-        """Ends a suspect's slot if the kernel proves that nobody holds it."""
+        """End a suspect's slot if the kernel proves that no process holds its lock."""
         if not self._files.withdraw(slot.number):
             return []
         del self._slots[slot.number], self._writers[slot.writer]
@@ -543,13 +544,13 @@ class StorageUnit:
     # ------------------------------------------------------------ space
 
     def _recall(self, now: float) -> list[Effect]:
-        """Where writers wait, takes what others have leased and do not use; else what they have not used for long."""
+        """If leases are waiting, free copies and recall all offers; otherwise recall what was unused for a period."""
         if self._parked and self._kept.give_way():
             return [*self._serve(), *self._recall(now)]
         return self._serve() if self._recalled(self._recalls.some(bool(self._parked), self._with_extents, now)) else []
 
     def _recalled(self, found: list[Offer]) -> bool:
-        """These extents are not written to any more, beyond or within what is used; whether space came free by it."""
+        """Free what was recalled of these extents. Returns whether this freed any space."""
         return sum(self._give_up(number, used) for number, used in found) > 0
 
     def _give_up(self, number: int, used: int) -> bool:
@@ -562,11 +563,11 @@ class StorageUnit:
         return self._recalls.cut(extent, used) < extent.length
 
     def _with_extents(self) -> list[int]:
-        """The slots, not yet known to be gone, that have extents."""
+        """Return the slots, not known to be gone, that have extents."""
         return [number for number in self._slots if self.table.count(number)]
 
     def _release_all(self, extents: Sequence[int]) -> None:
-        """Frees those of these extents that are leased."""
+        """Free those of these extents that are leased."""
         for number in extents:
             extent = self.table.get(number)
             if extent is None or self._kept.is_filling(number):
@@ -579,9 +580,9 @@ class StorageUnit:
                 self._files.forget(extent.slot)
 
     def _serve(self) -> list[Effect]:
-        """Meets the parked leases that can be met, in order of arrival."""
+        """Grant the parked leases that can be met, in order of arrival."""
         effects: list[Effect] = []
-        too_much = math.inf  # this many bytes could not be had, so that no more need be tried
+        too_much = math.inf  # a lease of this space failed, so leases that take as much need not be tried
         for key, parked in list(self._parked.items()):
             if self.room.wanting(parked.nbytes) >= too_much:
                 continue
@@ -603,7 +604,7 @@ class StorageUnit:
         return self._describe(extent)
 
     def _granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
-        """The extent that this request was granted lately, if it is still leased."""
+        """Return the extent that was recently granted to this request, if it is still leased."""
         return self.table.get(slot.grants.get(sequence, 0))
 
     def _describe(self, extent: LeasedExtent) -> ExtentLeaseReply:

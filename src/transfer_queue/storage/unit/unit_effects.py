@@ -1,4 +1,4 @@
-"""What a storage unit wants done: the server carries these out and branches on nothing but their type."""
+"""The effects of a storage unit. The server carries them out, and decides only by their type."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SendReply:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Send this to the controller, and again until it has answered."""
+    """Send this to the controller, again after each new connection until it has answered."""
 
     body: (
         WriterGone
@@ -49,16 +49,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Receive blocks from units on other nodes into memory here, and say which of them came.
-
-    number: of this fetch. wanted: unit, offset, generation and length of each block. remotes: unit -> "host:port".
-    into: where each goes.
-    """
+    """Fetch blocks from units on other nodes into memory of this one, and report which were fetched."""
 
     number: int
+    """The number of this fetch."""
     wanted: Sequence[tuple[int, int, int, int]]
+    """Unit, offset, generation and length of each block."""
     remotes: Mapping[int, str]
+    """Unit -> "host:port"."""
     into: Sequence[memoryview]
+    """The memory for each block."""
 
 
 Effect = Union[SendReply, Report, Fetch]
@@ -67,7 +67,8 @@ Effect = Union[SendReply, Report, Fetch]
 def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, waited: float, crowd: int) -> Failure:
     """Return the failure of a lease of nbytes for which there is no space.
 
-    folder: of the unit's pool. waited: seconds. crowd: leases that wait, if they are too many; else 0.
+    `folder` is that of the unit's pool, `waited` is in seconds, and `crowd` is the number of waiting leases if they are
+    too many, else 0.
     """
     where = f", the disk at {folder}" if status.tier == DISK else ""
     after = f" after {waited:.1f} s" if waited > 0 else ""
@@ -75,7 +76,7 @@ def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, w
     if nbytes > status.capacity:
         advice = "write smaller batches, or raise the capacity of storage"
     elif crowd:
-        advice += f" ({crowd} leases wait already, which is the limit)"
+        advice += f" ({crowd} leases are waiting already, which is the limit)"
     return Failure(
         "CapacityError",
         f"no capacity in storage unit {unit}{where}{after}: {nbytes} bytes wanted in one piece, capacity "
@@ -84,10 +85,10 @@ def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, w
 
 
 def cancelled(sequence: int) -> Failure:
-    """A lease was taken back by who wanted it."""
+    """Return the failure of a lease that its client cancelled."""
     return Failure("WaitTimeoutError", f"request {sequence} was cancelled by its client while it waited for space")
 
 
 def drained(unit: int) -> str:
-    """Everything is moved off the unit."""
-    return f"storage unit {unit} is being drained and leases nothing; write to another one"
+    """Return the message for a lease in a unit that is being drained."""
+    return f"storage unit {unit} is being drained and leases no space; write to another one"
