@@ -124,9 +124,9 @@ def test_a_buffer_that_is_left_after_the_end(library: MooncakeDistributedStore) 
 
 
 @pytest.mark.parametrize(("protocol", "build", "said"), [
-    ("tcp", True, "protocol is tcp: values go through the memory of the host; set backend.MooncakeStore.protocol: "),
-    ("rdma", False, "the library is its build without CUDA (mooncake-transfer-engine-non-cuda): values go through"),
-    ("rdma", True, "this process has no GPU (torch.cuda.is_available() is false): values go through the memory of the"),
+    ("tcp", True, "protocol is tcp: values are copied through the memory of the host; set backend.MooncakeStore.protocol: "),
+    ("rdma", False, "the library is its build without CUDA (mooncake-transfer-engine-non-cuda): values are copied"),
+    ("rdma", True, "this process has no GPU (torch.cuda.is_available() is false): values are copied"),
 ])  # fmt: skip
 def test_what_is_in_the_way_of_gpus(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str, build: bool, said: str
@@ -330,8 +330,8 @@ def test_pieces_that_are_many_or_far_come_from_the_worker(
 
 
 @pytest.mark.parametrize(("found", "said"), [
-    (None, "torch_npu is missing: values go through the memory of the host; install it where a process has an NPU"),
-    (False, "this process has no NPU (torch.npu.is_available() is false): values go through the memory of the host"),
+    (None, "torch_npu is missing: values are copied through the memory of the host; install it where a process has an NPU"),
+    (False, "this process has no NPU (torch.npu.is_available() is false): values are copied"),
     (True, None),
 ])  # fmt: skip
 def test_what_is_in_the_way_of_npus(

@@ -1,4 +1,4 @@
-"""External stores: the interface (`base`), and those that are built in (`registry`), each in modules of its own.
+"""External stores: the interface (`base`), and the built-in stores (`registry`), each in modules of its own.
 
-A store's library is imported where it is used, by the processes of a system that has it as its backend.
+The library of a store is imported at its first use, by the processes of a system whose backend it is.
 """

@@ -27,7 +27,7 @@ from transfer_queue.utils.logging_utils import get_logger
 if TYPE_CHECKING:
     import torch
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between two tries
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between two attempts
 
 
 class Piece(NamedTuple):
@@ -155,7 +155,7 @@ class Store(ABC):
         return None
 
     def life(self) -> str:
-        """Return a text that is different in each life of the process that keeps the bytes, if they end with it.
+        """Return a text that is different in each life of the process that holds the bytes, if they end with it.
 
         The method must return without waiting.
 
@@ -164,7 +164,7 @@ class Store(ABC):
         """
         return ""
 
-    def close(self) -> None:  # noqa: B027 - not every store has something to end
+    def close(self) -> None:  # noqa: B027 - not every store has something to close
         """Close the connection. What was written stays. Further calls do nothing."""
 
 
@@ -182,7 +182,7 @@ class StoreAddress(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     """The keyword arguments of its class."""
     life: str = ""
-    """The life of the process that keeps the bytes. Another life has none of the earlier bytes."""
+    """The life of the process that holds the bytes. Another life has none of the earlier bytes."""
     capacity: int = 0
     """The maximum number of bytes; 0 if only the store knows it."""
     join: str = ""
@@ -220,9 +220,13 @@ def connect(address: StoreAddress) -> Store:
     try:
         store = kind(**address.options)
     except TypeError as error:
-        raise StartError(f"the store {address.kind} cannot be made with {address.options}: {error}") from error
+        raise StartError(
+            f"the store {address.kind} cannot be created with {address.options}: {error}; correct backend.options"
+        ) from error
     if not isinstance(store, Store):
-        raise InvalidArgumentError(f"{path} must be a subclass of transfer_queue.storage.stores.base.Store")
+        raise InvalidArgumentError(
+            f"{path} must be a subclass of transfer_queue.storage.stores.base.Store, got a {type(store).__name__}"
+        )
     return store
 
 
@@ -288,9 +292,10 @@ def again_and_again(within: float, attempt: Callable[[], Exception | None]) -> N
 
 
 class DevicePath(ABC):
-    """Past the memory of the host. Its methods may be called by several threads at once; errors as those of `Store`.
+    """Moves values between a device and a store without the memory of the host.
 
-    kind: of device, as torch names it. `buffer` and what is done with it are of one device.
+    Several threads may call its methods at once. They raise the same errors as those of `Store`. All buffers of one
+    call are of one device.
     """
 
     kind: str
@@ -340,5 +345,5 @@ class DevicePath(ABC):
 
 def through_the_host(wanted: str, found: str, advice: str) -> None:
     """Log that values use the memory of the host, although another way was requested."""
-    said = "%s is set, but %s: values go through the memory of the host; %s"
+    said = "%s is set, but %s: values are copied through the memory of the host; %s"
     get_logger(__name__).warning(said, wanted, found, advice)

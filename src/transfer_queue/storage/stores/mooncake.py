@@ -1,7 +1,7 @@
 """MooncakeStore: blocks in the memory of a Mooncake store, over TCP or RDMA.
 
-The library (`mooncake-transfer-engine`, or its build without CUDA) is imported at the first use. Everything that it
-moves lies in memory that is registered with it, as RDMA demands; over TCP nothing would show that it is not.
+The library (`mooncake-transfer-engine`, or its build without CUDA) is imported at the first use. All memory that it
+reads or writes is registered with it, as RDMA requires; over TCP a missing registration would not be noticed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from transfer_queue.storage.stores.base import FIRST_PAUSE, DevicePath, Forks, P
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
 NO_ROOM, NOT_WHOLE, NOT_FOUND = -200, -703, -704
-DEAD_OWNER = (-800, -600)  # it does not answer, or cannot even be found
+DEAD_OWNER = (-800, -600)  # the owner of the memory does not respond, or cannot be found
 LEAST_BUFFER = 64 * 1024
-LARGE = 1024 * 1024  # what is read into is registered itself from this size on; less goes through a buffer of the pool
-DEAD_SECONDS = 2.0  # for which bytes cannot be had from their owner before they count as lost
-WRITE_SECONDS = 10.0  # for which a writer tries again where an owner is dead, until the store chooses another
-READ_SECONDS = 1.0  # for which a reader asks an owner that does not answer, before it asks the storage unit
+LARGE = 1024 * 1024  # destinations of at least this size are registered; smaller reads go through a buffer of the pool
+DEAD_SECONDS = 2.0  # after which bytes that cannot be read from their owner count as lost
+WRITE_SECONDS = 10.0  # for which a writer tries again if an owner is dead, until the store chooses another one
+READ_SECONDS = 1.0  # for which a reader asks an owner that does not respond, before it asks the storage unit
 
-_QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}  # it logs every connection to stderr
+_QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}  # otherwise it logs every connection to stderr
 
 _forks = Forks("Mooncake")
 
 
 def load() -> Any:
-    """The library's module. StartError, saying what to install, where it cannot be loaded."""
+    """Return the library's module. Raises StartError, with what to install, if it cannot be loaded."""
     for name, value in _QUIET.items():
         process_environment().setdefault(name, value)
     try:
@@ -44,13 +44,13 @@ def load() -> Any:
     except ImportError as error:
         raise StartError(
             f"MooncakeStore needs the library of Mooncake, which cannot be loaded ({error}): pip install "
-            f"'transfer_queue[mooncake]', and where libibverbs.so.1 is missing: apt-get install libibverbs1"
+            f"'transfer_queue[mooncake]', and if libibverbs.so.1 is missing: apt-get install libibverbs1"
         ) from error
     return store
 
 
 def own_address(master: str) -> str:
-    """The address by which this host reaches the master's, for its peers to reach it."""
+    """Return the address of this host that its peers can reach: the one from which it reaches the master."""
     host, _, port = master.rpartition(":")
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
@@ -61,7 +61,7 @@ def own_address(master: str) -> str:
 
 
 class MooncakeStore(Store):
-    """See `Store`. Arguments as in config.yaml; segment: bytes that this process gives to the store."""
+    """See `Store`. Arguments as in config.yaml; `segment` is the memory in bytes that this process provides."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class MooncakeStore(Store):
         self._closed = False
         self._most = local_buffer_size
         self._pool: dict[int, list[Bytes]] = {}
-        """Size -> registered buffers of it that nobody uses; all together no more than `_most` bytes."""
+        """Size -> unused registered buffers of that size, at most `_most` bytes in total."""
         self._pooled = 0
 
     def connect(self) -> Any:
-        """The library's store, set up at the first use."""
+        """Return the library's store, which is set up at the first use."""
         with self._lock:
             if self._closed:
                 raise ConnectionLostError("this connection to the Mooncake store was closed")
@@ -104,8 +104,8 @@ class MooncakeStore(Store):
                 code = store.setup(*self._setup)
                 if code:
                     raise ConnectionLostError(
-                        f"the Mooncake store at {self._master} cannot be joined (code {code}); is its master running, "
-                        f"and are protocol and device_name right (backend.MooncakeStore)?"
+                        f"the Mooncake store at {self._master} cannot be joined (code {code}); check that its master "
+                        f"runs, and that protocol and device_name are correct (backend.MooncakeStore)"
                     )
                 self._config = library.ReplicateConfig()
                 self._config.with_hard_pin = self._hard_pin
@@ -113,7 +113,7 @@ class MooncakeStore(Store):
         return self._store
 
     def device_path(self) -> DevicePath | None:
-        """See `Store.device_path`: of GPUs, with `use_gdr`."""
+        """See `Store.device_path`: for GPUs, with `use_gdr`."""
         with self._lock:
             if self._wants_gdr:
                 self._wants_gdr = False
@@ -124,7 +124,7 @@ class MooncakeStore(Store):
 
     @contextlib.contextmanager
     def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
-        """See `Store.buffer`: registered memory, of a pool."""
+        """See `Store.buffer`: registered memory of a pool."""
         memory = self._take(max(LEAST_BUFFER, 1 << (nbytes - 1).bit_length()))
         try:
             yield memory[:nbytes]
@@ -152,7 +152,7 @@ class MooncakeStore(Store):
 
     @contextlib.contextmanager
     def _registered(self, memory: Bytes) -> Iterator[Bytes]:
-        """The memory itself, registered while it is used; a buffer of the pool instead, where it is small."""
+        """Yield the memory itself, registered meanwhile; or a buffer of the pool if it is small."""
         if memory.size < LARGE:
             with self.buffer("", max(1, memory.size)) as staged:
                 yield staged
@@ -171,7 +171,7 @@ class MooncakeStore(Store):
         self.write_from(key, data.ctypes.data, data.size, within)
 
     def write_from(self, key: str, address: int, nbytes: int, within: float) -> None:
-        """See `Store.write`: out of registered memory."""
+        """Do `Store.write` from registered memory."""
         store = self.connect()
 
         def attempt() -> Exception | None:
@@ -201,7 +201,7 @@ class MooncakeStore(Store):
         return missing
 
     def read_to(self, pieces: Sequence[Piece], address: int, within: float) -> list[str]:
-        """See `Store.read`: into registered memory that begins at this address."""
+        """Do `Store.read` into registered memory that begins at this address."""
         store = self.connect()
         keys: list[str] = []
         starts: list[list[int]] = []
@@ -229,11 +229,11 @@ class MooncakeStore(Store):
         return missing
 
     def remove(self, keys: Sequence[str]) -> None:
-        """See `Store.remove`. By force: a reader's lease on what nobody needs counts for nothing."""
+        """See `Store.remove`. Removes by force, although a reader may have a lease of the store on the block."""
         store = self.connect()
         codes = dict(zip(keys, store.batch_remove(list(keys), True), strict=True))
         begun = [key for key, code in codes.items() if code == NOT_WHOLE]
-        if begun:  # by a writer that died: only what was written to its end is removed
+        if begun:  # incomplete blocks of a dead writer: only complete blocks can be removed
             with self.buffer("", 1) as memory:
                 for key in begun:
                     store.upsert_from(key, memory.ctypes.data, 1, self._config)
@@ -243,7 +243,7 @@ class MooncakeStore(Store):
             raise self._lost(f"{len(failed)} blocks cannot be removed", failed[0])
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """See `Store.missing`. What an owner that is dead has is gone, though the master names it for a while."""
+        """See `Store.missing`. Blocks of a dead owner are gone, although the master lists them for a while."""
         gone: list[str] = []
         probe = np.empty(1, np.uint8)
         left, end = list(keys), time.monotonic() + DEAD_SECONDS
@@ -258,7 +258,7 @@ class MooncakeStore(Store):
                 gone += lost
                 left = [key for key, code in codes.items() if code < 0 and key not in set(lost)]
                 if left and over:
-                    raise self._lost(f"{len(left)} blocks cannot be looked for", codes[left[0]])
+                    raise self._lost(f"{len(left)} blocks cannot be checked", codes[left[0]])
                 if left:
                     time.sleep(DEAD_SECONDS / 8)
         return gone
@@ -266,7 +266,7 @@ class MooncakeStore(Store):
     def _lost(self, what: str, code: int) -> ConnectionLostError:
         return ConnectionLostError(
             f"{what} in the Mooncake store at {self._master} (code {code}): its master or the owner of the memory "
-            f"does not answer"
+            f"does not respond; check that they are running"
         )
 
     def close(self) -> None:

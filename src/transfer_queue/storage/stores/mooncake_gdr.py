@@ -1,7 +1,8 @@
-"""GPUDirect RDMA with a Mooncake store: blocks leave the memory of a GPU, and enter it, without going through the host.
+"""GPUDirect RDMA with a Mooncake store: blocks are read from and written to the memory of a GPU without the host.
 
-What the library writes from and reads into is memory of the device that is registered with it. To register that takes
-milliseconds, as the driver has to map it for the network card; so it is kept, and values are copied within the device.
+The library reads and writes only memory of the device that is registered with it. A registration takes milliseconds,
+because the driver maps the memory for the network card. So registered memory is kept, and values are copied within the
+device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 SETTING = "backend.MooncakeStore.use_gdr"
 WITHOUT_CUDA = "mooncake-transfer-engine-non-cuda"
-LEAST = 1 << 20  # bytes that are registered at once
+LEAST = 1 << 20  # bytes of the smallest registration
 
 
 class RegisteredMemoryStore(Protocol):
@@ -37,7 +38,7 @@ class RegisteredMemoryStore(Protocol):
 
 
 def gpu_direct(store: RegisteredMemoryStore, protocol: str, most: int) -> GpuDirect | None:
-    """None, and a line in the log, where this process cannot have it. most: bytes of registered memory to be kept."""
+    """Return the path, which keeps `most` bytes of registered memory; None, with a log line, if it is impossible."""
     found = obstacle(protocol)
     if found is None:
         return GpuDirect(store, most)
@@ -46,26 +47,26 @@ def gpu_direct(store: RegisteredMemoryStore, protocol: str, most: int) -> GpuDir
 
 
 def obstacle(protocol: str) -> tuple[str, str] | None:
-    """What is in the way, and what to do about it; None where nothing is."""
+    """Return what prevents it, and what to do about it; None if nothing does."""
     if protocol != "rdma":
         return f"protocol is {protocol}", "set backend.MooncakeStore.protocol: rdma, with device_name"
     try:
         importlib.metadata.version(WITHOUT_CUDA)
         return (
             f"the library is its build without CUDA ({WITHOUT_CUDA})",
-            "install mooncake-transfer-engine in its place",
+            "install mooncake-transfer-engine instead",
         )
     except importlib.metadata.PackageNotFoundError:
         pass
     import torch
 
     if not torch.cuda.is_available():
-        return "this process has no GPU (torch.cuda.is_available() is false)", "nothing, where it is to have none"
+        return "this process has no GPU (torch.cuda.is_available() is false)", "this is correct if it needs no GPU"
     return None
 
 
 class GpuDirect(DevicePath):
-    """See `DevicePath`. most: bytes of registered memory that are kept, over all devices."""
+    """See `DevicePath`. Keeps at most `most` bytes of registered memory, over all devices."""
 
     kind = "cuda"
 
@@ -74,14 +75,14 @@ class GpuDirect(DevicePath):
         self._most = most
         self._lock = threading.Lock()
         self._pool: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
-        """(Device, size) -> registered memory of it that nobody uses; all together no more than `_most` bytes."""
+        """(Device, size) -> unused registered memory of that size, at most `_most` bytes in total."""
         self._pooled = 0
         self._refused = False
-        """Whether the library did not register memory of a device: it is not asked again."""
+        """Whether the library failed to register memory of a device. It is not asked again then."""
 
     @contextlib.contextmanager
     def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
-        """See `DevicePath.buffer`: registered memory, of a pool."""
+        """See `DevicePath.buffer`: registered memory of a pool."""
         memory = self._take(device, max(LEAST, 1 << (nbytes - 1).bit_length()))
         try:
             yield None if memory is None else memory[:nbytes]
@@ -110,7 +111,7 @@ class GpuDirect(DevicePath):
         if not told:
             through_the_host(
                 SETTING, f"{size} bytes of {device} cannot be registered (code {code})",
-                "load nvidia-peermem, or see that the driver exports memory by dma-buf",
+                "load nvidia-peermem, or check that the driver exports memory by dma-buf",
             )  # fmt: skip
         return None
 
@@ -121,7 +122,7 @@ class GpuDirect(DevicePath):
                 self._pool.setdefault((memory.device, size), []).append(memory)
                 self._pooled += size
                 return
-        with contextlib.suppress(ConnectionLostError):  # the library ends with its registrations
+        with contextlib.suppress(ConnectionLostError):  # a closed library has dropped its registrations
             self._store.connect().unregister_buffer(memory.data_ptr())
 
     def write(self, key: str, data: torch.Tensor, within: float) -> None:
@@ -133,7 +134,7 @@ class GpuDirect(DevicePath):
         return self._store.read_to(pieces, into.data_ptr(), within)
 
     def close(self) -> None:
-        """See `DevicePath.close`. The library ends with its registrations."""
+        """See `DevicePath.close`. The registrations end with the library."""
         with self._lock:
             self._pool.clear()
             self._most = 0

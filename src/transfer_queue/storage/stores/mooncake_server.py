@@ -1,6 +1,6 @@
-"""What a system keeps for MooncakeStore: the master, with `auto_init`, and a segment of memory.
+"""The servers that a system starts for MooncakeStore: the master, with `auto_init`, and a segment of memory.
 
-In a system of several nodes the first has the master, and each a segment.
+In a system of several nodes the first node has the master, and each node a segment.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from transfer_queue.storage.stores.store_server import (
     program,
 )
 
-CLIENT_SECONDS = 30  # after which the master forgets a process that is silent
-RELEASE_SECONDS = 120  # after which it gives away the memory of what a killed writer had begun; longer than any write
+CLIENT_SECONDS = 30  # after which the master forgets a silent process
+RELEASE_SECONDS = 120  # after which it frees the memory of an unfinished write; longer than any write takes
 _SHARED = ("metadata_server", "local_hostname", "protocol", "device_name", "local_buffer_size", "hard_pin", "use_gdr")
 
 
 class MooncakeKeeper(StoreServer):
-    """options: `backend.MooncakeStore` of the conf."""
+    """The store server of MooncakeStore. `options` is `backend.MooncakeStore` of the configuration."""
 
     def __init__(
         self, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
@@ -46,11 +46,12 @@ class MooncakeKeeper(StoreServer):
         host, _, port = master.rpartition(":")
         if not port.isdecimal():
             raise StartError(
-                f"backend.MooncakeStore.master_server_address is {options['master_server_address']!r}; give host:port"
+                f"backend.MooncakeStore.master_server_address must be host:port, got "
+                f"{options['master_server_address']!r}"
             )
         host = LOOPBACK if host in ("", "localhost") else host
         if starts and host == LOOPBACK and place.host:
-            host = place.host  # other nodes are to reach it
+            host = place.host  # other nodes must reach it
         number = int(port)
         try:
             if starts:
@@ -58,8 +59,8 @@ class MooncakeKeeper(StoreServer):
                 self._start_master(Path(library.__file__).parent, host, number, options, folder, seconds)
             elif not listens(host, number):
                 raise StartError(
-                    f"no Mooncake master answers at {host}:{number}: start it, set "
-                    f"backend.MooncakeStore.master_server_address, or auto_init: true to have it started here"
+                    f"no Mooncake master responds at {host}:{number}: start it, set "
+                    f"backend.MooncakeStore.master_server_address, or auto_init: true to start it with the system"
                 )
             shared = {name: options[name] for name in _SHARED}
             shared["master_server_address"] = f"{host}:{number}"
@@ -73,7 +74,7 @@ class MooncakeKeeper(StoreServer):
         except BaseException:
             self.close()
             raise
-        # where others give memory, too, the store alone knows how much there is
+        # if other processes give memory, too, only the store knows how much there is
         capacity = size if starts and not place.host else 0
         self.address = StoreAddress("MooncakeStore", shared, uuid.uuid4().hex, capacity, f"{host}:{number}")
 
@@ -100,7 +101,7 @@ class MooncakeKeeper(StoreServer):
         return None if self._master is None else self._master.trouble()
 
     def close(self) -> None:
-        """See `StoreServer.close`. Takes a segment back from another system's master; ends this one's own master."""
+        """See `StoreServer.close`. Withdraws the segment from a master of others; ends a master that it started."""
         if self._master is not None:
             self._master.close()
         elif self._segment is not None:

@@ -1,9 +1,9 @@
-"""Ray's direct transport: memory that one process offers, and another reads past Ray's object store.
+"""Ray's direct transport: one process offers memory, and another reads it without Ray's object store.
 
-Used is the transport itself (`ray.experimental.TensorTransportManager`), and not references to tensors (`ray.put(...,
-_tensor_transport=)`): what a process was told of a reference that it borrowed Ray 2.60 keeps for ever (its issue
-57962), and what is put ends with who has put it. NIXL is the one transport of Ray's that reads memory of the host
-without the other side taking part, as it must be where a writer does not know its readers.
+This uses the transport itself (`ray.experimental.TensorTransportManager`), and not references to tensors (`ray.put(...,
+_tensor_transport=)`): Ray 2.60 never frees what a process knows of a reference that it borrowed (its issue 57962), and
+a value ends with the process that has put it. NIXL is Ray's only transport that reads memory of the host without the
+help of the other side, which is necessary because a writer does not know its readers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece
 from transfer_queue.wire.buffers.copies import allocate
 
-LEAST = 4 << 20  # bytes from which on a block goes directly; below, a call with the bytes in it is quicker
-PIECES = 64  # of a direct read have as many bytes together as the least block, at most
-SPARE_BYTES = 256 << 20  # of a writer's memory that is registered for good
-LOOK_SECONDS = 0.0005  # between two looks at a transfer
-REST_SECONDS = 30.0  # for which everything goes through the object store after the transport has failed
+LEAST = 4 << 20  # bytes of the smallest block that is transferred directly; below, a call that contains them is faster
+PIECES = 64  # a direct read has at most this many pieces per LEAST bytes
+SPARE_BYTES = 256 << 20  # of a writer's memory that stays registered
+LOOK_SECONDS = 0.0005  # between two checks of a transfer
+REST_SECONDS = 30.0  # after a failure of the transport, in which all blocks go through the object store
 NO_ROOM = "no room"
 HOW = "pip install 'transfer_queue[ray-direct]'"
 
@@ -34,20 +34,20 @@ logger = logging.getLogger(__name__)
 
 _making = threading.Lock()
 _transport: NixlTransport | None = None
-_registered: list[Bytes] = []  # kept for good
-_abandoned: list[Any] = []  # kept for good: a transfer that did not end in time may still write there
+_registered: list[Bytes] = []  # never freed
+_abandoned: list[Any] = []  # never freed: a transfer that did not end in time may still write there
 
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """Pieces of memory that another process may read. It names places, and outlives what lies there."""
+    """Pieces of memory that another process may read. The offer may outlive the blocks in them."""
 
     name: str
     places: Any
 
 
 def load() -> tuple[Any, Any]:
-    """What is needed of Ray. ImportError where that or the package nixl is missing or too old."""
+    """Return the functions of Ray. Raises ImportError if Ray or the package nixl is missing or too old."""
     importlib.import_module("nixl._api")
     from ray.experimental import register_nixl_memory
     from ray.experimental.rdt.util import get_tensor_transport_manager
@@ -56,18 +56,18 @@ def load() -> tuple[Any, Any]:
 
 
 def transport() -> NixlTransport:
-    """This process's. ImportError where Ray or the package nixl is missing or too old, others as the library does."""
+    """Return this process's transport. Raises ImportError, see `load`, or an error of the library."""
     global _transport
     with _making:
         if _transport is None:
             made = NixlTransport()
-            made.register(allocate(1))  # makes the library's agent, or fails
+            made.register(allocate(1))  # this creates the library's agent, or fails
             _transport = made
         return _transport
 
 
 class NixlTransport:
-    """A process's end of the transport: one for all, as Ray has one. A thread of NIXL's waits for others, at a core."""
+    """A process's end of the transport. There is one per process, as in Ray. A thread of NIXL uses one core to poll."""
 
     def __init__(self) -> None:
         register_nixl_memory, get_tensor_transport_manager = load()
@@ -75,26 +75,26 @@ class NixlTransport:
         self._manager: Any = get_tensor_transport_manager("NIXL")
         self._life = uuid.uuid4().hex
         self._lock = threading.Lock()
-        """Held in each call of Ray's manager, which is not made for several threads at once."""
+        """Held in each call of Ray's manager, which is not thread-safe."""
         self._others: dict[str, threading.Lock] = {}
-        """Other process -> held while it is read from: once it registers anew, what was known of it is dropped."""
+        """Other process -> held while reading from it, because a new registration of it drops its earlier data."""
         self.spares = Spares(self.register)
 
     def register(self, memory: Bytes) -> None:
-        """Registers memory for the life of the process: what is offered of it needs no registration then."""
+        """Register memory for the life of the process, so that offers of it need no registration."""
         with self._lock:
             self._register(_tensor(memory))
             _registered.append(memory)
 
     @contextlib.contextmanager
     def offering(self, memory: Bytes, pieces: Sequence[tuple[int, int]]) -> Iterator[Offer]:
-        """Pieces (start, length) of memory: offered meanwhile, and on if it is registered."""
+        """Offer pieces (start, length) of memory, meanwhile, or permanently if the memory is registered."""
         name, whole = uuid.uuid4().hex, _tensor(memory)
         tensors = [whole[start : start + length] for start, length in pieces]
         with self._lock:
             places = self._manager.extract_tensor_transport_metadata(name, tensors)
         try:
-            # a process that is started anew in the place of another has its name, and counts its versions from the same
+            # a restarted process has the same name, and begins to count its versions at the same number
             version = f"{self._life}/{places.nixl_agent_meta_version}"
             yield Offer(name, dataclasses.replace(places, nixl_agent_meta_version=version))
         finally:
@@ -102,10 +102,10 @@ class NixlTransport:
                 self._manager.garbage_collect(name, places, tensors)
 
     def fetch(self, offer: Offer, memory: Bytes, pieces: Sequence[tuple[int, int]], within: float) -> None:
-        """Reads what is offered into pieces (start, length) of memory.
+        """Read the offered memory into pieces (start, length) of memory.
 
-        TimeoutError after so many seconds; the memory is then not to be used for anything else ever. InterruptedError
-        where it was not begun by then; other errors as Ray has them: the bytes may be anything.
+        Raises TimeoutError if it does not end in time; the memory must then never be used again. Raises
+        InterruptedError if it was not begun in time. After another error of Ray the bytes are undefined.
         """
         whole = _tensor(memory)
         tensors = [whole[start : start + length] for start, length in pieces]
@@ -113,7 +113,7 @@ class NixlTransport:
         with self._lock:
             other = self._others.setdefault(offer.places.nixl_agent_name, threading.Lock())
         if not other.acquire(timeout=within):
-            raise InterruptedError(f"another transfer from there has not ended within {within:g} s")
+            raise InterruptedError(f"the previous transfer from this process did not end within {within:g} s")
         try:
             with self._lock:
                 among = self._manager.get_communicator_metadata(None, None, "NIXL")
@@ -121,10 +121,10 @@ class NixlTransport:
             while not self._is_done(request):
                 if time.monotonic() >= end:
                     _abandoned.append((request, memory))
-                    raise TimeoutError(f"a transfer has not ended within {within:g} s")
+                    raise TimeoutError(f"a direct transfer did not end within {within:g} s")
                 time.sleep(LOOK_SECONDS)
             with self._lock:
-                del request  # gives back what the library holds for it
+                del request  # frees what the library holds for it
         finally:
             other.release()
 
@@ -144,18 +144,18 @@ def _tensor(memory: Bytes) -> Any:
 
 
 class Spares:
-    """Registered memory of a writer, in sizes of powers of two, used again and again; of SPARE_BYTES at most."""
+    """Reusable registered memory of a writer, in sizes of powers of two, of at most SPARE_BYTES."""
 
     def __init__(self, register: Callable[[Bytes], None]) -> None:
         self._register = register
         self._lock = threading.Lock()
         self._made = 0
         self._free: dict[int, list[Bytes]] = {}
-        """Size -> memory of it that nobody uses."""
+        """Size -> unused memory of that size."""
 
     @contextlib.contextmanager
     def buffer(self, nbytes: int) -> Iterator[Bytes]:
-        """So many bytes."""
+        """Yield memory of this many bytes."""
         size = 1 << (nbytes - 1).bit_length()
         with self._lock:
             memory = self._free[size].pop() if self._free.get(size) else None
@@ -164,7 +164,7 @@ class Spares:
                 self._made += size
                 self._register(memory)
         if memory is None:
-            yield allocate(nbytes)  # registered while it is offered
+            yield allocate(nbytes)  # it is registered while it is offered
             return
         try:
             yield memory[:nbytes]
@@ -174,16 +174,14 @@ class Spares:
 
 
 class DirectClient:
-    """How a process writes to and reads from an actor that has blocks in its own memory.
+    """Writes to and reads from an actor that has blocks in its own memory (`ray_runtime.direct_store_actor`).
 
-    The actor is in `ray_runtime.direct_store_actor`.
-
-    An actor that was made with `enable_tensor_transport=True` transfers directly. Everybody else, and all that is
-    small, goes by calls of the keeper, whose arguments and answers Ray carries, by its object store where they are big.
-    least: bytes from which on a block goes directly.
+    An actor that was created with `enable_tensor_transport=True` transfers large blocks directly. In all other cases
+    blocks are arguments and results of calls, which Ray carries, in its object store if they are large.
     """
 
     def __init__(self, least: int) -> None:
+        """Make a client that transfers blocks of at least `least` bytes directly."""
         self._least = least
         self._lock = threading.Lock()
         self._asked = False
@@ -191,19 +189,23 @@ class DirectClient:
         self._rests_until = 0.0
 
     def _direct(self, ray: Any) -> NixlTransport | None:
-        """The transport; None where this process does not have it, or it has just failed."""
+        """Return the transport; None if this process does not have it, or if it has just failed."""
         with self._lock:
             if not self._asked:
                 self._asked = True
                 if _is_enabled(ray):
                     try:
                         self._transport = transport()
-                    except Exception as error:  # ImportError, or what the library does not find here
-                        logger.warning("no direct transport in this actor, all goes by calls (%s): %s", error, HOW)
+                    except Exception as error:  # ImportError, or an error of the library
+                        logger.warning(
+                            "this actor has no direct transport, so all its blocks go by calls: %s; %s", error, HOW
+                        )
         return None if time.monotonic() < self._rests_until else self._transport
 
     def _rest(self, why: object) -> None:
-        logger.warning("a direct transfer failed; for %g s all goes by calls: %s", REST_SECONDS, why)
+        logger.warning(
+            "a direct transfer of this process failed; all its blocks go by calls for %g s: %s", REST_SECONDS, why
+        )
         self._rests_until = time.monotonic() + REST_SECONDS
 
     @contextlib.contextmanager
@@ -217,7 +219,7 @@ class DirectClient:
             yield memory
 
     def write(self, ray: Any, keeper: Any, key: str, data: Bytes, seconds: float) -> bool:
-        """False where the keeper has no room. seconds: for a transfer."""
+        """Write a block. Returns False if the actor has no space. `seconds` is the time for a transfer."""
         attempt = time.time_ns()
         direct = self._direct(ray) if data.nbytes >= self._least else None
         if direct is not None:
@@ -257,7 +259,7 @@ class DirectClient:
         into: Bytes,
         seconds: float,
     ) -> list[str] | None:
-        """The keys that are missing; None where it is to be read another way."""
+        """Return the keys that are missing; None if the direct read failed and the caller must use a call."""
         offer, stamps, missing = ray.get(keeper.offer.remote(wanted), timeout=seconds)
         if offer is None:
             return list(missing) if missing else None
@@ -268,17 +270,17 @@ class DirectClient:
         except TimeoutError as error:
             self._rest(error)
             raise
-        except Exception as error:  # Ray's, or the library's
+        except Exception as error:  # an error of Ray or of the library
             self._rest(error)
             return None
-        # copied first, compared then: what was freed meanwhile may have been written over
+        # compared after the copy, because freed memory may have been overwritten meanwhile
         return [*missing, *ray.get(keeper.changed.remote(stamps), timeout=seconds)]
 
 
 def _is_enabled(ray: Any) -> bool:
-    """Whether this process is an actor whose class was made with enable_tensor_transport=True."""
+    """Whether this process is an actor whose class was created with enable_tensor_transport=True."""
     try:
         actor = ray.get_runtime_context().current_actor
-    except RuntimeError:  # no actor
+    except RuntimeError:  # this process is not an actor
         return False
     return bool(getattr(actor, "_ray_enable_tensor_transport", False))

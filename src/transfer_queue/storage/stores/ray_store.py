@@ -1,10 +1,10 @@
 """RayStore: blocks in Ray's object store, owned by an actor, so that they outlive their writers.
 
-The actor is in `ray_runtime.block_store_actor`.
-A writer puts a block and names it to the actor, which puts it once more: what a process has put ends with it, and Ray
-has had no other way to give it away since 2.56. A reader asks the actor for all the references of a batch at once, and
-copies out of the object store's memory. The storage unit, a process without Ray, has blocks removed over a socket of
-the actor's, on the node of both.
+The actor is in `ray_runtime.block_store_actor`. A writer puts a block and passes the reference to the actor, which puts
+it once more: an object ends with the process that has put it, and since version 2.56 Ray has no other way to transfer
+its ownership. A reader asks the actor for all references of a batch at once, and copies out of the object store's
+memory. The storage unit, a process without Ray, removes blocks through a socket of the actor, which is on the same
+node.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
 from transfer_queue.storage.stores.ray_direct import DirectClient
 
-ASK_SECONDS = 5.0  # for an answer over the socket
+ASK_SECONDS = 5.0  # for a reply over the socket
 
 _forks = Forks("Ray")
 
 
 class BlockStoreRequest(msgspec.Struct, frozen=True):
-    """What is asked over the actor's socket: which of these to remove, and which are missing."""
+    """A request over the actor's socket: blocks to remove, and blocks to check."""
 
     remove: list[str] = []
     missing: list[str] = []
 
 
 class BlockStoreResponse(msgspec.Struct, frozen=True):
-    """The answer. life: of the actor."""
+    """The reply to a `BlockStoreRequest`."""
 
     missing: list[str]
+    """The checked blocks that do not exist."""
     life: str
+    """The life of the actor."""
 
 
 def message(body: msgspec.Struct) -> bytes:
-    """As it goes over the socket: its length, then itself."""
+    """Return a message as it is sent over the socket: its length, then its bytes."""
     packed = msgspec.msgpack.encode(body)
     return len(packed).to_bytes(8, "little") + packed
 
 
 def receive(connection: socket.socket) -> bytes:
-    """One message's body; b"" at the end of the connection."""
+    """Return one message's body; b"" at the end of the connection."""
     head = _exactly(connection, 8)
     return _exactly(connection, int.from_bytes(head, "little")) if head else b""
 
@@ -66,10 +68,15 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class RayStore(Store):
-    """See `Store`. address: of the Ray cluster. actor, namespace: of the keeper. listens: the name of its socket.
+    """See `Store`.
 
-    capacity: most bytes of all blocks; 0 where Ray is to decide, which spills to disk what it has no memory for.
-    direct: bytes from which on blocks go by Ray's direct transport, see `ray_direct`; 0: it is not used.
+    Args:
+        address: The Ray cluster.
+        namespace: The actor's namespace.
+        actor: The name of the actor that owns the blocks.
+        listens: The name of its socket.
+        capacity: The largest total size of all blocks in bytes; 0: Ray decides, and spills to disk when memory is full.
+        direct: Bytes of the smallest block for Ray's direct transport, see `ray_direct`; 0: it is not used.
     """
 
     def __init__(
@@ -87,7 +94,7 @@ class RayStore(Store):
         self._direct = DirectClient(direct) if direct else None
 
     def _connected(self) -> tuple[Any, Any]:
-        """Ray, and the keeper."""
+        """Return Ray and the actor."""
         with self._lock:
             if self._closed:
                 raise ConnectionLostError("this connection to Ray's object store was closed")
@@ -108,7 +115,9 @@ class RayStore(Store):
             return ray, self._keeper
 
     def _lost(self, error: object) -> ConnectionLostError:
-        return ConnectionLostError(f"the actor {self._actor}, which keeps the blocks, does not answer: {error}")
+        return ConnectionLostError(
+            f"the actor {self._actor}, which owns the blocks, does not respond: {error}; check that the system runs"
+        )
 
     @contextlib.contextmanager
     def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
@@ -131,7 +140,7 @@ class RayStore(Store):
                     ray.get(keeper.hold.remote(key, [ray.put(data)]), timeout=seconds)
                 elif not self._direct.write(ray, keeper, key, data, seconds):
                     return CapacityError(
-                        f"no capacity for {data.nbytes} bytes in one piece with the actor {self._actor}; clear "
+                        f"no capacity for {data.nbytes} bytes in one piece in the actor {self._actor}; clear "
                         f"samples, let consumers catch up, or raise backend.RayStore.capacity"
                     )
             except ray.exceptions.ObjectStoreFullError as error:
@@ -159,7 +168,7 @@ class RayStore(Store):
                     missing[:] = self._direct.read(ray, keeper, pieces, into, seconds)
             except (ray.exceptions.RayError, RuntimeError) as error:
                 return self._lost(error)
-            except TimeoutError as error:  # what is late may still arrive there: no second try into the same memory
+            except TimeoutError as error:  # late bytes may still arrive: do not try again with the same memory
                 raise self._lost(error) from error
             return None
 
@@ -176,7 +185,7 @@ class RayStore(Store):
 
     def life(self) -> str:
         """See `Store.life`."""
-        with contextlib.suppress(ConnectionLostError):  # until it is there again nobody knows
+        with contextlib.suppress(ConnectionLostError):  # until the actor responds again, its life is not known
             self._life = self._ask(BlockStoreRequest(), 0.0).life
         return self._life
 
@@ -198,20 +207,20 @@ class RayStore(Store):
         return told[-1]
 
     def close(self) -> None:
-        """See `Store.close`. Ray itself is left as it is: it is the program's."""
+        """See `Store.close`. Ray itself stays connected, because it belongs to the program."""
         with self._lock:
             self._keeper, self._closed = None, True
 
 
 def _read_references(ray: Any, keeper: Any, pieces: Sequence[Piece], into: Bytes, seconds: float) -> list[str]:
-    """Reads out of the object store; the keys that are missing."""
+    """Read from the object store. Returns the keys that are missing."""
     wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
     references = ray.get(keeper.references.remote(list(wanted)), timeout=seconds)
     missing: list[str] = []
     for key, reference in zip(wanted, references, strict=True):
         try:
             content: Bytes | None = None if reference is None else ray.get(reference, timeout=seconds)
-        except ray.exceptions.RayError:  # its owner or its node has died
+        except ray.exceptions.RayError:  # the owner or its node has died
             content = None
         if content is None:
             missing.append(key)

@@ -1,4 +1,4 @@
-"""The external stores that are built in: the class of each, and what the system starts for it.
+"""The built-in external stores: the class of each, and the server that the system starts for it.
 
 The options of a built-in store are declared in `config.store_options`, so that a configuration can be checked without
 the modules here. A module of a store is imported only by the processes that use the store.
@@ -16,7 +16,7 @@ class BuiltInStore:
     path: str
     """The subclass of `Store`."""
     server: str = ""
-    """The class of what keeps the bytes, if the system starts it in a process of its own; see `store_server`."""
+    """The class of its store server, if the system starts one; see `store_server`."""
 
 
 BUILT_IN: dict[str, BuiltInStore] = {
@@ -34,5 +34,5 @@ BUILT_IN: dict[str, BuiltInStore] = {
 
 
 def has_server(backend: str) -> bool:
-    """Whether the system starts a process that keeps the bytes of this backend."""
+    """Whether the system starts a store server for this backend."""
     return backend in BUILT_IN and BUILT_IN[backend].server != ""

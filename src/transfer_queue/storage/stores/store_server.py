@@ -1,6 +1,6 @@
-"""What keeps the bytes of an external store that a system starts itself: servers of the store, and memory for it.
+"""The servers of an external store that a system starts itself: programs of the store, and memory for it.
 
-It is a process of its own, so that neither a writer nor a storage unit takes values along when it dies.
+They run in a process of their own, so that no value is lost if a writer or a storage unit dies.
 """
 
 from __future__ import annotations
@@ -26,68 +26,69 @@ from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.registry import BUILT_IN, has_server
 
 LOOPBACK = "127.0.0.1"
-END_SECONDS = 2.0  # from asking a server to end to ending it
+END_SECONDS = 2.0  # between SIGTERM and SIGKILL to a program
 _PR_SET_PDEATHSIG = 1
 
 
 class StoreServer(ABC):
-    """address: for who uses the store."""
+    """The server of an external store."""
 
     address: StoreAddress
+    """The address for the processes that use the store."""
 
     @abstractmethod
     def trouble(self) -> str | None:
-        """Why nothing can be kept any more, in words; None while all is well."""
+        """Return why the store has failed; None if it works."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what was started here, and nothing else."""
+        """End what this object has started, and nothing else."""
 
 
 def check_free(port: int, key: str, host: str = LOOPBACK) -> None:
-    """StartError where somebody listens on this port; key: of the conf that names it."""
+    """Raise StartError if another program listens on this port. `key` is the setting that names the port."""
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise StartError(
-                f"port {port} of {host} cannot be used ({error}): choose another by {key}, or set auto_init: false to "
-                f"use what runs there"
+                f"port {port} of {host} cannot be used ({error}): choose another one by {key}, or set auto_init: false "
+                f"to use the server that runs there"
             ) from error
 
 
 def kept_port(path: Path, host: str = LOOPBACK) -> int:
-    """The port that the keeper before this one has written into a file, as others know it; else a free one."""
+    """Return the port that the previous store server wrote into a file, because clients know it; else a free one."""
     if not path.exists():
         path.write_text(str(free_port(host)))
     return int(path.read_text())
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of this host that nobody uses now."""
+    """Return a free port of this host."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody does."""
+    """Whether a program listens at this address."""
     with contextlib.closing(socket.socket()) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
 
 
 def program(folder: Path, name: str, package: str) -> str:
-    """The path of a program that a package brings along. StartError where it is missing."""
+    """Return the path of a program of a package. Raises StartError if it is missing."""
     for path in (folder / name, Path(sys.prefix) / "bin" / name, shutil.which(name)):
         if path is not None and os.access(path, os.X_OK):
             return str(path)
-    raise StartError(f"the program {name} is missing: install {package} anew, or set auto_init: false")
+    raise StartError(f"the program {name} is missing: install {package} again, or set auto_init: false")
 
 
 class StoreProcess:
-    """A program that ends with this process, however that ends. log: where it writes what it has to say."""
+    """A program that ends when this process ends, for whatever reason. Its output goes to `log`."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.name = Path(command[0]).name
@@ -104,7 +105,7 @@ class StoreProcess:
             )  # fmt: skip
 
     def await_ready(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Waits until it serves. StartError, with the end of its log, where it does not."""
+        """Wait until the program serves. Raises StartError, with the end of its log, if it does not."""
         limit = time.monotonic() + seconds
         while not ready():
             trouble = self.trouble()
@@ -116,7 +117,7 @@ class StoreProcess:
             time.sleep(0.02)
 
     def trouble(self) -> str | None:
-        """Why it does not run, None while it does."""
+        """Return why the program does not run; None while it runs."""
         code = self._process.poll()
         return None if code is None else f"{self.name} has ended with status {code}"
 
@@ -126,7 +127,7 @@ class StoreProcess:
         return ""
 
     def close(self) -> None:
-        """Ends it."""
+        """End the program."""
         for end in (self._process.terminate, self._process.kill):
             with contextlib.suppress(ProcessLookupError):
                 end()
@@ -137,14 +138,12 @@ class StoreProcess:
 
 @dataclass(frozen=True)
 class StoreServerRole:
-    """Where a keeper is in a system of several nodes.
-
-    host: by which the others reach this one. join: what the keeper of the first node has said (`StoreAddress.join`); ""
-    for that one itself.
-    """
+    """The role of a store server in a system of several nodes."""
 
     host: str = ""
+    """The address by which the other nodes reach this one."""
     join: str = ""
+    """`StoreAddress.join` of the first node's store server; "" for that one itself."""
 
 
 ALONE = StoreServerRole()
@@ -153,14 +152,14 @@ ALONE = StoreServerRole()
 def keeper_of(
     backend: str, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
 ) -> StoreServer | None:
-    """Start what keeps the bytes of a backend; return None if the system has nothing to start for it.
+    """Start the server of a store; return None if the system has nothing to start for it.
 
     Args:
         backend: The value of `backend.storage_backend`.
-        options: The backend's section of the conf.
+        options: The backend's section of the configuration.
         folder: The folder for logs.
         seconds: The time within which everything must be up.
-        place: Where this node is in a system of several nodes.
+        place: The role of this node in a system of several nodes.
 
     Raises:
         StartError: It did not come up.

@@ -1,7 +1,7 @@
 """YuanrongStore: blocks in the shared memory of an openYuanrong worker, written and read there without another copy.
 
-The library (`openyuanrong-datasystem`) is imported at the first use. A worker that is full, or gone, would be asked
-again for a minute: timeouts are small here, and it is this module that asks again.
+The library (`openyuanrong-datasystem`) is imported at the first use. By default it would repeat requests to a full or
+dead worker for a minute. So its timeouts are short here, and this module repeats the requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
 
 
 class YuanrongStore(Store):
-    """See `Store`. host, port: of the worker of this node. npu_transport: whether NPUs send blocks to each other."""
+    """See `Store`. `host` and `port` are the node's worker's. `npu_transport`: NPUs send blocks to each other."""
 
     def __init__(self, host: str, port: int, npu_transport: bool = False) -> None:
         self._where = host, port
@@ -41,10 +41,10 @@ class YuanrongStore(Store):
         self._client: Any = None
         self._closed = False
         self._created: dict[int, Any] = {}
-        """Address -> the worker's buffer of the blocks that are being written."""
+        """Address -> the worker's buffer of each block that is being written."""
 
     def connect(self) -> Any:
-        """The library's client, connected at the first use."""
+        """Return the library's client, which connects at the first use."""
         with self._lock:
             if self._closed:
                 raise ConnectionLostError("this connection to the Yuanrong worker was closed")
@@ -67,7 +67,7 @@ class YuanrongStore(Store):
         return self._client
 
     def device_path(self) -> DevicePath | None:
-        """See `Store.device_path`: of NPUs, with `npu_transport`."""
+        """See `Store.device_path`: for NPUs, with `npu_transport`."""
         with self._lock:
             if self._wants_npus:
                 self._wants_npus = False
@@ -77,24 +77,25 @@ class YuanrongStore(Store):
     def _lost(self, what: str, error: Exception) -> ConnectionLostError:
         said = str(error).partition("\n")[0][:300]
         return ConnectionLostError(
-            f"the Yuanrong worker at {self._where[0]}:{self._where[1]} {what}: {said}; is it running, and is "
-            f"backend.Yuanrong right?"
+            f"the Yuanrong worker at {self._where[0]}:{self._where[1]} {what}: {said}; check that it is running, and "
+            f"the settings of backend.Yuanrong"
         )
 
     def _full(self, nbytes: int) -> CapacityError:
         return CapacityError(
             f"no capacity in the Yuanrong worker at {self._where[0]}:{self._where[1]} for {nbytes} bytes; clear "
-            f"samples, let consumers catch up, or give it more (backend.Yuanrong.worker_args: --shared_memory_size_mb)"
+            f"samples, let consumers catch up, or give it more memory (backend.Yuanrong.worker_args: "
+            f"--shared_memory_size_mb)"
         )
 
     @contextlib.contextmanager
     def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
-        """See `Store.buffer`: the worker's own memory, where there is room for it now."""
+        """See `Store.buffer`: the worker's own memory, if it has space now."""
         client = self.connect()
         try:
             (made,) = client.mcreate([name_of(key)], [nbytes])
             memory = np.frombuffer(made.MutableData(), np.uint8)
-        except RuntimeError:  # `write` tries again, with this
+        except RuntimeError:  # `write` tries again, and copies from this memory
             yield np.empty(nbytes, np.uint8)
             return
         address = memory.ctypes.data
@@ -122,13 +123,13 @@ class YuanrongStore(Store):
             except RuntimeError as error:
                 made = None
                 full = any(word in str(error) for word in _FULL)
-                return self._full(data.size) if full else self._lost(f"does not take {data.size} bytes", error)
+                return self._full(data.size) if full else self._lost(f"refuses {data.size} bytes", error)
             return None
 
         again_and_again(within, attempt)
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
-        """See `Store.read`: copied out of the worker's memory."""
+        """See `Store.read`: copies out of the worker's memory."""
         client = self.connect()
         wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
         missing: list[str] = []
@@ -142,7 +143,7 @@ class YuanrongStore(Store):
                     found[:] = client.get_buffers([name_of(key) for key in some])
                 except RuntimeError as error:
                     if NOT_FOUND not in str(error):
-                        return self._lost("does not answer", error)
+                        return self._lost("does not respond", error)
                     found[:] = [None] * len(some)
                 return None
 
@@ -163,10 +164,10 @@ class YuanrongStore(Store):
                 self.connect().delete([name_of(key) for key in keys[first : first + MOST_KEYS]])
             except RuntimeError as error:
                 if NOT_FOUND not in str(error):
-                    raise self._lost("does not remove blocks", error) from error
+                    raise self._lost("cannot remove blocks", error) from error
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """See `Store.missing`. A worker that is being started anew is waited for."""
+        """See `Store.missing`. Waits for a worker that is restarting."""
         gone: list[str] = []
         for first in range(0, len(keys), MOST_KEYS):
             some = list(keys[first : first + MOST_KEYS])
@@ -177,12 +178,12 @@ class YuanrongStore(Store):
                 from yr.datasystem.kv_client import ReadParam
 
                 try:
-                    # `exist` names what lay in a worker that has died
+                    # `exist` also lists blocks of a dead worker
                     found = client.read([ReadParam(name_of(key), 0, 1) for key in some])
                     there[:] = [each is not None for each in found]
                 except RuntimeError as error:
                     if NOT_FOUND not in str(error):
-                        return self._lost("does not answer", error)
+                        return self._lost("does not respond", error)
                     there[:] = [False] * len(some)
                 return None
 

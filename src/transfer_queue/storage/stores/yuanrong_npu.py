@@ -1,9 +1,9 @@
-"""Blocks of an openYuanrong worker that NPUs send to each other: a reader's NPU gets them from the writer's.
+"""Blocks of an openYuanrong worker that NPUs send to each other: a reader's NPU gets them from the writer's NPU.
 
-What the library sends between NPUs lies in memory of the process that has written it, ends with that process, and
-cannot be read by another process on the same NPU, nor by one without. So each block is written to the worker, too, as
-ever. What its writer keeps on its NPU is a copy that may go at any time, of the newest and large blocks; who cannot
-have it, or has failed to a moment ago, reads from the worker.
+What the library sends between NPUs is in memory of the process that has written it, ends with that process, and cannot
+be read by another process on the same NPU, nor by one without an NPU. So each block is also written to the worker. The
+writer's NPU has a copy, of the newest and large blocks, which may be dropped at any time. A reader that cannot get the
+copy, or had a failure recently, reads from the worker.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# of the library, also without NPUs
+# constants of the library, used also without NPUs
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 2.0
 MOST_KEYS = 1000  # of one request
 NOT_FOUND = "[Key not found]"
 
 SETTING = "backend.Yuanrong.enable_yr_npu_transport"
-LEAST = 64 << 10  # bytes of a block that a copy is worth
+LEAST = 64 << 10  # bytes of the smallest block of which a copy is made
 MOST = 1 << 30  # bytes of copies that a process keeps on its NPU
-REST_SECONDS = 60.0  # after a failure, for which values come from the worker
-MOST_ROUNDS = 8  # requests for the pieces of one block, as each request may name it once
-MOST_OFFSET = 2**31 - 1  # in a copy: the library counts in 32 bits
+REST_SECONDS = 60.0  # after a failure, in which values come from the worker
+MOST_ROUNDS = 8  # requests for the pieces of one block, because a request can contain a block only once
+MOST_OFFSET = 2**31 - 1  # in a copy: the library uses 32 bits
 
-_FAILURES = (ImportError, RuntimeError, TypeError, ValueError)  # what the library raises
+_FAILURES = (ImportError, RuntimeError, TypeError, ValueError)  # errors of the library
 
 
 def npu_transport(store: Store, where: tuple[str, int]) -> NpuTransport | None:
-    """None, and a line in the log, where this process cannot have it. where: host and port of the worker."""
+    """Return the path; None, with a log line, if this process cannot have it. `where` is the worker's host and port."""
     found = obstacle()
     if found is None:
         return NpuTransport(store, where)
@@ -51,13 +51,13 @@ def npu_transport(store: Store, where: tuple[str, int]) -> NpuTransport | None:
 
 
 def obstacle() -> tuple[str, str] | None:
-    """What is in the way, and what to do about it; None where nothing is."""
+    """Return what prevents it, and what to do about it; None if nothing does."""
     if importlib.util.find_spec("torch_npu") is None:
-        return "torch_npu is missing", "install it where a process has an NPU"
+        return "torch_npu is missing", "install it if this process has an NPU"
     import torch_npu
 
     if not torch_npu.npu.is_available():
-        return "this process has no NPU (torch.npu.is_available() is false)", "nothing, where it is to have none"
+        return "this process has no NPU (torch.npu.is_available() is false)", "this is correct if it needs no NPU"
     return None
 
 
@@ -73,13 +73,13 @@ class NpuTransport(DevicePath):
         self._clients: dict[int, Any] = {}
         """Number of an NPU -> the library's client for it."""
         self._copies: dict[str, torch.Tensor] = {}
-        """Key -> the copy of its block in this process, the oldest first; all together no more than MOST bytes."""
+        """Key -> the copy of its block in this process, oldest first; at most MOST bytes in total."""
         self._bytes = 0
         self._rests_until = 0.0
 
     @contextlib.contextmanager
     def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
-        """See `DevicePath.buffer`. Where the NPU is full, copies make room."""
+        """See `DevicePath.buffer`. If the NPU is full, it drops copies."""
         from transfer_queue.wire.blocks.device_memory import allocated
 
         memory = allocated(device, nbytes)
@@ -91,7 +91,7 @@ class NpuTransport(DevicePath):
     # ------------------------------------------------------------ blocks
 
     def write(self, key: str, data: torch.Tensor, within: float) -> None:
-        """See `DevicePath.write`: to the worker, and kept here for readers on other NPUs."""
+        """See `DevicePath.write`: writes to the worker, and keeps a copy for readers on other NPUs."""
         import torch
 
         with self._store.buffer(key, data.numel()) as memory:
@@ -106,7 +106,7 @@ class NpuTransport(DevicePath):
             self._make_room()
 
     def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
-        """See `DevicePath.read`: from NPU to NPU what can be had so, the rest from the worker."""
+        """See `DevicePath.read`: reads from other NPUs if possible, and the rest from the worker."""
         from transfer_queue.wire.buffers.tensors import settle
 
         left: list[Piece] = []
@@ -114,7 +114,7 @@ class NpuTransport(DevicePath):
             copy = self._copies.get(piece.key)
             if copy is None:
                 left.append(piece)
-            else:  # the library sends nothing within one NPU
+            else:  # the library does not send within one NPU
                 into[piece.at : piece.at + piece.length].copy_(copy[piece.start : piece.start + piece.length])
         left = self._read_copies(left, into)
         missing = self._read_from_worker(left, into, within) if left else []
@@ -122,7 +122,7 @@ class NpuTransport(DevicePath):
         return missing
 
     def _read_copies(self, pieces: Sequence[Piece], into: torch.Tensor) -> list[Piece]:
-        """Reads what other NPUs have; what is left to read."""
+        """Read from other NPUs. Returns the pieces that are left to read."""
         from yr.datasystem.ds_tensor_client import CopyRange
 
         rounds: list[list[Piece]] = []
@@ -144,7 +144,7 @@ class NpuTransport(DevicePath):
                 failed = self._tried(partial(self._get, names, into, ranges))
                 absent = set(names if failed is None else failed)
                 left += [piece for piece, name in zip(asked, names, strict=True) if name in absent]
-        return sorted(left)  # pieces of one key follow one another
+        return sorted(left)  # so that pieces of one key are adjacent
 
     def _get(self, names: list[str], into: torch.Tensor, ranges: list[Any]) -> list[str]:
         failed: list[str] = self._client(into.device).dev_mget_into_tensor(names, into, ranges, 0)
@@ -169,7 +169,7 @@ class NpuTransport(DevicePath):
     # ------------------------------------------------------------ copies
 
     def _make_room(self) -> None:
-        """Where there are more than MOST bytes: forgets what was removed, then the oldest down to half of it."""
+        """If there are more than MOST bytes, drop the copies of removed blocks, then the oldest down to half of it."""
         if self._bytes <= MOST:
             return
         with self._lock:
@@ -187,7 +187,7 @@ class NpuTransport(DevicePath):
         self._forget(oldest)
 
     def _forget(self, keys: Sequence[str]) -> None:
-        """Gives copies up: nobody finds them any more, then their memory is free."""
+        """Drop copies: first they cannot be found any more, then their memory is freed."""
         with self._lock:
             gone = {key: self._copies.pop(key) for key in keys if key in self._copies}
             self._bytes -= sum(copy.numel() for copy in gone.values())
@@ -202,7 +202,7 @@ class NpuTransport(DevicePath):
     # ------------------------------------------------------------ the library
 
     def _client(self, device: torch.device) -> Any:
-        """The library's client for an NPU, connected at the first use."""
+        """Return the library's client for an NPU, which connects at the first use."""
         number = device.index or 0
         with self._lock:
             found = self._clients.get(number)
@@ -218,7 +218,7 @@ class NpuTransport(DevicePath):
         return found
 
     def _tried(self, call: Callable[[], T]) -> T | None:
-        """What the library answers; None where it cannot, and it is left alone for REST_SECONDS."""
+        """Return the result of a call of the library; None if it fails, and for REST_SECONDS after that."""
         if time.monotonic() < self._rests_until:
             return None
         try:
@@ -228,7 +228,7 @@ class NpuTransport(DevicePath):
                 self._rests_until = time.monotonic() + REST_SECONDS
                 said = str(error).partition("\n")[0][:300]
                 get_logger(__name__).warning(
-                    "NPUs do not send blocks to each other (%s): values come from the worker for %g s; see that the "
+                    "NPUs do not send blocks to each other (%s): values come from the worker for %g s; check that the "
                     "library is built for NPUs, or set %s: false", said, REST_SECONDS, SETTING,
                 )  # fmt: skip
             return None
@@ -246,5 +246,5 @@ def name_of(key: str) -> str:
 
 
 def _copy_of(key: str) -> str:
-    """The name of the copy of a block."""
+    """Return the name of the copy of a block."""
     return name_of(f"{key}/npu")

@@ -1,8 +1,8 @@
-"""What a system keeps for Yuanrong with `auto_init`: a worker with its metastore.
+"""The server that a system starts for Yuanrong with `auto_init`: a worker with its metastore.
 
-In a system of several nodes the first has the metastore, and each a worker, which that node's processes use.
-The worker is started with what the library's own CLI (`dscli start`) makes of the arguments, but as a child of this
-process, with which it ends.
+In a system of several nodes the first node has the metastore, and each node a worker for its processes.
+The library's own CLI (`dscli start`) makes the worker's command from the arguments. The worker is a child of this
+process and ends with it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from transfer_queue.storage.stores.store_server import (
 DEFAULTS = {
     "arena_per_tenant": "1",
     "shared_memory_size_mb": "4096",
-    "node_timeout_s": "15",  # until what lay on a node that has died is given up
+    "node_timeout_s": "15",  # until the blocks of a dead node are given up
     "node_dead_timeout_s": "30",
 }
 
 
 class YuanrongKeeper(StoreServer):
-    """options: `backend.Yuanrong` of the conf."""
+    """The store server of Yuanrong. `options` is `backend.Yuanrong` of the configuration."""
 
     def __init__(
         self, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
@@ -68,8 +68,8 @@ class YuanrongKeeper(StoreServer):
             host = next((each for each in (host, LOOPBACK) if listens(each, port)), "")
             if not host:
                 raise StartError(
-                    f"no Yuanrong worker answers at {place.host or LOOPBACK}:{port}: start it (dscli start), set "
-                    f"backend.Yuanrong.worker_port, or auto_init: true to have it started here"
+                    f"no Yuanrong worker responds at {place.host or LOOPBACK}:{port}: start it (dscli start), set "
+                    f"backend.Yuanrong.worker_port, or auto_init: true to start it with the system"
                 )
         where = {"host": host, "port": port, "npu_transport": bool(options["enable_yr_npu_transport"])}
         self.address = StoreAddress("Yuanrong", where, uuid.uuid4().hex, capacity, join)
@@ -83,7 +83,7 @@ class YuanrongKeeper(StoreServer):
             ) from error
         home = folder / f"yr{len(list(folder.glob('yr*')))}"
         home.mkdir(mode=0o700)
-        # the path of a UNIX socket has room for about 100 characters
+        # the path of a UNIX socket may have about 100 characters
         arguments = {"unix_domain_socket_dir": str(home / "s"), **arguments}
         cli = Command()
         cli._home_dir = str(home)
@@ -93,7 +93,7 @@ class YuanrongKeeper(StoreServer):
             )
             command = cli.build_command(parameters, False)
         except (ValueError, RuntimeError) as error:
-            raise StartError(f"backend.Yuanrong.worker_args cannot be used: {error}") from error
+            raise StartError(f"backend.Yuanrong.worker_args cannot be used: {error}; correct them") from error
         environment = dict(process_environment())
         libraries = [str(Path(cli._base_dir) / "lib"), environment.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))
@@ -112,8 +112,8 @@ class YuanrongKeeper(StoreServer):
 
 
 def _arguments(text: str) -> dict[str, str]:
-    """Those of a command line: --name value."""
+    """Return the arguments of a command line of the form --name value."""
     words = shlex.split(text)
     if len(words) % 2 or any(not word.startswith("--") for word in words[::2]):
-        raise StartError(f"backend.Yuanrong.worker_args is {text!r}; give it as --name value --name value")
+        raise StartError(f"backend.Yuanrong.worker_args must be --name value --name value, got {text!r}")
     return {name[2:]: value for name, value in zip(words[::2], words[1::2], strict=True)}
