@@ -66,7 +66,7 @@ def test_no_master_is_told(tmp_path: Path) -> None:
     nobody = options(auto_init=False, master_server_address="localhost:9")
     failure = Kept("MooncakeStore", nobody, tmp_path).failure
     assert failure is not None
-    assert failure.startswith("StartError: no Mooncake master answers at 127.0.0.1:9: start it")
+    assert failure.startswith("StartError: no Mooncake master responds at 127.0.0.1:9: start it")
 
 
 def test_a_master_that_runs_is_used_and_left_alone(kept: Kept, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path, arguments: str) -> None:
 def test_no_worker_is_told(tmp_path: Path) -> None:
     failure = Kept("Yuanrong", options(auto_init=False, worker_port=9), tmp_path).failure
     assert failure is not None
-    assert failure.startswith("StartError: no Yuanrong worker answers at 127.0.0.1:9: start it")
+    assert failure.startswith("StartError: no Yuanrong worker responds at 127.0.0.1:9: start it")
 
 
 @pytest.mark.parametrize("name", ["__init__", "init", "dev_mset", "dev_mget_into_tensor", "dev_local_delete"])

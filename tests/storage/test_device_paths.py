@@ -105,8 +105,8 @@ def test_memory_that_is_refused_is_told_once(
             assert memory is None
     (record,) = caplog.records
     assert record.getMessage() == (
-        "backend.MooncakeStore.use_gdr is set, but 1048576 bytes of cpu cannot be registered (code -1): values go "
-        "through the memory of the host; load nvidia-peermem, or see that the driver exports memory by dma-buf"
+        "backend.MooncakeStore.use_gdr is set, but 1048576 bytes of cpu cannot be registered (code -1): values are "
+        "copied through the memory of the host; load nvidia-peermem, or check that the driver exports memory by dma-buf"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_buffer_that_is_left_after_the_end(library: MooncakeDistributedStore) 
 
 
 @pytest.mark.parametrize(("protocol", "build", "said"), [
-    ("tcp", True, "protocol is tcp: values are copied through the memory of the host; set backend.MooncakeStore.protocol: "),
+    ("tcp", True, "protocol is tcp: values are copied through the memory of the host; set backend.MooncakeStore."),
     ("rdma", False, "the library is its build without CUDA (mooncake-transfer-engine-non-cuda): values are copied"),
     ("rdma", True, "this process has no GPU (torch.cuda.is_available() is false): values are copied"),
 ])  # fmt: skip
@@ -330,7 +330,7 @@ def test_pieces_that_are_many_or_far_come_from_the_worker(
 
 
 @pytest.mark.parametrize(("found", "said"), [
-    (None, "torch_npu is missing: values are copied through the memory of the host; install it where a process has an NPU"),
+    (None, "torch_npu is missing: values are copied through the memory of the host; install it if this"),
     (False, "this process has no NPU (torch.npu.is_available() is false): values are copied"),
     (True, None),
 ])  # fmt: skip

@@ -1,1 +1,1 @@
-"""The configuration: the settings with their defaults and constraints, how a caller's conf is read, the environment."""
+"""The configuration: settings with defaults and constraints, reading of a caller's configuration, and environment."""

@@ -1,4 +1,4 @@
-"""How a setting is declared: its key, its default, what is allowed and what it means, in one place."""
+"""Declares a setting in one place: its key, its default, what is allowed, and what it means."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PLAIN_YAML = re.compile(
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the configuration. Its documentation is made of it: `config.yaml`, `tq start --help`, a page."""
+    """A setting of the configuration. It is the source of `config.yaml`, `tq start --help` and a page."""
 
     key: str
     """The dotted path of the setting in the configuration."""
     default: object
-    """The default, as it stands in a configuration."""
+    """The default, as written in a configuration."""
     validator: Validator[Any]
     """What is allowed, and how a value is converted."""
     meaning: str
@@ -58,7 +58,7 @@ def setting(key: str, default: object, validator: Validator[V], meaning: str) ->
 
     Args:
         key: The dotted path of the setting in the configuration.
-        default: The default, as it stands in a configuration.
+        default: The default, as written in a configuration.
         validator: What is allowed, and how a value is converted.
         meaning: What the setting does, in full sentences. The first one is the summary.
     """
@@ -69,7 +69,7 @@ def setting(key: str, default: object, validator: Validator[V], meaning: str) ->
 def declared_settings(kind: type) -> dict[str, Setting]:
     """Return the settings of a dataclass by the names of its attributes, in the order of their declaration.
 
-    An attribute that is a `Setting` itself is included, too: the servers do not get it as a field.
+    An attribute that is a `Setting` itself is included, too. It is no field, so servers do not get it.
     """
     of_fields = {each.name: each.metadata[_METADATA] for each in fields(kind)}
     found = {name: of_fields.get(name, vars(kind).get(name)) for name in kind.__annotations__}

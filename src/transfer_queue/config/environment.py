@@ -39,7 +39,7 @@ class EnvironmentVariable(Generic[T]):
 
     @property
     def summary(self) -> str:
-        """The first sentence of `meaning`, to stand in brackets."""
+        """The first sentence of `meaning`, for use in brackets."""
         sentence = self.meaning.partition(". ")[0].rstrip(".")
         return sentence[0].lower() + sentence[1:]
 

@@ -217,7 +217,7 @@ class Settings:
         "backend.SimpleStorage.arena_folder",
         None,
         OrNull(AbsolutePath()),
-        "The folder of the arenas, which should be in memory. null: shared memory if it has room, otherwise the disk.",
+        "The folder of the arenas, which should be in memory. null: shared memory if it has space, otherwise the disk.",
     )
     offload_enabled: ClassVar[Setting] = Setting(
         "backend.SimpleStorage.offload.enabled",
@@ -262,7 +262,7 @@ class Settings:
         "metrics.host",
         "127.0.0.1",
         Text(),
-        "The address on which the metrics are served. With 0.0.0.0, whoever reaches this machine can read them, "
+        "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them, "
         "including the names of partitions, fields and tasks.",
     )
     allow_pickle: bool = setting(
@@ -363,7 +363,7 @@ class Settings:
         self._check_replicas(self.num_data_storage_units or 1)
 
     def check_runtime(self, under_ray: bool) -> None:
-        """Raise StartError if the runtime does not have the backend."""
+        """Raise StartError if the backend needs another runtime."""
         if self.storage_backend == "RayStore" and not under_ray:
             raise StartError(
                 f"{KEYS['storage_backend']} RayStore keeps values in Ray's object store and needs runtime: ray; call "

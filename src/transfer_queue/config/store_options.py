@@ -127,7 +127,7 @@ class RayStoreOptions:
         _CAPACITY,
         None,
         OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
-        "The largest number of bytes of all values together. null: as many as Ray has room for; Ray writes values to "
+        "The largest number of bytes of all values together. null: as many as Ray has space for; Ray writes values to "
         "disk if its memory is full.",
     )
     direct_transport: str | None = setting(

@@ -1,4 +1,4 @@
-"""The Ray runtime: an actor by a known name holds the system, and every process of the cluster finds it there.
+"""The Ray runtime: an actor with a known name holds the system, and every process of the cluster finds it there.
 
-Ray is imported where it is used; nothing here is imported by the servers.
+Ray is imported at its first use. The servers import no module of this folder.
 """

@@ -1,4 +1,4 @@
-"""The actor that owns the blocks of a RayStore: they live as long as it, whatever becomes of their writers."""
+"""The actor that owns the blocks of a RayStore. They live as long as it, even if their writers die."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from transfer_queue.storage.stores.ray_store import BlockStoreRequest, BlockStor
 
 
 class BlockStore:
-    """What all keepers have in common: what they hold, and the socket.
-
-    listens: the name of the socket at which storage units ask (`ray_store.Asked`): abstract, of this node.
-    """
+    """The common part of both kinds of store actors: the blocks, and the socket for storage units."""
 
     def __init__(self, listens: str) -> None:
+        """Listen on the abstract socket of this name, at which storage units of this node make their requests."""
         self._life = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._held: dict[str, Any] = {}
-        """Key -> the block, or what stands for it."""
+        """Key -> the block, or a reference to it."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind("\0" + listens)
         self._socket.listen(64)
         threading.Thread(target=self._serve, name="keeper", daemon=True).start()
 
     def process(self) -> int:
-        """The number of the actor's process on its node."""
+        """Return the id of the actor's process on its node."""
         return os.getpid()
 
     def check(self) -> None:
-        """The actor is up. StartError where it cannot do what it is for."""
+        """Return when the actor is up. Raises StartError if it cannot store blocks."""
 
     def _serve(self) -> None:
         while True:
@@ -46,7 +44,7 @@ class BlockStore:
         with connection:
             who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             if struct.unpack("3i", who)[1] != os.geteuid():
-                return  # an abstract socket has no permissions of its own
+                return  # an abstract socket has no permissions of its own, so another user could connect
             try:
                 asked = msgspec.msgpack.decode(receive(connection), type=BlockStoreRequest)
                 connection.sendall(message(self._told(asked)))
@@ -57,21 +55,21 @@ class BlockStore:
         with self._lock:
             gone = [self._held.pop(key, None) for key in asked.remove]
             missing = [key for key in asked.missing if key not in self._held]
-        self._let_go(gone)  # outside of the lock, as references call home
+        self._let_go(gone)  # outside of the lock, because freeing a reference calls its owner
         return BlockStoreResponse(missing, self._life)
 
     def _let_go(self, gone: list[Any]) -> None:
-        """What was held, None where nothing was, is held no more."""
+        """Free blocks that were removed; None stands for a block that did not exist."""
         gone.clear()
 
 
 class KeeperActor(BlockStore):
-    """Holds references to what lies in the object store."""
+    """Holds references to blocks in the object store."""
 
     def hold(self, key: str, reference: list[Any]) -> None:
-        """Keeps a block that the caller has put: it is copied, from one place of the object store to another.
+        """Keep a block that the caller has put, by a copy within the object store.
 
-        The reference comes in a list, as Ray would fetch by itself what is named outright.
+        The reference is in a list, because Ray fetches the object of an argument that is a reference itself.
         """
         import ray
 
@@ -80,6 +78,6 @@ class KeeperActor(BlockStore):
             self._held[key] = own
 
     def references(self, keys: list[str]) -> list[Any]:
-        """Of these blocks; None for what is not there."""
+        """Return the references to these blocks; None for a block that does not exist."""
         with self._lock:
             return [self._held.get(key) for key in keys]

@@ -1,8 +1,8 @@
-"""The actor `TransferQueueController`: it starts a system's servers on its node, and speaks for them.
+"""The actor `TransferQueueController`: starts a system's servers on its node, and answers calls for them.
 
-The servers are processes of their own, under a supervisor, as without Ray: no torch, no Ray, and no other thread holds
-them up. Samples never go through the actor; a client asks it once where the system is. Where Ray restarts an actor that
-was killed, the new one takes over the system that runs.
+The servers are processes of their own under a supervisor, as without Ray: no torch, Ray or other thread delays them.
+Samples never go through the actor; a client asks it once where the system is. If the actor is killed and Ray restarts
+it, the new one continues with the running system.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from transfer_queue.ray_runtime.store_actors import end_keeper
 
 logger = logging.getLogger(__name__)
 
-LONGEST_SECONDS = 86400.0  # that anybody waits for a node to be emptied
-TRIES = 5  # of a snapshot in pages, until none of its fields changed meanwhile
+LONGEST_SECONDS = 86400.0  # for which a call waits until a node is drained
+TRIES = 5  # to take a snapshot in pages of which no field changes meanwhile
 
 
 @dataclass(frozen=True)
 class SystemSpec:
-    """What is to be started.
-
-    name: of the system on its node. conf: the merged DictConfig, pickled, as it may hold objects of the driver's.
-    config: see `start_local`. seconds: until it must be up. restart_seconds: for which the servers live on after the
-    actor was killed.
-    """
+    """The system to start."""
 
     name: str
+    """The name of the system on its node."""
     conf: bytes
+    """The merged DictConfig, pickled, because it may contain objects of the driver."""
     config: dict[str, Any]
+    """See `start_local`."""
     sampler: PickledSampler | None
     seconds: float
+    """Seconds until it must be up."""
     restart_seconds: float
+    """Seconds for which the servers continue after the actor was killed."""
 
 
 class ControllerActor:
-    """One system. Its methods may be called at the same time, from any process of the cluster."""
+    """One system. Any process of the cluster may call its methods, at the same time as others."""
 
     def __init__(self, order: SystemSpec) -> None:
         import ray
@@ -83,13 +83,17 @@ class ControllerActor:
         if self._again:
             self._system = replace_supervisor(order.name)
             if self._system is None:
-                logger.error("the system %s has ended with its actor: an empty one is started in its place", order.name)
+                logger.error(
+                    "system %s ended together with its actor, so all its samples are lost; the restarted actor starts "
+                    "an empty system",
+                    order.name,
+                )
             self.start()
 
     # ------------------------------------------------------------ the system
 
     def start(self) -> None:
-        """Starts the servers on all nodes, where those of the actor before this one were not taken over. StartError."""
+        """Start the servers on all nodes, unless those of the previous actor continue. Raises StartError."""
         order = self._order
         settings = Settings.from_json(order.config["settings"])
         limit = time.monotonic() + order.seconds
@@ -118,22 +122,22 @@ class ControllerActor:
                 self._nodes = nodes
 
     def place(self, node: str) -> NodeSystem:
-        """Where a process on this node finds the system. StartError where it is not, or not in time."""
+        """Return where a process on this node finds the system. Raises StartError if it is not there in time."""
         system = self._running()
         if node == self._node:
             return NodeSystem(node, self._address, str(system.folder))
         with self._lock:
             nodes = self._nodes
         if nodes is None:
-            raise StartError(f"the system {self._order.name} is being started")
+            raise StartError(f"the system {self._order.name} is not up yet; try again")
         return nodes.place(node, self._order.seconds)
 
     def process(self) -> int:
-        """The number of the actor's process on its node."""
+        """Return the id of the actor's process on its node."""
         return os.getpid()
 
     def stop(self) -> None:
-        """Ends the servers. Idempotent; the actor itself is ended by who calls this."""
+        """Stop the servers. Idempotent. The caller ends the actor itself."""
         with self._lock:
             system, self._system = self._system, None
             asking, self._asking = self._asking, None
@@ -158,34 +162,35 @@ class ControllerActor:
         return NodeSpec(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
     def _options(self, settings: Settings) -> dict[str, Any]:
-        """Of the actors on other nodes."""
+        """Return the options of the actors on other nodes."""
         given = settings.ray_actor_options
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": CALLS_AT_ONCE}
         return {**options, **({"runtime_env": given["runtime_env"]} if "runtime_env" in given else {})}
 
     def _lose(self, node: str) -> None:
-        """A node is gone, and with it what lay in its storage units alone."""
+        """Report that a node is gone, so that values which only its storage units had are lost."""
         asking = self._asking
         if asking is not None:
             asking.ask(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
             reload_members(SystemFolder(self._running().folder))
 
     def drain_node(self, node: str, timeout: float | None = None) -> None:
-        """Moves all that lies on a node to others; returns when it holds nothing. timeout: seconds; None: no limit.
+        """Move everything on a node to other nodes. Returns when it has no block.
 
-        WaitTimeoutError past them; moving goes on. InvalidArgumentError where too few units would be left.
+        `timeout` is in seconds; None: no limit. Raises WaitTimeoutError after that time, while the drain continues, and
+        InvalidArgumentError if too few units would be left.
         """
         wait = LONGEST_SECONDS if timeout is None else timeout
         for unit in self._units_on(node):
             self._client().ask(Drain(unit, wait=wait), Done, wait + self._order.seconds)
 
     def _empty(self, node: str) -> None:
-        """A node is about to leave, and nobody waits for what is moved off it."""
+        """Begin to drain a node that is about to leave, without waiting for the end."""
         try:
             for unit in self._units_on(node):
                 self._client().ask(Drain(unit), Done)
         except TransferQueueError as error:
-            logger.error("what lies on node %s, which is about to leave, cannot be moved: %s", node, error)
+            logger.error("the blocks on node %s, which is about to leave, cannot be moved: %s", node, error)
 
     def _units_on(self, node: str) -> list[int]:
         units = self._client().ask(Topology(), TopologyReply).units
@@ -198,7 +203,7 @@ class ControllerActor:
     def _running(self) -> RunningSystem:
         with self._lock:
             if self._system is None:
-                raise StartError(f"the system {self._order.name} is not up: it is being started, or was stopped")
+                raise StartError(f"the system {self._order.name} is not up: it is starting, or was stopped")
             return self._system
 
     def _client(self) -> ControlClient:
@@ -211,7 +216,7 @@ class ControllerActor:
     # ------------------------------------------------------------ the contract
 
     def get_config(self) -> Any:
-        """The merged conf, a DictConfig: it pickles, and finds the system from any process of the node."""
+        """Return the merged conf, a DictConfig that can be pickled. With it, processes of the node find the system."""
         from omegaconf import OmegaConf
 
         conf = pickle.loads(self._order.conf)
@@ -219,25 +224,25 @@ class ControllerActor:
         return conf
 
     def list_partitions(self) -> list[str]:
-        """The names of all partitions, in order of creation."""
+        """Return the names of all partitions, in order of creation."""
         return list(self._client().ask(ListPartitions(), Done).value)
 
     def create_partition(self, partition_id: str) -> bool:
-        """Makes a partition; False if it exists."""
+        """Create a partition. Returns False if it exists."""
         return bool(self._client().ask(CreatePartition(partition_id, pre_alloc_sample_num()), Done).value)
 
     def clear_partition(self, partition_id: str) -> None:
-        """Drops a partition with its samples; an unknown one is fine."""
+        """Remove a partition with its samples. An unknown partition is ignored."""
         self._client().ask(ClearPartition(partition_id), Done)
 
     def register_sampler(self, sampler: object) -> None:
-        """This sampler deals from now on; what was dealt stays. SamplerError where it cannot be used."""
+        """Use this sampler from now on; dealt batches stay. Raises SamplerError if it cannot be used."""
         client = self._client()
         name = SamplerFiles(SystemFolder(self._running().folder).samplers).leave(dump(sampler, alone=True))
         client.ask(UseSampler(name), Done)
 
     def get_partition_snapshot(self, partition_id: str) -> PartitionSnapshot | None:
-        """What the partition holds, None if it is unknown. Of more than 4096 samples, each page is of one moment."""
+        """Return a snapshot of a partition; None if it is unknown. Each page of 4096 samples is of one moment."""
         for _ in range(TRIES):
             pages = self._pages(partition_id)
             if not pages:
@@ -247,7 +252,7 @@ class ControllerActor:
         return _snapshot(partition_id, [page for page in pages if page.known])
 
     def _pages(self, partition_id: str) -> list[SnapshotReply]:
-        """All pages; none of an unknown partition. The last is not known where it was dropped in between."""
+        """Return all pages; [] for an unknown partition. The last one is not `known` if the partition was dropped."""
         pages: list[SnapshotReply] = []
         request = TakeSnapshot(partition_id)
         while True:
@@ -260,35 +265,38 @@ class ControllerActor:
 
 
 class _Spread:
-    """How many storage units each node gets; of an external store the first has all. home: the controller's node.
+    """Spreads storage units over nodes. All units of an external store are on the controller's node, `home`.
 
-    StartError where there are too few for all copies of a value.
+    Raises StartError if there are too few units for all replicas of a value.
     """
 
     def __init__(self, settings: Settings, home: str) -> None:
         self._required = settings.ray_node_resource
         self._each = settings.num_data_storage_units is None
-        if settings.storage_backend != "SimpleStorage":  # one speaks for the store, wherever the bytes are
+        if settings.storage_backend != "SimpleStorage":  # one unit records the store's contents, wherever the bytes are
             self._each, self._planned, self.at_home = False, {}, settings.num_data_storage_units or 1
             return
         nodes = {node["NodeID"]: node["Resources"] for node in all_nodes()}
         able = sorted((node for node in nodes if self._is_able(nodes[node])), key=lambda node: (node != home, node))
         if not able:
-            raise StartError(f"no node of the cluster has the resource {self._required!r} (ray.node_resource)")
+            raise StartError(
+                f"no node of the cluster has the resource {self._required!r} (ray.node_resource); add it to a node, or "
+                f"change the setting"
+            )
         count = settings.num_data_storage_units or len(able)
         self._planned = {node: count // len(able) + (at < count % len(able)) for at, node in enumerate(able)}
         self.at_home = self._planned.get(home, 0)
         if count < settings.replicas:
             raise StartError(
-                f"backend.SimpleStorage.replicas is {settings.replicas}, and there would be one storage unit, on the "
-                f"one node that can have one: add nodes, or set backend.SimpleStorage.num_data_storage_units"
+                f"backend.SimpleStorage.replicas is {settings.replicas}, but there would be only one storage unit, "
+                f"because one node can have units: add nodes, or set backend.SimpleStorage.num_data_storage_units"
             )
 
     def _is_able(self, resources: dict[str, float]) -> bool:
         return self._required is None or resources.get(self._required, 0) > 0
 
     def on(self, node: str, resources: dict[str, float]) -> int:
-        """For a node that is there, or came later."""
+        """Return the number of units for a node, which may have been added later."""
         return self._planned.get(node, int(self._each and self._is_able(resources)))
 
 
@@ -313,7 +321,7 @@ def _snapshot(partition_id: str, pages: list[SnapshotReply]) -> PartitionSnapsho
 
 
 def _produced(page: SnapshotReply, fields: list[str]) -> np.ndarray:
-    """A page's columns where the whole has them: a field may have come after the page was taken."""
+    """Return the columns of a page in the order of `fields`, which may have been added after the page was taken."""
     out = np.zeros((len(page.rows) // 8, len(fields)), "i1")
     columns = [fields.index(name) for name in page.fields]
     out[:, columns] = np.frombuffer(page.produced, "i1").reshape(len(out), len(columns))

@@ -1,8 +1,8 @@
-"""The keeper of a RayStore with direct transport: blocks lie in registered memory of its own.
+"""The actor of a RayStore with direct transport: it stores blocks in its own registered memory.
 
-A writer offers its memory, and the keeper reads it at once, so that blocks outlive who has put them. A reader is
-offered the keeper's, reads it without the keeper taking part, and then asks whether what it has read was still there:
-who is killed in the middle leaves nothing behind. Whoever has no transport calls `keep` and `pieces`.
+A writer offers its memory, and the actor reads it at once, so that blocks outlive their writers. The actor offers its
+memory to a reader. The reader reads it without the actor, and then asks whether the blocks that it read were still
+there. So a reader that is killed leaves no state behind. Processes without the transport call `keep` and `pieces`.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ Wanted = Sequence[tuple[str, int, int]]  # (key, start, length) of each piece
 
 @dataclass(frozen=True)
 class RegisteredBlock:
-    """What is kept. stamp: of this content of the key. attempt: the writer's. extent: its number, in the arena."""
+    """A stored block."""
 
     memory: Bytes
     stamp: int
+    """Identifies this content of the key."""
     attempt: int
+    """The number of the writer's attempt."""
     extent: int | None = None
+    """The number of its extent in the arena; None if it is not in the arena."""
     offset: int = 0
+    """The offset of its extent."""
 
 
 def arena_bytes(capacity: int) -> int:
-    """Of blocks of `capacity` bytes together: an eighth more, as what is free does not lie in one piece."""
+    """Return the arena's size for blocks of `capacity` bytes: an eighth more, because free space is fragmented."""
     return round_up(capacity + capacity // 8)
 
 
 class DirectKeeperActor(BlockStore):
-    """A `BlockStore` whose blocks lie in memory that other processes read directly.
-
-    listens: see `BlockStore`. capacity: bytes of all blocks together. least: bytes from which a block is read directly.
-    """
+    """A `BlockStore` whose blocks are in memory that other processes read directly."""
 
     def __init__(self, listens: str, capacity: int, least: int = LEAST) -> None:
+        """Make a store for `capacity` bytes, of which blocks of at least `least` bytes are read directly."""
         super().__init__(listens)
         self._least = least
         self._stamps = itertools.count(1)
@@ -65,12 +67,12 @@ class DirectKeeperActor(BlockStore):
             self._failure = f"nixl cannot be used ({error}): {HOW}"
 
     def check(self) -> None:
-        """StartError where the transport or memory is not to be had."""
+        """Raise StartError if the transport or the memory is not available."""
         if self._failure:
             raise StartError(f"backend.RayStore.direct_transport: {self._failure}")
 
     def _nixl(self) -> NixlTransport:
-        """The transport, made when somebody first needs it, as it costs a core from then on."""
+        """Return the transport. It is created at its first use, because it takes a core from then on."""
         with self._making:
             if self._transport is None:
                 made = transport()
@@ -79,7 +81,7 @@ class DirectKeeperActor(BlockStore):
             return self._transport
 
     def keep(self, key: str, data: Bytes, attempt: int) -> bool:
-        """Keeps a copy; False where there is no room."""
+        """Store a copy of a block. Returns False if there is no space."""
         if data.nbytes < self._least:
             self._hold(key, RegisteredBlock(np.array(data), next(self._stamps), attempt))
             return True
@@ -91,17 +93,17 @@ class DirectKeeperActor(BlockStore):
         return True
 
     def fetch(self, key: str, nbytes: int, offer: Offer, attempt: int, within: float) -> str:
-        """Keeps what a writer offers. "", NO_ROOM, or why it could not be read within so many seconds."""
+        """Store the block that a writer offers. Returns "", NO_ROOM, or why it could not be read within this time."""
         block = self._lease(nbytes, attempt)
         if block is None:
             return NO_ROOM
         try:
             self._nixl().fetch(offer, self._arena, [(block.offset, nbytes)], within)
-        except TimeoutError as error:  # what is late may still arrive: the place is not used again
-            return f"nothing came from the writer: {error}"
-        except Exception as error:  # Ray's, or the library's
+        except TimeoutError as error:  # late bytes may still arrive, so this space is not used again
+            return f"the actor received nothing from the writer: {error}"
+        except Exception as error:  # an error of Ray or of the library
             self._let_go([block])
-            return f"the writer's memory cannot be read: {error}"
+            return f"the actor cannot read the writer's memory: {error}"
         self._hold(key, block)
         return ""
 
@@ -114,7 +116,7 @@ class DirectKeeperActor(BlockStore):
         return RegisteredBlock(memory, next(self._stamps), attempt, extent.number, extent.offset)
 
     def _hold(self, key: str, block: RegisteredBlock) -> None:
-        """An earlier attempt of the writer's that ends later than the one after it counts for nothing."""
+        """Store a block, unless a later attempt of its writer ended earlier."""
         with self._lock:
             there = self._held.get(key)
             stale = there is not None and there.attempt > block.attempt
@@ -137,7 +139,7 @@ class DirectKeeperActor(BlockStore):
         )
 
     def pieces(self, wanted: Wanted) -> tuple[Bytes, list[str]]:
-        """The bytes of all pieces whose key is there, one after the other; and the keys that are not."""
+        """Return the bytes of all pieces whose keys exist, one after the other; and the keys that do not exist."""
         while True:
             blocks, missing = self._find(wanted)
             parts = [blocks[key].memory[start : start + length] for key, start, length in wanted if key in blocks]
@@ -146,9 +148,9 @@ class DirectKeeperActor(BlockStore):
                 return found, missing
 
     def offer(self, wanted: Wanted) -> tuple[Offer | None, list[tuple[str, int]], list[str]]:
-        """The pieces, offered; what `changed` is to be asked when they were read; and the keys that are not there.
+        """Offer pieces. Returns the offer, the argument of `changed` for after the read, and the missing keys.
 
-        None where nothing is there, or a block is too small to lie where it can be offered.
+        The offer is None if no key exists, or if a block is too small to be in the arena.
         """
         blocks, missing = self._find(wanted)
         if not blocks or any(block.extent is None for block in blocks.values()):
@@ -158,7 +160,7 @@ class DirectKeeperActor(BlockStore):
             return offer, [(key, block.stamp) for key, block in blocks.items()], missing
 
     def changed(self, stamps: Sequence[tuple[str, int]]) -> list[str]:
-        """The keys of these whose block is another one, or gone."""
+        """Return the keys of these whose block was replaced or removed."""
         with self._lock:
             blocks = [(key, stamp, self._held.get(key)) for key, stamp in stamps]
         return [key for key, stamp, block in blocks if block is None or block.stamp != stamp]

@@ -23,21 +23,22 @@ from transfer_queue.ray_runtime.store_actors import end_keeper, start_keeper
 from transfer_queue.storage.stores.ray_direct import LEAST
 
 ACTOR = "TransferQueueController"
-NAMESPACE = "transfer_queue"  # where a conf names no other
-CALLS_AT_ONCE = 16  # of the actor's methods; one that waits holds up no other
-PAUSE = 0.05  # seconds between two looks at an actor whose system is being started
+NAMESPACE = "transfer_queue"  # if the conf has no other
+CALLS_AT_ONCE = 16  # of the actor's methods, so that one that waits does not delay the others
+PAUSE = 0.05  # seconds between two calls of an actor whose system is starting
 
 _ADDRESS = "TQ_ADDRESS"
 
 logger = logging.getLogger(__name__)
 
-_forked = False  # of a parent in which Ray may have run: Ray does not work in a forked child
+_forked = False
+"""Whether this process was forked from one in which Ray may have run. Ray does not work in such a child."""
 
 
 def is_used(runtime: str) -> bool:
-    """Whether a system of this process is Ray's. runtime: of the conf.
+    """Whether this process uses Ray, for a setting `runtime`.
 
-    "auto": where this process has initialised Ray, or RAY_ADDRESS is set.
+    With "auto" it does if it has initialized Ray, or if RAY_ADDRESS is set.
     """
     if runtime == "ray":
         return True
@@ -48,13 +49,13 @@ def is_used(runtime: str) -> bool:
 
 
 def _initialised() -> bool:
-    """Whether Ray runs in this process. Ray is not imported for that."""
+    """Whether Ray runs in this process. This does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and not _forked and bool(ray.is_initialized())
 
 
 def _ray() -> Any:
-    """Ray, initialised: with RAY_ADDRESS where the program has not done it. StartError where it cannot be."""
+    """Return Ray, initialized with RAY_ADDRESS if the program has not initialized it. Raises StartError on failure."""
     try:
         import ray
     except ImportError as error:
@@ -68,14 +69,17 @@ def _ray() -> Any:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            raise StartError(f"the Ray cluster at RAY_ADDRESS={address} cannot be joined: {error}") from error
+            raise StartError(
+                f"the Ray cluster at RAY_ADDRESS={address} cannot be joined: {error}; check the address, and that the "
+                f"cluster runs"
+            ) from error
     return ray
 
 
 class RaySystem(RunningSystem):
-    """A system that an actor holds, on the actor's node, as seen from a process there.
+    """A system that an actor holds, as seen from a process of the actor's node.
 
-    While a process is attached to it TQ_ADDRESS names it, so that the children of the process find it without Ray.
+    While a process is attached to it, TQ_ADDRESS names it, so that children of the process find it without Ray.
     """
 
     def __init__(self, found: RunningSystem, name: str | None, handle: Any, owned: bool, keeper: Any = None) -> None:
@@ -83,13 +87,14 @@ class RaySystem(RunningSystem):
         super().__init__(found._system, found.description, found.key, owner)
         self.name = name or ACTOR
         self._handle = handle
-        self._keeper = keeper  # of a RayStore; it ends with its handle
+        self._keeper = keeper
+        """The actor of a RayStore, which ends when its handle is freed."""
         self._named = owner is not None or environment.address() is None
         if self._named:
             environment.process_environment()[_ADDRESS] = str(self.folder)
 
     def leave(self) -> None:
-        """This process does not use the system any more."""
+        """Detach this process from the system."""
         self._withdraw_address()
 
     def _withdraw_address(self) -> None:
@@ -98,7 +103,7 @@ class RaySystem(RunningSystem):
             del variables[_ADDRESS]
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Ends the servers and the actor. Where Ray was shut down before, the actor has ended already."""
+        """Stop the servers and the actor. If Ray was shut down before, the actor has ended already."""
         if not _initialised():
             super().stop(timeout)
             return
@@ -108,7 +113,11 @@ class RaySystem(RunningSystem):
         try:
             ray.get(self._handle.stop.remote(), timeout=timeout + END_SECONDS)
         except ray.exceptions.RayError as error:
-            logger.warning("the actor of system %s cannot be asked to end it: %s", self.name, error)
+            logger.warning(
+                "the actor of system %s cannot be asked to stop it, so this process stops its servers: %s",
+                self.name,
+                error,
+            )
             super().stop(timeout)
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self._handle, no_restart=True)
@@ -119,10 +128,15 @@ def _actor_name(system: str | None) -> str:
 
 
 def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | None:
-    """The system that the cluster's actor of this name holds; None if there is none.
+    """Return the system of the cluster's actor of this name; None if there is none.
 
-    system: its name; None: TQ_ADDRESS, else TQ_SYSTEM, else the one without a name. seconds: for one that is being
-    started. AttachError where its actor does not say where it is.
+    Args:
+        system: The name. None: TQ_ADDRESS, else TQ_SYSTEM, else the system without a name.
+        namespace: The namespace of the actor.
+        seconds: The time for a system that is starting.
+
+    Raises:
+        AttachError: If the actor does not say where its system is.
     """
     if system is None and environment.address() is not None:
         found = find_local(None)
@@ -139,14 +153,16 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
 
 
 def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
-    """Where this node's processes find an actor's system, once it is up; None where the actor has ended."""
+    """Return where this node's processes find the system of an actor, once it is up; None if the actor has ended."""
     limit = time.monotonic() + seconds
     here = ray.get_runtime_context().get_node_id()
     while True:
         try:
             place: NodeSystem = ray.get(handle.place.remote(here), timeout=max(0.0, limit - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
-            raise AttachError(f"the actor {ACTOR} has not answered within {seconds:g} s") from error
+            raise AttachError(
+                f"the actor {ACTOR} did not respond within {seconds:g} s; see its log, or raise timeouts.start"
+            ) from error
         except (StartError, ray.exceptions.ActorUnavailableError) as error:
             if time.monotonic() > limit:
                 raise AttachError(f"the actor {ACTOR} has no system after {seconds:g} s: {error}") from error
@@ -154,24 +170,32 @@ def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
         except ray.exceptions.ActorDiedError:
             return None
         except ray.exceptions.RayError as error:
-            raise AttachError(f"the actor {ACTOR} cannot be asked where its system is: {error}") from error
+            raise AttachError(f"the actor {ACTOR} cannot say where its system is: {error}; see its log") from error
         else:
             return place
 
 
 def _at(place: NodeSystem) -> RunningSystem:
-    """The system at a place of this node."""
+    """Return the system at a place of this node."""
     found = find_local(place.folder)
     if found is None:
-        raise AttachError(f"the system of the actor {ACTOR} is not in {place.folder}: it has just ended")
+        raise AttachError(
+            f"the system of the actor {ACTOR} is not in {place.folder}: it has just ended; start it again"
+        )
     return found
 
 
 def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object | None) -> RunningSystem:
-    """The system of the settings' name; started if there is none, held by an actor on this node.
+    """Return the system of the settings' name; start it if there is none, held by an actor on this node.
 
-    conf: the merged DictConfig, for `get_config`. plain: see `start_local`. sampler: an object or class that the
-    settings do not name. StartError, and nothing is left of the attempt; it says what Ray lacks.
+    Args:
+        settings: The settings.
+        conf: The merged DictConfig, for `get_config`.
+        plain: See `config` of `start_local`.
+        sampler: An object or class that the settings do not name.
+
+    Raises:
+        StartError: If it does not start, with the resources that Ray lacks. Nothing of the system is left then.
     """
     ray = _ray()
     limit = time.monotonic() + settings.start_timeout
@@ -194,7 +218,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
                 return found
             if time.monotonic() > limit:
                 _without_keeper(ray, settings, plain)
-                raise StartError(f"the actor {options['name']} cannot be made: {error}") from error
+                raise StartError(f"the actor {options['name']} cannot be created: {error}") from error
             time.sleep(PAUSE)
     try:
         here = ray.get_runtime_context().get_node_id()
@@ -216,9 +240,9 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
 
 
 def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The same configuration; with what keeps the blocks of a RayStore, which is started here, and its handle.
+    """Start the actor of a RayStore. Returns the configuration with its address, and its handle.
 
-    The controller's actor does not own it, so that it lives on when that one is killed; it ends with the handle.
+    It does not belong to the controller's actor, so that it continues if that one is killed. It ends with the handle.
     """
     if settings.storage_backend != "RayStore":
         return plain, None
@@ -230,7 +254,9 @@ def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[d
             LEAST if given["direct_transport"] else 0,
         )  # fmt: skip
     except ray.exceptions.RayError as error:
-        raise StartError(f"the actor {name}, which keeps the blocks of RayStore, did not come up: {error}") from error
+        raise StartError(
+            f"the actor {name}, which stores the blocks of RayStore, did not come up: {error}; see the logs of Ray"
+        ) from error
     return {**plain, "settings": {**plain["settings"], "store_options": options}}, handle
 
 
@@ -255,7 +281,7 @@ def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:
 
 
 def _roll_back(ray: Any, handle: Any) -> None:
-    """Leaves nothing of a start that failed: the servers end with their actor's system."""
+    """Remove everything of a failed start. The servers end with the actor's system."""
     with contextlib.suppress(Exception):
         ray.get(handle.stop.remote(), timeout=END_SECONDS)
     with contextlib.suppress(Exception):
@@ -263,7 +289,7 @@ def _roll_back(ray: Any, handle: Any) -> None:
 
 
 def _what_lacks(ray: Any, options: dict[str, Any]) -> str:
-    """Why an actor does not come up, as far as Ray's resources tell, and what to do."""
+    """Return why an actor does not come up, judging by Ray's resources, and what to do."""
     wanted = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
     there = ray.available_resources()
     lacking = [

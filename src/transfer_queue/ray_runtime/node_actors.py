@@ -1,8 +1,8 @@
 """The nodes of a cluster other than the controller's: an actor on each starts a supervisor with storage units there.
 
-Every process of a node finds the system through the folder that this supervisor makes, whether it has units or not, and
-reads and writes its node's arenas as on the first node. Ray says which nodes there are, but tells nobody when that
-changes: `Nodes` looks every LOOK_SECONDS.
+Every process of a node finds the system through the folder that this supervisor creates, even if it has no units, and
+reads and writes its node's arenas as on the first node. Ray lists the nodes, but does not report changes: `Nodes`
+checks them every LOOK_SECONDS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transfer_queue.node.system.launcher import (
 from transfer_queue.node.system.launcher_protocol import NodeRole
 
 LOOK_SECONDS = 1.0
-FOLDERS = "ray-"  # with which the names of systems' folders begin
+FOLDERS = "ray-"  # the prefix of the names of systems' folders
 CALLS_AT_ONCE = 4  # of a node's actor
 
 logger = logging.getLogger(__name__)
@@ -34,30 +34,35 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeSystem:
-    """Where a system is to be found on a node. node: Ray's id of it; address: of it; folder: the system's, there."""
+    """Where a process of a node finds a system."""
 
     node: str
+    """The node's id in Ray."""
     address: str
+    """The node's address."""
     folder: str
+    """The system's folder on the node."""
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What is to run on a node. name: of the system's folder there. config: see `start_local`. key: the system's.
-
-    seconds: until it must be up. restart_seconds: for which it lives on after its actor was killed.
-    """
+    """The part of a system to run on a node."""
 
     name: str
+    """The name of the system's folder on the node."""
     config: dict[str, Any]
+    """See `start_local`."""
     key: bytes
+    """The system's key."""
     seat: NodeRole
     seconds: float
+    """Seconds until it must be up."""
     restart_seconds: float
+    """Seconds for which it continues after its actor was killed."""
 
 
 class NodeActor:
-    """One node's part of a system. It ends with the controller's actor, whose child it is."""
+    """One node's part of a system. The actor is a child of the controller's actor and ends with it."""
 
     def __init__(self, order: NodeSpec) -> None:
         self._order = order
@@ -83,7 +88,7 @@ class NodeActor:
             return str(self._system.folder)
 
     def stop(self) -> None:
-        """Ends the servers. Idempotent."""
+        """Stop the servers. Idempotent."""
         with self._lock:
             system, self._system = self._system, None
         if system is not None:
@@ -99,11 +104,7 @@ class _Node:
 
 
 class Nodes:
-    """The nodes of one system but its first, `home`; `look` keeps up with those of the cluster.
-
-    lost: told of a node that is gone; leaving: of one that Ray is about to take away. options: of their actors. units:
-    how many each node is to have, by its id and resources.
-    """
+    """The nodes of one system except its first, `home`. `look` compares them with those of the cluster."""
 
     def __init__(
         self,
@@ -114,21 +115,33 @@ class Nodes:
         lost: Callable[[str], None],
         leaving: Callable[[str], None],
     ) -> None:
+        """Make the list, which is empty at first.
+
+        Args:
+            home: The controller's node.
+            order: Makes the order for a node from its id, its address and its number of units.
+            units: Returns the number of units of a node, from its id and resources.
+            options: The options of the nodes' actors.
+            lost: Called with a node that is gone.
+            leaving: Called with a node that Ray is about to remove.
+        """
         self._home = home
         self._order = order
         self._units = units
         self._options = options
         self._lost = lost
         self._leaving = leaving
-        self._told: set[str] = set()  # of nodes that are about to leave
+        self._told: set[str] = set()
+        """Nodes that are about to leave, and were passed to `leaving`."""
         self._changed = threading.Condition()
         self._nodes: dict[str, _Node] = {}
         self._ended = False
 
     def begin(self, seconds: float, strict: bool) -> None:
-        """Starts what is to be on the nodes that there are, and keeps up with them from then on.
+        """Start the system's part on all current nodes, and on later ones as they appear.
 
-        seconds: until all of it must be up. strict: StartError where it is not, else the log says so.
+        `seconds` is the time in which all of them must be up. If one is not, it raises StartError if `strict` is set,
+        and only logs it otherwise.
         """
         self.look()
         limit = time.monotonic() + seconds
@@ -136,14 +149,14 @@ class Nodes:
             while any(node.folder is None and not node.failure for node in self._nodes.values()):
                 if not self._changed.wait(limit - time.monotonic()):
                     break
-            late = [node.failure or f"node {node.address}: not up within {seconds:g} s"
+            late = [node.failure or f"the system was not up on node {node.address} within {seconds:g} s"
                     for node in self._nodes.values() if node.folder is None]  # fmt: skip
         if late and strict:
             raise StartError("; ".join(late))
         threading.Thread(target=self._keep_up, name="look at nodes", daemon=True).start()
 
     def place(self, node: str, seconds: float) -> NodeSystem:
-        """Where a process on this node finds the system. StartError where it is not there in time."""
+        """Return where a process on this node finds the system. Raises StartError if it is not there in time."""
         self.look()
         limit = time.monotonic() + seconds
         with self._changed:
@@ -154,10 +167,10 @@ class Nodes:
                 if known is not None and known.failure:
                     raise StartError(known.failure)
                 if not self._changed.wait(limit - time.monotonic()):
-                    raise StartError(f"nothing of the system is up on node {node} after {seconds:g} s")
+                    raise StartError(f"the system was not up on node {node} within {seconds:g} s; see the logs of Ray")
 
     def look(self) -> None:
-        """Starts on nodes that are new, and says which are gone."""
+        """Start on new nodes, and report nodes that are gone."""
         there = {node["NodeID"]: node for node in all_nodes() if node["NodeID"] != self._home}
         with self._changed:
             if self._ended:
@@ -169,10 +182,10 @@ class Nodes:
                 if number not in self._nodes:
                     self._start(number, its["NodeManagerAddress"], its["Resources"])
         for node in gone:
-            logger.warning("node %s is gone", node)
+            logger.warning("node %s is gone; the values that only its storage units had are lost", node)
             self._lost(node)
         for node in leaving_nodes() & there.keys() - self._told:
-            logger.warning("node %s is about to leave", node)
+            logger.warning("node %s is about to leave; its blocks are moved to other nodes", node)
             self._told.add(node)
             self._leaving(node)
 
@@ -194,8 +207,10 @@ class Nodes:
         try:
             folder = ray.get(node.handle.start.remote(), timeout=seconds + END_SECONDS)
         except ray.exceptions.ActorUnschedulableError:
-            there = False  # a node that has just died is listed for some seconds more: until then `look` tries again
-            logger.warning("nothing can be started on node %s", node.address)
+            there = False  # Ray lists a dead node for some more seconds, in which `look` tries again
+            logger.warning(
+                "the system cannot be started on node %s, because Ray cannot run an actor there", node.address
+            )
         except Exception as error:
             failure = f"the system could not be started on node {node.address}: {getattr(error, 'cause', error)}"
             logger.error("%s", failure)
@@ -210,14 +225,14 @@ class Nodes:
             try:
                 self.look()
             except Exception:
-                logger.exception("Ray does not say which nodes there are")
+                logger.exception("the nodes of the cluster cannot be listed; this is tried again in %g s", LOOK_SECONDS)
 
     def _is_ended_within(self, seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._ended, seconds)
 
     def stop(self) -> None:
-        """Ends what runs on all of them."""
+        """Stop the system's part on all nodes."""
         import ray
 
         with self._changed:
@@ -234,14 +249,14 @@ class Nodes:
 
 
 def all_nodes() -> list[dict[str, Any]]:
-    """What Ray says of each node that is alive."""
+    """Return Ray's descriptions of all nodes that are alive."""
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def leaving_nodes() -> set[str]:
-    """The nodes that Ray has begun to drain, as before a preemption; none where this Ray does not say."""
+    """Return the nodes that Ray has begun to drain, for example before a preemption; none if this Ray has no list."""
     from ray._private.state import state
 
     asked = getattr(state, "get_draining_nodes", None)
@@ -249,5 +264,5 @@ def leaving_nodes() -> set[str]:
 
 
 def folder_name(system: str, node: str) -> str:
-    """The name of a system's folder on a node: another one on each, as nodes may share a machine."""
+    """Return the name of a system's folder on a node. It differs between nodes, because they may share a machine."""
     return f"{system}-{node[:8]}"

@@ -1,4 +1,4 @@
-"""Starts and ends the keeper of a RayStore, an actor on this node."""
+"""Starts and stops the actor of a RayStore on this node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,20 @@ CALLS_AT_ONCE = 16
 def start_keeper(
     ray: Any, name: str, namespace: str, detached: bool, seconds: float, capacity: int = 0, direct: int = 0
 ) -> tuple[Any, dict[str, Any]]:
-    """A keeper on this node; its handle, and what a `RayStore` is made with.
+    """Start the actor of a RayStore on this node. Returns its handle, and the arguments of `RayStore`.
 
-    capacity: bytes of all blocks; 0: as many as Ray has room for. direct: bytes from which on blocks go by Ray's direct
-    transport; all lie in memory of the keeper's own then; 0: none do. StartError where that is not to be had.
+    Args:
+        ray: The module.
+        name: The name of the actor.
+        namespace: Its namespace.
+        detached: It outlives this process.
+        seconds: The time in which it must be up.
+        capacity: Bytes of all blocks; 0: as many as Ray has space for.
+        direct: Bytes of the smallest block for Ray's direct transport, with which all blocks are in the actor's own
+            memory; 0: it is not used.
+
+    Raises:
+        StartError: If the actor cannot have the transport or the memory.
     """
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     context = ray.get_runtime_context()
@@ -27,11 +37,11 @@ def start_keeper(
     memory, there = arena_bytes(capacity) if direct else 0, ray.available_resources().get("memory", 0)
     if memory > there:
         raise StartError(
-            f"backend.RayStore.capacity of {capacity} takes {memory} bytes of memory, and Ray has {there:g} left that "
-            f"nobody has reserved: lower it, or start Ray with more memory"
+            f"backend.RayStore.capacity of {capacity} needs {memory} bytes of memory, but Ray has only {there:g} "
+            f"unreserved bytes: lower it, or start Ray with more memory"
         )
     if direct:
-        # told where the class is made: Ray 2.60 passes it over in `options`, and older releases do not know it
+        # set with the class, because Ray 2.60 ignores it in `options`; older releases do not know it
         kind = ray.remote(num_cpus=0, memory=memory, enable_tensor_transport=True)(DirectKeeperActor)
     else:
         kind = ray.remote(num_cpus=0)(KeeperActor)
@@ -48,15 +58,15 @@ def start_keeper(
         ray.get(keeper.check.remote(), timeout=seconds)
     except BaseException as error:
         end_keeper(ray, options)
-        if isinstance(error, StartError):  # of the actor's, with a traceback around it
+        if isinstance(error, StartError):  # the actor's error, wrapped in a traceback
             raise StartError(str(getattr(error, "cause", error))) from None
         raise
     return keeper, options
 
 
 def end_keeper(ray: Any, options: Mapping[str, Any]) -> None:
-    """Ends the keeper that a `RayStore` is made with, and all blocks with it."""
+    """End the actor of a `RayStore` with these arguments, and all its blocks."""
     try:
         ray.kill(ray.get_actor(options["actor"], namespace=options["namespace"]), no_restart=True)
     except (ValueError, KeyError, ray.exceptions.RayError):
-        return  # it has ended before
+        return  # it has already ended

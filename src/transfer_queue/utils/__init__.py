@@ -1,1 +1,1 @@
-"""Import paths that callers of this package rely on; nothing else lives here."""
+"""Modules whose import paths callers of this package rely on; no other code belongs here."""

@@ -1,7 +1,7 @@
 """Distributions that have files of the import name `transfer_queue`: two of them overwrite or hide each other.
 
-The PyPI package `TransferQueue` is another distribution over the same import name. A distribution of that name without
-files (`tools/make_compat_wheel`) does no harm.
+The PyPI package `TransferQueue` is another distribution with the same import name. A distribution of that name without
+files (`tools/make_compat_wheel`) is harmless.
 """
 
 from __future__ import annotations

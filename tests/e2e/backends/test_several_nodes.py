@@ -129,5 +129,5 @@ def test_a_node_that_joins_nothing_is_told() -> None:
     seat = NodeRole("node-1", LOOPBACK, 0, "127.0.0.1:9", "127.0.0.1:9")
     conf = {"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": MOONCAKE}}
     config = {"settings": Settings.from_config(conf).to_json()}
-    with pytest.raises(StartError, match=r"no Mooncake master answers at 127\.0\.0\.1:9"):
+    with pytest.raises(StartError, match=r"no Mooncake master responds at 127\.0\.0\.1:9"):
         start_local(f"alone-{uuid.uuid4().hex[:8]}", config, seat=seat, key=bytes(32))
