@@ -210,7 +210,7 @@ def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
     for client in clients:
         got = client.kv_batch_get(["k0", "k1", "k2"], "p")["x"]
         assert [len(value) for value in got] == [9, 10, 11]
-    assert "is lost" in log(lost)
+    assert "are lost" in log(lost)
     for client in clients[1:]:
         client.close()
 
