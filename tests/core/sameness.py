@@ -15,8 +15,7 @@ import numpy as np
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.reply_cache import ReplyCache
-from transfer_queue.core.state.state import State
+from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches

@@ -12,9 +12,8 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS, applies
 from transfer_queue.core.state import apply_leases, apply_puts, apply_units
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.reply_cache import ReplyCache
 from transfer_queue.core.state.restore import replace_state
-from transfer_queue.core.state.state import State
+from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.core.columns.intervals import IntervalSet
-from transfer_queue.core.state.reply_cache import ReplyCache
+from transfer_queue.core.state.state import ReplyCache
 from transfer_queue.messages.base import Done
 
 sequences = st.integers(1, 30)
