@@ -1,4 +1,4 @@
-# Every target sets up what it needs: .venv is made at the first use (tools/bootstrap).
+# Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
 .PHONY: help venv venv-of-demo compat demo test test-oldest ray namespaces backends fuzz soak chaos torn docs generate site site-tests contract contract-ray lint types bench bench-peer ci clean
@@ -12,30 +12,30 @@ EXAMPLES_FACTOR ?= 100
 
 help:
 	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
-	@echo "make test      the tests, in a process more than there are cores (4 at most; PROCESSES=1: in turn)"
+	@echo "make test      the tests, in one process more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
-	@echo "make namespaces  three nodes with networks of their own: speed across, and one killed in a run (needs root)"
+	@echo "make namespaces  three nodes in network namespaces: speed between them, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
-	@echo "make fuzz      new hostile input for every decoder, and changed requests; then the differential tests of the data path"
-	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of it)"
-	@echo "make soak      100,000 batches through one partition (8 minutes); fails where a process grows"
+	@echo "make fuzz      new invalid input for every decoder, and changed requests; then the differential tests of the data path"
+	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of that)"
+	@echo "make soak      100,000 batches through one partition (8 minutes); fails if a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain; then random puts and"
 	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows' runs only these)"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
 	@echo "make site      builds the documentation site in site/; open site/index.html"
-	@echo "make site-tests  builds it, and tests it in Chromium (of the system: apt-get install chromium)"
+	@echo "make site-tests  builds the site, and tests it in Chromium (of the system: apt-get install chromium)"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
-	@echo "make contract-ray  the same under Ray"
+	@echo "make contract-ray  the tests of the public contract under Ray"
 	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, the fault simulation and the benchmarks; pyright on user code"
-	@echo "make bench     the benchmarks, and docs/performance.md of their figures (20 minutes); one alone, without the page:"
+	@echo "make bench     runs the benchmarks and writes docs/performance.md (20 minutes); one alone, without the page:"
 	@echo "               .venv/bin/python -m benchmarks NAME"
-	@echo "make bench-peer  the same beside what a user would pick instead: Ray, and the PyPI package TransferQueue"
+	@echo "make bench-peer  the same, and measures alternatives: Ray, and the PyPI package TransferQueue"
 	@echo "make compat    builds the compatibility wheel of the distribution TransferQueue, which has no files, in dist/"
-	@echo "make ci        all of it, as CI does"
+	@echo "make ci        everything that CI runs"
 
 venv:
 	@tools/bootstrap dev
@@ -104,7 +104,7 @@ generate: venv
 	.venv/bin/python tools/make_tutorials.py
 	.venv/bin/python tools/make_diagrams.py
 
-# Tests of the contract that contradict API.md; where the two differ, API.md decides.
+# Tests of the contract that contradict API.md, which decides.
 # test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a
 # field may differ in numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
 CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
