@@ -1,5 +1,5 @@
 """Benchmarks of this repository, which the package does not contain: `python -m benchmarks`, run in a checkout.
 
-`suite` has a module for each benchmark, `harness` what they share, `peers` the programs that measure other systems in
-environments of their own. `performance` runs the benchmarks and writes docs/performance.md.
+`suite` has a module for each benchmark, `harness` has the code that they share, and `peers` has the programs that
+measure other systems in separate environments. `performance` runs the benchmarks and writes docs/performance.md.
 """

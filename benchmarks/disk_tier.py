@@ -1,7 +1,7 @@
-"""What the disk tier of SimpleStorage costs: `python benchmarks/disk_tier.py --path FOLDER` (20 s, and 1 GiB there).
+"""Measure the disk tier of SimpleStorage: `python benchmarks/disk_tier.py --path FOLDER` (20 s, writes 1 GiB there).
 
-Puts four times as much as fits into memory, with and without the tier, reads it back from both tiers, and says how much
-of the disk's file the kernel holds in memory meanwhile (by `fincore` of util-linux).
+The script puts four times as much as fits into memory, with and without the tier, reads it from both tiers, and prints
+how much of the file on disk the kernel keeps in memory meanwhile (by `fincore` of util-linux).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import transfer_queue as tq
 MIB = 1 << 20
 MEMORY, VALUE = 256, 4  # MiB
 COUNT = 4 * MEMORY // VALUE
-SETTLED = 8.0  # seconds after which nothing is written any more
+SETTLED = 8.0  # seconds until all writes to the disk have ended
 
 
 def begin(path: str, offload: bool) -> None:
-    """A system of its own, with or without the tier."""
+    """Start a separate system, with or without the tier."""
     bytes_ = MEMORY * MIB if offload else 2 * COUNT * VALUE * MIB
     storage = {"arena_bytes": bytes_, "offload": {"enabled": offload, "path": path}}
     tq.init({"system": {"name": "disk-tier"}, "runtime": "local", "backend": {"SimpleStorage": storage}})
@@ -53,7 +53,7 @@ def get(numbers: Sequence[int]) -> float:
 
 
 def get_rows(keys: Sequence[str]) -> float:
-    """Microseconds of the middle one."""
+    """Return the median time of a get of one row, in microseconds."""
     taken = []
     for key in keys:
         began = time.perf_counter()
@@ -63,16 +63,16 @@ def get_rows(keys: Sequence[str]) -> float:
 
 
 def held(path: str) -> int:
-    """MiB of the disk's file that the kernel holds in memory."""
+    """Return how much of the file on disk the kernel keeps in memory, in MiB."""
     files = [str(file) for file in Path(path).glob("*/unit-*/arena")]
     told = subprocess.run(["fincore", "-bno", "RES", *files], check=True, capture_output=True, text=True).stdout
     return sum(map(int, told.split())) // MIB
 
 
 def main() -> int:
-    """Prints the figures."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", help="a folder on the disk to measure; by default the one of temporary files")
+    parser.add_argument("--path", help="a folder on the disk to measure (default: the folder of temporary files)")
     parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)

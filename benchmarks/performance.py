@@ -1,9 +1,9 @@
-"""Runs the benchmarks and writes docs/performance.md with its figures.
+"""Run the benchmarks and write docs/performance.md with its figures.
 
     python -m benchmarks.performance [--peers] [--quick] [NAME ...]
 
 The results of each benchmark are kept in runs/bench, and the page is made of all results there: a benchmark that is run
-alone replaces its part. With --peers, what a user would pick instead is measured next to ours (see `tools/make_peers`).
+alone replaces its part. With --peers, alternatives that a user could choose are measured, too (see `tools/make_peers`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "bench"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "performance"
-PEER = "TransferQueue 0.1.11"  # whose figures stand beside the targets
+PEER = "TransferQueue 0.1.11"  # the peer whose figures are shown beside the targets
 TIMES = ("us", "ms", "s")
-DRAWN = 24  # rows of a figure, at most
+DRAWN = 24  # the maximum number of rows of a figure
 
 
 def machine() -> str:
@@ -44,7 +44,7 @@ def main() -> int:
     """Run benchmarks, keep their results, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="*", choices=[*NAMES, []], metavar="NAME", help="benchmarks to run (all)")
-    parser.add_argument("--peers", action="store_true", help="also measure what a user would pick instead")
+    parser.add_argument("--peers", action="store_true", help="also measure alternatives that a user could choose")
     parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
     parser.add_argument("--page", action="store_true", help="only write the page, from the results that were kept")
     options = parser.parse_args()
@@ -58,10 +58,10 @@ def main() -> int:
 
 
 def measure(names: list[str], quick: bool, beside: bool) -> None:
-    """Runs them, prints their tables, keeps what they gave."""
+    """Run benchmarks, print their tables, and keep their results."""
     RUNS.mkdir(parents=True, exist_ok=True)
     for each in names:
-        with peers() as asked:  # none is left running beside the next question
+        with peers() as asked:  # no peer is running during the next benchmark
             ((name, seconds, rows),) = results([each], Scale(quick, dict(asked) if beside else {}))
             print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
             found = document(name, quick, seconds, rows)
@@ -73,7 +73,7 @@ def measure(names: list[str], quick: bool, beside: bool) -> None:
 
 
 def page(kept: dict[str, dict[str, Any]]) -> str:
-    """All of it, and the figures that it shows."""
+    """Return the page, and write the figures that it shows."""
     parts = [INTRODUCTION, *_how(kept), "## Targets\n", _targets(kept)]
     for name, found in kept.items():
         asked = module(name)
@@ -136,7 +136,7 @@ def _targets(kept: dict[str, dict[str, Any]]) -> str:
 
 
 def _by_pace(row: dict[str, Any]) -> str:
-    """The target as it would have been set on this machine, and whether it is met; "" where no time says how fast."""
+    """Return the target scaled to this machine, and whether it is met; "" if no time of a peer is known."""
     peer, unit = row["peers"].get(PEER), row["unit"]
     if peer is None or row["then"] is None or unit not in (*RATES, *TIMES):
         return ""
@@ -160,7 +160,7 @@ def _rows(rows: list[dict[str, Any]]) -> str:
 
 
 def _drawn(name: str, rows: list[dict[str, Any]]) -> list[str]:
-    """A figure for each unit that some rows share; the most telling rows first: those with a target or a peer."""
+    """Draw a figure for each unit; rows with a target or a peer come first."""
     found = []
     for unit in dict.fromkeys(row["unit"] for row in rows):
         shown = [row for row in rows if row["unit"] == unit and row["ours"] > 0]

@@ -1,1 +1,1 @@
-"""What the benchmarks share: the runner, systems and processes, reference measurements, payloads, and the report."""
+"""The shared code of the benchmarks: runner, systems and processes, reference measurements, payloads, and report."""

@@ -1,4 +1,4 @@
-"""A controller's core alone, without processes and sockets, asked with requests that are made up."""
+"""Drives the core of a controller with synthetic requests, without processes and sockets."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EXTENT = 64 << 10  # bytes; the smallest that a client leases
 
 
 class Core:
-    """A controller with some storage units. `send` gives what one request took; work beside the loop is carried out.
+    """A controller with storage units. `send` measures one request; work beside the loop is done, too.
 
-    now: the virtual clock. work: processor seconds of the last work.
+    now: The virtual clock. work: The processor seconds of the last work beside the loop.
     """
 
     def __init__(self, sampler: BaseSampler | None = None, units: int = 1) -> None:
@@ -39,14 +39,14 @@ class Core:
         self.work = 0.0
         self._sequences: dict[str, int] = {}
         self._extents = 0
-        self._end = 0  # the first byte that no extent uses; the same in all units
-        self._open: dict[tuple[str, int], tuple[int, int, int]] = {}  # of (client, unit): extent, next byte, end
+        self._end = 0  # the first byte after all extents; the same in all units
+        self._open: dict[tuple[str, int], tuple[int, int, int]] = {}  # (client, unit) -> extent, next byte, end
         for unit in range(units):
             name = f"unit-{unit}"
             self.send(RegisterUnit(name, f"/{name}", name=name), name)
 
     def send(self, request: AnyRequest, client: str = "client") -> tuple[float, list[Effect]]:
-        """Processor seconds of the longest event that came of it, and the effects of all."""
+        """Handle a request; return the processor seconds of its longest event, and the effects of all events."""
         sequence = self._sequences[client] = self._sequences.get(client, 0) + 1
         envelope = RequestEnvelope(sequence, sequence - 1, request)
         began = time.thread_time()
@@ -75,7 +75,7 @@ class Core:
     def publish(
         self, rows: int, partition: str = "p", client: str = "client", unit: int = 0, **more: Any
     ) -> tuple[float, list[Effect]]:
-        """A put of new rows with all fields. Small ones share extents, as those of a client do."""
+        """Put new rows with all fields. Small blocks share extents, as with a real client."""
         nbytes = ROW_BYTES * rows
         extent, offset, end = self._open.get((client, unit), (0, 0, 0))
         if offset + nbytes > end:
@@ -87,27 +87,27 @@ class Core:
         return self.send(Publish(partition, rows, block=block, pre_allocate=0, **more), client)
 
     def fill(self, rows: int, partition: str = "p", put: int = 100_000) -> None:
-        """So many new rows, by puts of `put`."""
+        """Put `rows` new rows, `put` at a time."""
         for first in range(0, rows, put):
             self.publish(min(put, rows - first), partition)
 
     def consume(self, rows: np.ndarray, task: str, partition: str = "p") -> None:
-        """A task has consumed these rows."""
+        """Mark these rows as consumed by a task."""
         for part in np.array_split(rows, max(1, len(rows) // 100_000)):
             apply_record(self.controller.state, Dealt(partition, task, None, BATCH, [], part.astype("<i8").tobytes()))
 
 
 def claim(task: str = "train", fields: tuple[str, ...] = FIELDS, partition: str = "p", **more: Any) -> Claim:
-    """A claim of a batch."""
+    """Return a claim of a batch."""
     return Claim(partition, task, list(fields), more.pop("batch", BATCH), **more)
 
 
 def claimed(effects: list[Effect]) -> bytes:
-    """The rows that the replies name."""
+    """Return the rows that the replies name."""
     replies = [effect.reply for effect in effects if isinstance(effect, Send)]
     return b"".join(reply.rows for reply in replies if isinstance(reply, ClaimReply))
 
 
 def rows_of(effects: list[Effect]) -> int:
-    """How many these are."""
+    """Return the number of rows that the replies name."""
     return len(claimed(effects)) // 8

@@ -1,4 +1,4 @@
-"""What this machine can do, measured beside what we do; and what processes have used of it, from /proc."""
+"""Reference measurements of this machine, and the processor time and memory of processes from /proc."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-CHUNK = 1 << 20  # bytes that a raw socket is asked for at once
-MOST_COPIED = 512 << 20  # bytes of one measured memcpy; more is reckoned from it
+CHUNK = 1 << 20  # bytes of one transfer of a raw socket
+MOST_COPIED = 512 << 20  # bytes of one measured memcpy; the time of more bytes is extrapolated
 
 
 def clocked(act: Callable[..., Any], *arguments: Any) -> float:
-    """Seconds that a call took."""
+    """Return the seconds that a call took."""
     start = time.perf_counter()
     act(*arguments)
     return time.perf_counter() - start
 
 
 class Memcpy:
-    """Copies of so many bytes between warm memories, in one thread."""
+    """Copies of `nbytes` bytes between memory that was used before, in one thread."""
 
     def __init__(self, nbytes: int) -> None:
         copied = max(1, min(nbytes, MOST_COPIED))
@@ -31,22 +31,22 @@ class Memcpy:
         self._source, self._target = np.ones(copied, np.uint8), np.zeros(copied, np.uint8)
 
     def seconds(self) -> float:
-        """Of one copy."""
+        """Return the seconds of one copy."""
         return clocked(np.copyto, self._target, self._source) * self._factor
 
 
 class RawSocket:
-    """A UNIX socket to a process (`answer`) that gives as many bytes as it is asked for: nothing is encoded."""
+    """A UNIX socket to a process (`answer`) that sends the requested number of bytes, without encoding."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         while True:
-            with contextlib.suppress(OSError):  # the other process has just begun
+            with contextlib.suppress(OSError):  # the other process is still starting
                 self._socket.connect(path)
                 return
 
     def seconds(self, up: int, down: int) -> float:
-        """Of sending `up` bytes and receiving `down`, at least one."""
+        """Return the seconds of sending `up` bytes and receiving `down` bytes (at least one)."""
         body, into = up.to_bytes(8, "little") + max(1, down).to_bytes(8, "little") + bytes(up), bytearray(max(1, down))
         start = time.perf_counter()
         self._socket.sendall(body)
@@ -54,12 +54,12 @@ class RawSocket:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Ends the other side, too."""
+        """Close the socket. The other process ends, too."""
         self._socket.close()
 
 
 def answer(path: str) -> None:
-    """Serves one `RawSocket`, until it is closed."""
+    """Serve one `RawSocket` until it is closed."""
     head = bytearray(16)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -82,7 +82,7 @@ def _fill(sock: socket.socket, memory: memoryview) -> None:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Processor time that these processes have used until now, of all their threads that live."""
+    """Return the processor seconds that the living threads of these processes have used."""
     return sum(_ran(task) for pid in pids for task in _tasks(pid))
 
 
@@ -98,7 +98,7 @@ def _ran(task: Path) -> float:
 
 
 def memory_of(pid: int | str = "self") -> dict[str, int]:
-    """Bytes of a process: resident, anonymous, shared (mapped shared memory), peak (of resident) and pss."""
+    """Return the bytes of a process: resident, anonymous, shared (mapped shared memory), peak (of resident) and pss."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     lines += Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     values = {
@@ -109,5 +109,5 @@ def memory_of(pid: int | str = "self") -> dict[str, int]:
 
 
 def reset_peak(pid: int | str = "self") -> None:
-    """From here on `peak` begins anew."""
+    """Reset `peak` to the present resident memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")

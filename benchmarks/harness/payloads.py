@@ -1,6 +1,6 @@
-"""What the benchmarks put, and how whoever gets it knows that every byte of it came: both make it out of a seed.
+"""The payloads of the benchmarks. Writer and reader make them from the same seed, so the reader can compare every byte.
 
-Imports nothing of this package, so that other systems can be given the same.
+The module imports nothing of this package, so that other systems can be measured with the same payloads.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ class Payload:
 
     @property
     def name(self) -> str:
-        """As a row of a table has it."""
+        """Return the name for a row of a table."""
         if self.kind == "dense":
             return f"{self.rows} rows x {self.fields} x {self.width} f32"
         return f"{self.rows} rows, {self.kind}"
 
     @property
     def keys(self) -> list[str]:
-        """Of its rows."""
+        """Return the keys of the rows."""
         return [f"k{i}" for i in range(self.rows)]
 
 
 def make(payload: Payload, seed: int) -> TensorDict:
-    """The batch [rows]."""
+    """Return the batch [rows]."""
     return TensorDict({name: column(payload, name, seed) for name in names(payload)}, batch_size=[payload.rows])
 
 
 def names(payload: Payload) -> list[str]:
-    """Of its fields."""
+    """Return the names of the fields."""
     if payload.kind == "mixed":
         return ["dense", "ids", "mask", "logprobs", "reward", "text"]
     return [f"f{i}" for i in range(payload.fields)]
 
 
 def column(payload: Payload, name: str, seed: int) -> Any:
-    """One field: a tensor, a jagged tensor or a list."""
+    """Return one field: a tensor, a jagged tensor or a list."""
     if payload.kind == "objects":
         return _objects(payload.rows, seed) if name == "f0" else _texts(payload.rows, seed + int(name[1:]))
     if payload.kind == "dense":
@@ -65,7 +65,7 @@ def column(payload: Payload, name: str, seed: int) -> Any:
 
 
 def lengths(rows: int, mean: int, seed: int) -> np.ndarray:
-    """Log-normal, as answers of a model are, at least 1 and of this mean; int64 [rows]."""
+    """Return log-normal lengths, like those of a model's answers, at least 1 and with this mean; int64 [rows]."""
     drawn = np.exp(np.random.default_rng(seed).normal(0, 0.7, rows))
     found: np.ndarray = np.maximum(1, drawn * (mean / drawn.mean())).astype(np.int64)
     return found
@@ -92,7 +92,7 @@ def _objects(rows: int, seed: int) -> list[dict[str, Any]]:
 
 
 def nbytes(batch: TensorDict) -> int:
-    """Bytes of its values; of text its letters, of other objects those of their repr."""
+    """Return the bytes of the values. A text counts its characters, another object the characters of its repr."""
     total = 0
     for name in names_of(batch):
         value = batch.get(name)
@@ -105,12 +105,12 @@ def nbytes(batch: TensorDict) -> int:
 
 
 def names_of(batch: TensorDict) -> list[str]:
-    """The names of its fields."""
+    """Return the names of the fields."""
     return [str(name) for name in batch.keys()]  # noqa: SIM118 (iterating a TensorDict gives rows)
 
 
 def differences(got: TensorDict, payload: Payload, seed: int) -> list[str]:
-    """The fields that did not come, or not the same to the byte."""
+    """Return the names of the fields that are missing or whose bytes differ."""
     there = set(names_of(got))
     return [n for n in names(payload) if n not in there or not _same(got.get(n), column(payload, n, seed))]
 
@@ -126,7 +126,7 @@ def _same(got: Any, wanted: Any) -> bool:
 
 
 def _flat(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """All values, and the number of each row."""
+    """Return all values, and the length of each row."""
     if tensor.is_nested and tensor.layout == torch.jagged:
         return tensor.values().contiguous().view(-1), tensor.offsets().diff() * tensor.values()[:1].numel()
     rows = list(tensor.unbind()) if tensor.is_nested else None

@@ -1,4 +1,4 @@
-"""The peers, each a process of its own environment (`tools/make_peers`) that is asked beside ours."""
+"""The peers: other systems, each measured by a process in its own environment (`tools/make_peers`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END_SECONDS = 60.0
 
 
 class Peer:
-    """One of them; started when it is first asked."""
+    """The process of one peer, which is started at the first measurement."""
 
     def __init__(self, name: str) -> None:
         folder, module = PEERS[name]
@@ -26,10 +26,10 @@ class Peer:
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, question: str, case: dict[str, Any]) -> dict[str, float] | None:
-        """Its figures; None where it cannot do this, or fails, which is told on stderr."""
+        """Return the figures of the peer; None if it does not support the case, or fails (with a message on stderr)."""
         if self._process is None:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("TQ_")}
-            environment["PYTHONPATH"] = str(ROOT)  # also of the processes that Ray starts
+            environment["PYTHONPATH"] = str(ROOT)  # also for the processes that Ray starts
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
             )
@@ -57,7 +57,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peers() -> Iterator[dict[str, Peer]]:
-    """All of them, by name."""
+    """Yield all peers by name, and end their processes afterwards."""
     made = {name: Peer(name) for name in PEERS}
     try:
         yield made

@@ -10,11 +10,11 @@ LINE, LEFT, WIDTH, TOP = 22, 430, 420, 64  # pixels
 COLORS = ("#c2410c", "#7c3aed", "#15803d")  # of peers
 
 Marks = Mapping[str, float]
-"""ours, and, where there are, reference, target, and peers by their names."""
+"""The values of a row: "ours" and, if they exist, "reference", "target" and peers by their names."""
 
 
 def dots(title: str, unit: str, rows: Sequence[tuple[str, Marks]]) -> str:
-    """An SVG in which each row has its marks: ours, what it stands against, the target, and peers."""
+    """Return an SVG in which each row has its marks: our figure, the reference, the target, and peers."""
     values = [value for _, marks in rows for value in marks.values() if value > 0]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     high = max(high, low + 1)

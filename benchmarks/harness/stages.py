@@ -1,7 +1,7 @@
-"""A training step's work, as made up for `pipeline`: how long each stage takes for which samples, and the least a step
-can take. Imports nothing of this package, so that other systems can be given the same.
+"""The synthetic training step of `pipeline`: the time of each stage for its samples, and the lower bound of a step.
 
-Work is slept, not computed: it stands for accelerators, and leaves the processors to what passes the samples on.
+A stage sleeps instead of computing: it stands for an accelerator, and leaves the processors to the system that passes
+the samples on. The module imports nothing of this package, so that other systems can be measured with the same step.
 """
 
 from __future__ import annotations
@@ -17,48 +17,52 @@ PROMPT = 200  # tokens
 
 @dataclass(frozen=True)
 class Step:
-    """Of a training: prompts, answers a prompt (group), micro-batches a rank, ranks; mean tokens of an answer.
-
-    rollout, reference, update: seconds a token; reward: seconds a sample.
-    """
+    """A training step."""
 
     prompts: int = 64
     group: int = 8
+    """The number of answers to each prompt."""
     micro_batches: int = 4
+    """The number of micro-batches of each rank."""
     ranks: int = 4
     tokens: int = 1000
+    """The mean number of tokens of an answer."""
     rollout: float = 3e-4
+    """Seconds for each token."""
     reward: float = 1e-3
+    """Seconds for each sample."""
     reference: float = 1e-6
+    """Seconds for each token."""
     update: float = 4e-6
+    """Seconds for each token."""
 
     @property
     def samples(self) -> int:
-        """Of the whole step."""
+        """Return the number of samples of the step."""
         return self.prompts * self.group
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one."""
+        """Return the number of samples of a micro-batch."""
         return self.samples // (self.micro_batches * self.ranks)
 
     def lengths(self, seed: int) -> np.ndarray:
-        """Tokens of each answer, log-normal; int64 [prompts, group]."""
+        """Return the tokens of each answer, log-normal; int64 [prompts, group]."""
         drawn = np.exp(np.random.default_rng(seed).normal(0, 0.7, (self.prompts, self.group)))
         return np.maximum(1, drawn * (self.tokens / drawn.mean())).astype(np.int64)  # type: ignore[no-any-return]
 
     def rolled_out(self, seed: int) -> list[tuple[float, int]]:
-        """(seconds after the start, prompt) in the order in which whole groups come."""
+        """Return (seconds after the start, prompt) in the order in which complete groups are ready."""
         done = self.lengths(seed).max(axis=1) * self.rollout
         return sorted((float(at), prompt) for prompt, at in enumerate(done))
 
     def answer(self, seed: int, prompt: int, member: int) -> torch.Tensor:
-        """Tokens, int64; they tell which sample it is."""
+        """Return tokens, int64, which identify the sample."""
         length = int(self.lengths(seed)[prompt, member])
         return torch.arange(length) + (prompt * self.group + member)
 
     def ideal(self, seed: int) -> float:
-        """Seconds of a step in which nothing costs but the work, and each stage begins what it can at once."""
+        """Return the seconds of a step if only the work takes time, and each stage starts as early as possible."""
         lengths, ready = self.lengths(seed), []
         reward = reference = 0.0
         for at, prompt in self.rolled_out(seed):
@@ -75,7 +79,7 @@ class Step:
         return max(free)
 
     def in_turn(self, seed: int) -> float:
-        """Seconds of a step in which each stage waits for all of the one before, and nothing else costs."""
+        """Return the seconds of a step if only the work takes time, and each stage waits for the previous one."""
         lengths = self.lengths(seed)
         tokens = float(lengths.sum())
         shares = lengths.reshape(self.ranks, -1).sum(axis=1)
@@ -84,5 +88,5 @@ class Step:
 
 
 def score(answer: torch.Tensor) -> float:
-    """What the reward stage says of an answer."""
+    """Return the reward of an answer."""
     return float(answer[0] % 97) + len(answer) / 1000

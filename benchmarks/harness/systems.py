@@ -1,4 +1,4 @@
-"""Systems of the benchmarks' own, beside any that run already, and processes that do what they are told."""
+"""Starts separate systems for the benchmarks, and worker processes that call functions on request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 
-logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # warns of itself at the first jagged tensor
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # it logs a warning at the first jagged tensor
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["transfer_queue.interface", "benchmarks.harness.payloads"])
 
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[str]:
-    """A runtime folder of this run's own, in which no system is to be found yet; removed at the end."""
+    """Use a new, empty runtime folder, which is removed at the end."""
     environment = process_environment()
     names = ("TQ_RUNTIME_DIR", "TQ_ADDRESS", "TQ_SYSTEM")
     before = {name: environment.pop(name) for name in names if name in environment}
@@ -55,13 +55,13 @@ class System:
         self.pids = {name: int(numbers[-1]) for name, numbers in found.items() if numbers}
 
     def cpu(self) -> float:
-        """Processor seconds that its servers have used until now."""
+        """Return the processor seconds that the servers have used."""
         return cpu_seconds(list(self.pids.values()))
 
 
 @contextlib.contextmanager
 def system(conf: dict[str, Any] | None = None, sampler: object | None = None) -> Iterator[System]:
-    """A system with these settings, in a folder of its own; stopped at the end."""
+    """Start a system with these settings in its own folder, and stop it at the end."""
     with own_folder():
         settings = Settings.from_config(conf)
         config = {"settings": settings.to_json(), "conf": {}}
@@ -75,7 +75,7 @@ def system(conf: dict[str, Any] | None = None, sampler: object | None = None) ->
 
 
 class Worker:
-    """A process that has imported everything, has met no system yet, and does what it is told."""
+    """A process that has imported all modules, is not attached to a system yet, and calls functions on request."""
 
     def __init__(self, address: str | None = None) -> None:
         self._pipe, theirs = _context.Pipe()
@@ -86,27 +86,31 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the id of the process."""
         assert self._process.pid is not None
         return self._process.pid
 
     def begin(self, act: Callable[..., Any], *arguments: Any) -> None:
-        """Has it call a function of a module; `result` is to follow."""
+        """Start a call of a module's function in the process; `result` returns the outcome."""
         self._pipe.send((act, arguments))
 
     def result(self) -> Any:
-        """What the call gave, or the next thing that it tells (`tell`). RuntimeError with its words where it failed."""
+        """Return the result of the call, or the next value that it sends with `tell`.
+
+        Raises:
+            RuntimeError: The call failed. The message has its traceback.
+        """
         words, value = self._pipe.recv()
         if words is not None:
             raise RuntimeError(f"a benchmark's process failed:\n{words}")
         return value
 
     def has_told(self) -> bool:
-        """Whether `result` has something at once; waits a moment for it."""
+        """Return whether `result` would return at once, after a short wait."""
         return self._pipe.poll(0.0005)
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """`begin` and `result`."""
+        """Call a function in the process and return its result."""
         self.begin(act, *arguments)
         return self.result()
 
@@ -128,14 +132,14 @@ class Worker:
 
 @contextlib.contextmanager
 def workers(count: int, address: str | None = None) -> Iterator[list[Worker]]:
-    """Some of them."""
+    """Start `count` workers, and end them afterwards."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Worker(address)) for _ in range(count)]
 
 
 @contextlib.contextmanager
 def raw_socket() -> Iterator[RawSocket]:
-    """A bare connection to another process."""
+    """Open a bare connection to another process."""
     with tempfile.TemporaryDirectory(prefix="tqb-", dir="/tmp") as folder, Worker() as other:
         path = f"{folder}/bare"
         other.begin(answer, path)
@@ -151,18 +155,18 @@ _told: list[Connection] = []
 
 
 def tell(value: Any) -> None:
-    """In a worker: gives something to who called, before the call ends."""
+    """In a worker: send a value to the caller before the call ends."""
     _told[0].send((None, value))
 
 
 def asked() -> bool:
-    """In a worker: whether the next call waits already, so that one without an end of its own is to end."""
+    """In a worker: return whether the next call was requested, so that an endless call must end."""
     return _told[0].poll()
 
 
 def _obey(pipe: Connection, address: str | None) -> None:
     environment = process_environment()
-    for name in ("TQ_RUNTIME_DIR", "TQ_ADDRESS", "TQ_SYSTEM"):  # the server that forked us may have older ones
+    for name in ("TQ_RUNTIME_DIR", "TQ_ADDRESS", "TQ_SYSTEM"):  # the fork server may have older values
         environment.pop(name, None)
     if address is not None:
         environment["TQ_ADDRESS"] = address

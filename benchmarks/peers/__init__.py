@@ -1,1 +1,1 @@
-"""Programs that measure other systems, each run in an environment of its own (`tools/make_peers`)."""
+"""Programs that measure other systems, each in its own environment (`tools/make_peers`)."""

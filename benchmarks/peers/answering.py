@@ -1,7 +1,7 @@
-"""How a peer is asked: a line of JSON with a question and a case, a line with figures (or null where it cannot).
+"""The protocol of a peer: a request is a JSON line with a question and a case, the reply a line with figures or null.
 
-Runs in the peer's own environment, which does not have this package. `benchmarks.harness.payloads` and `stages`, which
-both sides use, import nothing of it.
+The module runs in the peer's own environment, which does not have this package. `benchmarks.harness.payloads` and
+`stages`, which both sides use, import nothing of the package.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PROCESSES = 2  # of a peer's clients; each takes five seconds of processor time 
 
 
 def threads(work: Callable[[int], float], count: int) -> float:
-    """The sum of what so many threads give, each told its number."""
+    """Return the sum of the results of `count` threads; each calls `work` with its number."""
     with ThreadPoolExecutor(count) as pool:
         return sum(pool.map(work, range(count)))
 
 
 def team(known: list[Any], kind: Any, count: int) -> list[Any]:
-    """So many actors that are ready: those that are known, and further ones, which take seconds to start."""
+    """Return `count` actors that are ready: the known ones, and new ones, which take seconds to start."""
     import ray
 
     known += [kind.remote() for _ in range(count - len(known))]
@@ -33,7 +33,7 @@ def team(known: list[Any], kind: Any, count: int) -> list[Any]:
 
 
 def serve(answers: dict[str, Callable[..., dict[str, float] | None]]) -> None:
-    """Answers until stdin ends. What is printed meanwhile goes to stderr."""
+    """Answer requests until stdin ends. Prints of the peer go to stderr."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

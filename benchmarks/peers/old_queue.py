@@ -1,4 +1,4 @@
-"""The PyPI package TransferQueue 0.1.11, a black box: its public calls alone, from Ray actors as its users do."""
+"""Measures the PyPI package TransferQueue 0.1.11 by its public calls, from Ray actors as its users call it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Other:
         tq.init()
 
     def ready(self) -> bool:
-        """It has started."""
+        """Return when the actor has started."""
         return True
 
     def get(self, keys: list[str], partition: str, case: dict[str, Any], seed: int) -> float:
-        """Seconds of a get; it compares every byte."""
+        """Return the seconds of a get, and compare every byte."""
         start = time.perf_counter()
         value = tq.kv_batch_get(keys=keys, partition_id=partition)
         seconds = time.perf_counter() - start
@@ -39,7 +39,7 @@ class Other:
         return seconds
 
     def puts(self, act: str, seconds: float, name: str, clients: int) -> float:
-        """Small puts or updates of a tag, a second, of so many threads."""
+        """Return the small puts or tag updates per second of `clients` threads."""
         row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
         until = time.monotonic() + seconds
 
@@ -56,7 +56,7 @@ class Other:
         return threads(one, clients)
 
     def yields(self, config: Any, batches: int, rows: int) -> list[float]:
-        """When each batch came, of the monotonic clock."""
+        """Return the time at which each batch arrived, by the monotonic clock."""
         dataset = tq.StreamingDataset(
             config=config, batch_size=rows, micro_batch_size=rows, data_fields=["x", "y"], partition_id="wake",
             task_name="train", dp_rank=0,
@@ -70,7 +70,7 @@ class Other:
 
 
 def kv(rounds: int, **case: Any) -> dict[str, float]:
-    """Milliseconds of a put and a get."""
+    """Return the milliseconds of a put and a get."""
     payload = payloads.Payload(**case)
     (other,), puts, gets = team(TEAM, Other, 1), [], []
     for seed in range(rounds + 1):
@@ -84,7 +84,7 @@ def kv(rounds: int, **case: Any) -> dict[str, float]:
 
 
 def small(act: str, clients: int, seconds: float) -> dict[str, float]:
-    """Puts of rows, or updates of tags, a second of some clients."""
+    """Return the puts of rows, or tag updates, per second of some clients."""
     others = team(TEAM, Other, min(clients, PROCESSES))
     each = clients // len(others)
     ray.get([other.puts.remote(act, 0.2, f"warm-{clients}-{i}", each) for i, other in enumerate(others)])
@@ -94,7 +94,7 @@ def small(act: str, clients: int, seconds: float) -> dict[str, float]:
 
 
 def claims(rows: int, batch: int) -> dict[str, float] | None:
-    """Milliseconds of a claim among so many rows."""
+    """Return the milliseconds of a claim among `rows` rows."""
     if rows > 200_000:
         return None
     client, partition = tq.get_client(), f"claims-{rows}"
@@ -112,12 +112,12 @@ def claims(rows: int, batch: int) -> dict[str, float] | None:
 
 
 def wakeup(rows: int, batches: int) -> dict[str, float]:
-    """Milliseconds from a put's return to the yield of a loader that waits; the first one starts it."""
+    """Return the milliseconds from the return of a put to the yield of a waiting loader, which the first put starts."""
     client, (other,) = tq.get_client(), team(TEAM, Other, 1)
     promise = other.yields.remote(CONFIG, batches, rows)
     returned = []
     for number in range(batches):
-        time.sleep(1.4 + 0.13 * number % 1.0)  # its loader looks once a second: puts come at any time of that second
+        time.sleep(1.4 + 0.13 * number % 1.0)  # its loader polls once a second: puts are spread over that second
         values = {"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}
         client.put(TensorDict(values, batch_size=[rows]), partition_id="wake")
         returned.append(time.monotonic())
@@ -126,7 +126,7 @@ def wakeup(rows: int, batches: int) -> dict[str, float]:
 
 
 def balance(lengths: list[int], k: int, equal: bool) -> dict[str, float]:
-    """Milliseconds, and the largest load over the mean."""
+    """Return the milliseconds, and the largest load divided by the mean."""
     from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions
 
     start = time.thread_time()
@@ -137,7 +137,7 @@ def balance(lengths: list[int], k: int, equal: bool) -> dict[str, float]:
 
 
 def memory() -> dict[str, float]:
-    """MB of its idle servers, which are Ray's actors that are none of ours, without what they share."""
+    """Return the MB, without shared memory, of its idle servers: the Ray actors that this program has not started."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         words = (process / "cmdline").read_bytes()
@@ -148,7 +148,7 @@ def memory() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    # its actors reserve a core each, and would wait for ever on a small machine
+    # each of its actors reserves a core, and would wait forever on a small machine
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
     began = time.perf_counter()
     CONFIG = tq.init()

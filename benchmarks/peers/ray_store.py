@@ -1,4 +1,4 @@
-"""Ray's object store, as a driver would use it: `ray.put` here, `ray.get` in an actor, every page read."""
+"""Measures Ray's object store as a driver uses it: `ray.put` here, `ray.get` in an actor, and a read of every page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEAM: list[Any] = []
 
 
 def touched(value: Any) -> int:
-    """Reads a byte of every page of every tensor in it."""
+    """Read a byte of every page of every tensor in the value."""
     total = 0
     for name in payloads.names_of(value):
         tensor = value.get(name)
@@ -31,11 +31,11 @@ class Other:
     """Another process."""
 
     def ready(self) -> bool:
-        """It has started."""
+        """Return when the actor has started."""
         return True
 
     def get(self, refs: list[Any], case: dict[str, Any], seed: int) -> float:
-        """Seconds of a get; it compares every byte."""
+        """Return the seconds of a get, and compare every byte."""
         start = time.perf_counter()
         value = ray.get(refs[0])
         touched(value)
@@ -45,7 +45,7 @@ class Other:
         return seconds
 
     def puts(self, seconds: float, clients: int) -> float:
-        """Small puts a second of so many threads."""
+        """Return the small puts per second of `clients` threads."""
         row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
         until = time.monotonic() + seconds
 
@@ -77,14 +77,14 @@ class Other:
         return {"prompt": prompts, "answer": answers, "logprobs": [answer.float() for answer in answers]}
 
     def update(self, step: Any, batch: dict[str, Any]) -> int:
-        """A stage: all micro-batches of a rank."""
+        """Run a stage: all micro-batches of a rank."""
         for first in range(0, len(batch["answer"]), step.micro_batch):
             time.sleep(sum(map(len, batch["answer"][first : first + step.micro_batch])) * step.update)
         return len(batch["answer"])
 
 
 def kv(rounds: int, **case: Any) -> dict[str, float]:
-    """Milliseconds of a put and a get."""
+    """Return the milliseconds of a put and a get."""
     (other,), puts, gets = team(TEAM, Other, 1), [], []
     for seed in range(rounds + 1):
         batch = payloads.make(payloads.Payload(**case), seed)
@@ -97,7 +97,7 @@ def kv(rounds: int, **case: Any) -> dict[str, float]:
 
 
 def small(act: str, clients: int, seconds: float) -> dict[str, float] | None:
-    """Small puts a second of some clients. It has no tags."""
+    """Return the small puts per second of some clients. Ray's store has no tags."""
     if act != "put":
         return None
     others = team(TEAM, Other, min(clients, PROCESSES))
@@ -108,7 +108,7 @@ def small(act: str, clients: int, seconds: float) -> dict[str, float] | None:
 
 
 def pipeline(steps: int, **case: Any) -> dict[str, float]:
-    """A step driven by one process: stage after stage, each given all samples through the store."""
+    """Run a step that one process drives: stage after stage, each with all samples from the store."""
     step, took = stages.Step(**case), []
     others = team(TEAM, Other, 3 + step.ranks)
     for seed in range(steps + 1):

@@ -42,13 +42,13 @@ def lognormal(generator: np.random.Generator, n: int) -> np.ndarray:
 
 
 def bimodal(generator: np.random.Generator, n: int) -> np.ndarray:
-    """Nine short answers for one long chain of thought."""
+    """Return nine short answers for each long chain of thought."""
     short, long = generator.normal(300, 50, n), generator.normal(12000, 1000, n)
     return np.where(generator.random(n) < 0.9, short, long)
 
 
 def pareto(generator: np.random.Generator, n: int) -> np.ndarray:
-    """A tail without end."""
+    """Return lengths with an unbounded tail."""
     return 200 * (1 + generator.pareto(1.2, n))
 
 
@@ -58,13 +58,13 @@ DRAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def lengths_of(kind: str, n: int) -> np.ndarray:
-    """Whole numbers of 16..32768 tokens."""
+    """Return whole numbers of tokens from 16 to 32768."""
     lengths: np.ndarray = np.clip(DRAWS[kind](np.random.default_rng(0), n), 16, 32768).astype(np.int64)
     return lengths
 
 
 def timed(work: Callable[[], T], rounds: int) -> tuple[float, T]:
-    """Milliseconds, the median, and the result."""
+    """Return the median time in milliseconds, and the result."""
     times = []
     for _ in range(rounds):
         start = time.thread_time()
@@ -74,7 +74,7 @@ def timed(work: Callable[[], T], rounds: int) -> tuple[float, T]:
 
 
 def run(scale: Scale) -> list[Row]:
-    """All of it."""
+    """Run all measurements."""
     sizes = scale.pick(SIZES, [(64, 4)])
     rows = [row for n, k in sizes for row in _balancing(scale, n, k)]
     rows += [row for n in scale.pick((8192, 100_000), (64,)) for row in _packing(n)]
@@ -108,7 +108,7 @@ def _balancing(scale: Scale, n: int, k: int) -> list[Row]:
 
 def _check(parts: Sequence[Any], n: int) -> None:
     if sorted(int(item) for part in parts for item in part) != list(range(n)):
-        raise AssertionError("balancing has lost items, or dealt some twice")
+        raise AssertionError("balancing has lost items, or used some twice")
 
 
 def _packing(n: int) -> list[Row]:
@@ -125,7 +125,7 @@ def _packing(n: int) -> list[Row]:
 
 
 def _long_deal(scale: Scale, size: int) -> Row:
-    """The longest event of the core while all rows are dealt to all ranks, beside the deal within the loop."""
+    """Measure the longest event of the core in a deal of all rows to all ranks; reference: a deal within the loop."""
     groups, ranks = scale.pick((8192, 128), (64, 4))
     inside, _ = _deal(groups, ranks, size, 1 << 60)
     longest, work = _deal(groups, ranks, size, batch_selection.LONG)
@@ -134,7 +134,7 @@ def _long_deal(scale: Scale, size: int) -> Row:
 
 
 def _deal(groups: int, ranks: int, size: int, long: int) -> tuple[float, float]:
-    """(the longest event, the work beside the loop) in milliseconds; best of three."""
+    """Return (the longest event, the work beside the loop) in milliseconds; best of three."""
     before, batch_selection.LONG = batch_selection.LONG, long
     best = (float("inf"), 0.0)
     try:

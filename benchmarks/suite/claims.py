@@ -1,8 +1,8 @@
-"""What does a claim cost, however many rows, ready sets, tasks and partitions there are, and whichever sampler deals?
+"""What does a claim cost, depending on rows, ready sets, tasks, partitions and the sampler?
 
-Through a client, beside an empty round trip; and in the controller's core alone, beside the same claim among few rows,
-where consumption can be arranged: in gaps, or all but the far end. Twenty ready sets (5 tasks x 4 sets of fields) are
-kept up all the while.
+Measured through a client, compared with an empty round trip; and in the controller's core alone, compared with the same
+claim among few rows. In the core, rows are consumed with gaps, or except for the end of the partition. Twenty ready
+sets (5 tasks x 4 sets of fields) are kept all the time.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ THEN = {1000: 0.84, 131_072: 23.6}  # rows -> ms of the peer's claim
 
 
 class ListSampler(BaseSampler):
-    """As a user may write one: it wants a list of everything that is ready."""
+    """A sampler as users may write it: it needs a list of all ready rows."""
 
     def sample(self, ready_indexes: Sequence[int], batch_size: int, *_: Any, **__: Any) -> tuple[list[int], list[int]]:
-        """The first ones of the list."""
+        """Return the first rows of the list."""
         chosen = list(ready_indexes)[:batch_size]
         return chosen, chosen
 
 
 def run(scale: Scale) -> list[Row]:
-    """All of it."""
+    """Run all measurements."""
     sizes = scale.pick((1000, 131_072, 10_000_000), (1000, 5000))
     with system() as queue:  # noqa: F841 (it is the current one)
         rows = _through_a_client(scale, sizes)
@@ -82,7 +82,7 @@ def _through_a_client(scale: Scale, sizes: Sequence[int]) -> list[Row]:
         meta = client.get_meta(list(FIELDS), BATCH, "p", task_name=TASKS[0])
         indexes = torch.tensor(meta.global_indexes)
         if not torch.equal(client.get_data(meta)["x"].long(), indexes - indexes[0] + _claimed(len(took))):
-            raise AssertionError("a claim gave other rows than those that come next")
+            raise AssertionError("a claim returned other rows than the next ones")
         found.append(against(
             f"claim of {BATCH} of {rows:,} rows by a client", "ms", statistics.median(took), statistics.median(trips),
             "empty round trip", target=0.08, then=THEN.get(rows), more=quantiles(took, 1.0),
@@ -92,12 +92,12 @@ def _through_a_client(scale: Scale, sizes: Sequence[int]) -> list[Row]:
 
 
 def _claimed(claims: int) -> int:
-    """Rows that the first task has had before the last claim: one for each set of fields, and the batches."""
+    """Return the number of rows that the first task has received before the last claim."""
     return len(FIELD_SETS) + claims * BATCH
 
 
 def patterns(rows: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Name, and what is consumed."""
+    """Yield a name, and the consumed rows."""
     every = np.arange(rows)
     yield "nothing consumed", every[:0]
     yield "every other row consumed", every[::2]
@@ -105,7 +105,7 @@ def patterns(rows: int) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def ready_sets(core: Core, number: int) -> None:
-    """Has so many ready sets built, for five tasks."""
+    """Build `number` ready sets, for five tasks."""
     for task, fields in list(product(TASKS, FIELD_SETS))[:number]:
         core.controller.state.partitions["p"].ready_set(task, fields)
 
@@ -128,18 +128,18 @@ def _in_the_core(sizes: Sequence[int], rounds: int) -> list[Row]:
 
 
 def _some(core: Core, count: int = 7) -> list[float]:
-    """Seconds of claims one after the other, each of which must be met."""
+    """Return the seconds of claims one after the other, each of which must be answered."""
     found = []
     for _ in range(count):
         took, effects = core.send(claim(TASKS[0]))
         if rows_of(effects) != BATCH:
-            raise AssertionError(f"a claim of {BATCH} rows gave {rows_of(effects)}")
+            raise AssertionError(f"a claim of {BATCH} rows returned {rows_of(effects)}")
         found.append(took)
     return found
 
 
 def _among_many(cases: Sequence[tuple[int, int]]) -> list[Row]:
-    """A claim, and a put of one row, where many tasks each have a ready set, and there are many partitions."""
+    """Measure a claim, and a put of one row, with a ready set for each of many tasks, and with many partitions."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for tasks, partitions in cases:
         core = Core()
@@ -183,7 +183,7 @@ def _by_sampler(sizes: Sequence[int], rounds: int) -> list[Row]:
 
 
 def _dealt(sampler: BaseSampler, levels: int, rows: int, rounds: int) -> tuple[float, float]:
-    """Microseconds of the first claim and of later ones."""
+    """Return the microseconds of the first claim and of later ones."""
     core, draw = Core(sampler), np.random.default_rng(0)
     for first in range(0, rows, 4096):
         count = min(4096, rows - first)

@@ -1,7 +1,7 @@
 """What does it cost to encode columns as bytes and decode them, compared with a memcpy of the same bytes?
 
 A block is encoded and written into memory, and gathered out of it: all of it, half of its rows in random order, and
-rows that are blocks of their own.
+rows of which each is a separate block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUESTION = "What does it cost to encode columns as bytes and decode them, compar
 
 
 def reply_of(blocks: list[tuple[int, EncodedBlock]], types: list[FieldType], places: np.ndarray) -> LookupReply:
-    """A lookup's reply for blocks of one schema in one arena; places: [rows, (block, slot)]."""
+    """Return the reply of a lookup for blocks of one schema in one arena; places: [rows, (block, slot)]."""
     dims = sorted({block.dims for _, block in blocks})
     number = {value: position for position, value in enumerate(dims)}
     columns = [
@@ -44,7 +44,7 @@ def reply_of(blocks: list[tuple[int, EncodedBlock]], types: list[FieldType], pla
 
 
 def field_type(name: str, column: object) -> FieldType:
-    """As the controller would tell it."""
+    """Return the type of a field as the controller would report it."""
     if not isinstance(column, torch.Tensor):
         return FieldType(name, "object", "object", 1, None, 1, False)
     ragged = column.is_nested
@@ -63,7 +63,7 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _beside(what: str, nbytes: int, rounds: int, work: Callable[[], object]) -> Row:
-    """Rounds of the work, each beside a memcpy; the first, which touches memory, does not count."""
+    """Measure rounds of the work, each with a memcpy. The first round, which uses new memory, is not counted."""
     copy = Memcpy(nbytes)
     took = [(clocked(work) * 1e3, copy.seconds() * 1e3) for _ in range(rounds + 1)][1:]
     ours, plain = ([pair[i] for pair in took] for i in (0, 1))
@@ -71,7 +71,7 @@ def _beside(what: str, nbytes: int, rounds: int, work: Callable[[], object]) -> 
 
 
 def _check(got: TensorDict, batch: TensorDict, order: np.ndarray) -> None:
-    """Compares what was gathered with the rows that it was to be."""
+    """Compare the gathered rows with the expected ones."""
     for name in payloads.names_of(batch):
         one, other = got.get(name), batch.get(name)
         if isinstance(other, torch.Tensor):
@@ -81,7 +81,7 @@ def _check(got: TensorDict, batch: TensorDict, order: np.ndarray) -> None:
             values = other.tolist()
             same = one.tolist() == [values[i] for i in order.tolist()]
         if not same:
-            raise AssertionError(f"other bytes were gathered than were written, in {name}")
+            raise AssertionError(f"the gathered bytes of {name} differ from the written ones")
 
 
 def _one_row(rounds: int) -> list[Row]:
@@ -102,7 +102,7 @@ def _types(batch: TensorDict) -> list[FieldType]:
 
 
 def _whole(payload: Payload, rounds: int) -> list[Row]:
-    """A batch as one block: all of it, and half of it in random order."""
+    """Measure a batch as one block: all of it, and half of it in random order."""
     batch, rows = payloads.make(payload, 1), payload.rows
     block = encode_columns(batch, rows)
     arena = np.zeros(block.nbytes, np.uint8)
@@ -124,7 +124,7 @@ def _whole(payload: Payload, rounds: int) -> list[Row]:
 
 
 def _singles(payload: Payload, rounds: int) -> list[Row]:
-    """The same rows as blocks of one row, gathered in random order."""
+    """Measure the same rows as blocks of one row, gathered in random order."""
     batch = payloads.make(payload, 1)
     names = payloads.names_of(batch)
     blocks = [encode_row({name: batch.get(name)[row] for name in names}) for row in range(payload.rows)]

@@ -1,6 +1,7 @@
 """What does the journal cost small puts?
 
-Systems of each durability run at once and are asked in turn, so that what else the machine does meets all alike.
+Systems of each durability run at the same time and are measured in turn, so that other load of the machine affects all
+of them equally.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DURABILITIES = ("none", "async", "sync")
 
 
 def puts(until: float) -> int:
-    """Puts until then; how often. What was put last is compared."""
+    """Put until a point in time; return the number of puts. The last values are compared."""
     torch.set_num_threads(1)
     client = tq.get_client()
     mine = client.client_id
@@ -31,13 +32,13 @@ def puts(until: float) -> int:
         tq.kv_put(str(count), mine, {"x": torch.arange(4.0) + count}, tag={"n": count})
         count += 1
     if count and not torch.equal(tq.kv_batch_get(str(count - 1), mine)["x"].values(), torch.arange(4.0) + count - 1):
-        raise AssertionError("other values came than were put")
+        raise AssertionError("the values of the get differ from those of the put")
     client.clear_partition(mine)
     return count
 
 
 def run(scale: Scale) -> list[Row]:
-    """One client, and some."""
+    """Measure one client and several."""
     seconds, rounds, most = scale.pick((0.4, 9, 4), (0.1, 1, 1))
     rates: dict[tuple[int, str], list[float]] = {}
     with own_folder(), contextlib.ExitStack() as stack:
@@ -63,7 +64,7 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _rate(workers: list[Worker], seconds: float) -> float:
-    """Puts a second of these clients together."""
+    """Return the puts per second of these clients together."""
     until = time.monotonic() + seconds
     for worker in workers:
         worker.begin(puts, until)

@@ -1,8 +1,8 @@
 """How fast are puts, gets in another process, and clears of batches?
 
-Each round puts here, gets in a process that has done so before, in some rounds also in a fresh one, compares every
-byte, and clears. Beside each stands a memcpy of as many bytes in one thread, or, for small ones, a bare socket that
-carries as many.
+Each round puts here, gets in a process that has made gets before, in some rounds also in a new process, compares every
+byte, and clears. Each is compared with a memcpy of the same number of bytes in one thread, or, for small payloads, with
+a bare socket that transfers them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUESTION = "How fast are puts, gets in another process, and clears of batches?"
 NOTE = """Peers run at most three rounds, and not with 2 GiB, which takes them half a minute and costs as much for each
 byte as 288 MiB (measured before: put and get took Ray 4.6 and 4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
 PEER_ROUNDS = 3
-LARGE = 1 << 20  # bytes from which memcpy is the measure, and not a socket
+LARGE = 1 << 20  # from this number of bytes on, the reference is a memcpy and not a socket
 
 
 class Case(NamedTuple):
@@ -62,7 +62,7 @@ QUICK = [
 
 
 class Got(NamedTuple):
-    """Of a get: seconds, processor seconds of the process, and which fields were wrong."""
+    """The result of a get: seconds, processor seconds of the process, and the names of wrong fields."""
 
     seconds: float
     cpu: float
@@ -70,7 +70,7 @@ class Got(NamedTuple):
 
 
 def get(partition: str, payload: Payload, seed: int) -> Got:
-    """Gets a batch and compares it. Runs in the reader."""
+    """Get a batch and compare it. Runs in the reader."""
     keys, client = payload.keys, tq.get_client()
     cpu, start = time.process_time(), time.perf_counter()
     batch = client.kv_batch_get(keys, partition)
@@ -78,20 +78,20 @@ def get(partition: str, payload: Payload, seed: int) -> Got:
     return Got(seconds, used, payloads.differences(batch, payload, seed))
 
 
-# where a get leaves its values, as `ways_out` tells them
+# the destinations of a get, in the order of the results of `ways_out`
 WAYS = ("got into memory given back before", "got into fresh memory", "read where it lies, a byte of every page")
 
 
 def ways_out(partition: str, payload: Payload, times: int) -> list[list[tuple[float, float]]]:
-    """For each of WAYS, seconds of so many gets, each with those of a copy into a fresh `torch.empty`.
+    """Return for each of WAYS the seconds of `times` gets, each with those of a copy into a new `torch.empty`.
 
-    A batch cannot be had without a copy: the last way, which reads the unit's memory without asking anybody, is what
-    one would cost at best. Runs in the reader.
+    A get always makes a copy. The last way, which reads the unit's memory without any request, is a lower bound for a
+    get without a copy. Runs in the reader.
     """
     keys, client, kept = payload.keys, tq.get_client(), []
     source = torch.ones(payloads.nbytes(payloads.make(payload, 0)), dtype=torch.uint8)
     assert client._state is not None
-    arena = client._state.arena(0)  # all of the payload lies in it, from near its beginning on
+    arena = client._state.arena(0)  # it contains the whole payload, from near its start on
 
     def get() -> TensorDict:
         return client.kv_batch_get(keys, partition)
@@ -105,14 +105,14 @@ def ways_out(partition: str, payload: Payload, times: int) -> list[list[tuple[fl
     def beside(act: Callable[[], object]) -> list[tuple[float, float]]:
         return [(clocked(act), clocked(copied)) for _ in range(times)]
 
-    get()  # leaves memory for the next one
+    get()  # leaves memory for the next get
     again = beside(get)
-    kept.append(get())  # takes the last that there is
+    kept.append(get())  # takes the last kept memory
     return [again, beside(lambda: kept.append(get())), beside(read)]
 
 
 class Round(NamedTuple):
-    """Seconds of one round, and of what stands beside each."""
+    """The seconds of one round, and of its references."""
 
     put: float
     get: float
@@ -141,7 +141,7 @@ ROWS = ("put", "get", "first get", "clear")
 
 
 def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> list[Row]:
-    """The rows of one case, as named in ROWS."""
+    """Return the rows of one case."""
     payload = case.payload
     nbytes = payloads.nbytes(payloads.make(payload, 0))
     large = nbytes >= LARGE
@@ -159,7 +159,7 @@ def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> lis
 
 
 def _way(way: str, name: str, rounds: list[Round], words: str, target: float | None, then: float | None) -> Row:
-    """The row of all puts, or of all gets."""
+    """Return the row of all puts, or of all gets."""
     ours = [getattr(each, way) * 1e3 for each in rounds]
     beside = [getattr(each, f"beside_{way}") * 1e3 for each in rounds]
     cpu = {f"{who}cpu_us": statistics.median(each.cpu[who + way] for each in rounds) * 1e6 for who in ("", "servers_")}
@@ -187,13 +187,13 @@ def _round(case: Case, number: int, nbytes: int, queue: System, bare: RawSocket,
 
 def _check(got: Got, payload: Payload) -> None:
     if got.wrong:
-        raise AssertionError(f"{payload.name}: the reader got other bytes than were put, in {got.wrong}")
+        raise AssertionError(f"{payload.name}: the bytes of the get differ from those of the put in {got.wrong}")
 
 
 def _first_gets(
     case: Case, nbytes: int, queue: System, bare: RawSocket, copy: Memcpy
 ) -> tuple[list[float], list[float]]:
-    """Seconds of the first get of so many fresh processes, and what stands beside each."""
+    """Return the seconds of the first get of new processes, and of the references."""
     tq.kv_batch_put(case.payload.keys, "fresh", payloads.make(case.payload, 7))
     seconds, beside = [], []
     for _ in range(case.fresh):
@@ -207,7 +207,7 @@ def _first_gets(
 
 
 def _destinations(payload: Payload, reader: Worker) -> list[Row]:
-    """Where a get leaves its values makes a difference."""
+    """Measure gets with different destinations."""
     tq.kv_batch_put(payload.keys, "kept", payloads.make(payload, 1))
     rows = []
     for way, found in zip(WAYS, reader.do(ways_out, "kept", payload, 4), strict=True):

@@ -1,7 +1,7 @@
 """What does a batch cost on its way from a loader's worker to the process that trains, and how soon do workers end?
 
-Of 64 rows in 16 micro-batches: sent whole and cut by the receiver, as StreamingDataLoader does; as one list of
-micro-batches; and one by one. Beside each stands cutting alone.
+A batch has 64 rows in 16 micro-batches. It is sent whole and cut by the receiver, as StreamingDataLoader does; as one
+list of micro-batches; and one by one. Each is compared with cutting alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMS = ("whole", "as a list", "one by one")
 
 
 def batch() -> tuple[TensorDict, BatchMeta]:
-    """About 1 MiB in four ragged columns and a dense one."""
+    """Return about 1 MiB in four ragged columns and a dense one."""
 
     def ragged(dtype: torch.dtype) -> torch.Tensor:
         rows = [torch.ones(512 + row, dtype=dtype) for row in range(ROWS)]
@@ -46,12 +46,12 @@ def batch() -> tuple[TensorDict, BatchMeta]:
 
 
 def cut(item: tuple[TensorDict, BatchMeta]) -> list[Any]:
-    """The micro-batches of a batch."""
+    """Return the micro-batches of a batch."""
     return list(chunk_batch_fn(*item, micro_batch_size=MICRO))
 
 
 class Sent(IterableDataset[Any]):
-    """Batches in some form."""
+    """Batches in one of the forms."""
 
     def __init__(self, form: str, count: int) -> None:
         self._form, self._count = form, count
@@ -70,7 +70,7 @@ def as_it_is(item: Any) -> Any:
 
 
 def run(scale: Scale) -> list[Row]:
-    """All forms, and an end."""
+    """Measure all forms, and the end of workers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         count = scale.pick(100, 3)
@@ -84,7 +84,7 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _crossing(form: str, count: int) -> float:
-    """Milliseconds from one batch to the next, the worker making them as fast as it can."""
+    """Return the milliseconds from one batch to the next, if the worker makes them as fast as it can."""
     items = iter(DataLoader(Sent(form, count + 1), batch_size=None, num_workers=1, collate_fn=as_it_is))
     take: Callable[[], list[Any]] = lambda: next(items)  # noqa: E731
     if form == "whole":
@@ -99,12 +99,12 @@ def _crossing(form: str, count: int) -> float:
             found.append(seconds)
         (parts,) = got
         if sum(len(data) for data, _ in parts) != ROWS or float(parts[0][0]["ids"].values().sum()) != 512 * MICRO + 6:
-            raise AssertionError("micro-batches came with other values than were sent")
+            raise AssertionError("the values of received micro-batches differ from those that were sent")
     return statistics.median(found) * 1e3
 
 
 def _ending() -> float:
-    """Seconds that `del loader` takes."""
+    """Return the seconds that `del loader` takes."""
     with system() as queue:
         client = tq.get_client()
         client.create_partition("p")

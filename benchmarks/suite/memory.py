@@ -1,7 +1,8 @@
 """How much memory do a payload byte, a row and an idle system take, and how fast does a system start?
 
-Peaks are of resident memory while 288 MiB (and a mixed batch) are put by one process and got by another, over what
-each had before. The state of a row is the slope of anonymous memory between two sizes, in a process of its own.
+Peaks are of resident memory while one process puts 288 MiB (and a mixed batch) and another one gets them, minus the
+memory that each had before. The state of a row is the slope of anonymous memory between two sizes, in a separate
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ QUICK_PAYLOADS = [Payload("mixed", 64, 6, 100)]
 
 
 def run(scale: Scale) -> list[Row]:
-    """All of it."""
+    """Run all measurements."""
     rows = []
     with system() as queue:
         rows += _idle(queue)
@@ -48,11 +49,11 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _idle(queue: System) -> list[Row]:
-    """Of servers that have served one put and one get."""
+    """Measure servers that have served one put and one get."""
 
     tq.kv_put("a", "p", {"x": torch.arange(4)})
     if tq.kv_batch_get("a", "p")["x"].values().tolist() != [0, 1, 2, 3]:
-        raise AssertionError("other values came than were put")
+        raise AssertionError("the values of the get differ from those of the put")
     pids = {**queue.pids, "supervisor": queue.running.description.pid}
     found = {name: memory_of(pid) for name, pid in pids.items()}
     private = {name: each["resident"] - each["shared"] for name, each in found.items()}
@@ -64,20 +65,20 @@ def _idle(queue: System) -> list[Row]:
 
 
 def put(payload: Payload) -> dict[str, float]:
-    """Puts; peak bytes of this process above what it had with the values, and shared ones. Runs in a worker."""
+    """Put; return the peak bytes of this process beyond its memory with the values, and shared bytes. In a worker."""
     tq.kv_put("first", "warm", {"x": 1})
     batch = payloads.make(payload, 1)
     return _over(lambda: tq.kv_batch_put(payload.keys, "peak", batch))
 
 
 def get(payload: Payload) -> dict[str, float]:
-    """Gets; the same."""
+    """Get; return the same as `put`."""
     tq.kv_batch_get("first", "warm")
     got = []
     found = _over(lambda: got.append(tq.kv_batch_get(payload.keys, "peak")))
     wrong = payloads.differences(got[0], payload, 1)
     if wrong:
-        raise AssertionError(f"the reader got other bytes than were put, in {wrong}")
+        raise AssertionError(f"the bytes of the get differ from those of the put in {wrong}")
     return found
 
 
@@ -91,7 +92,7 @@ def _over(act: Callable[[], object]) -> dict[str, float]:
 
 
 def _peaks(queue: System, payload: Payload) -> list[Row]:
-    """Bytes a payload byte of each process, above what it had before. shared: mapped pages of the arena in it."""
+    """Measure the memory of each process for each byte of payload. shared: Mapped pages of the arena in it."""
     nbytes = payloads.nbytes(payloads.make(payload, 1))
     before = {name: memory_of(pid) for name, pid in queue.pids.items()}
     for pid in queue.pids.values():
@@ -112,7 +113,7 @@ def _peaks(queue: System, payload: Payload) -> list[Row]:
 
 
 def grown(keyed: bool, put: int, small: int, large: int) -> float:
-    """Bytes of anonymous memory a row, between two sizes. Runs in a worker of its own."""
+    """Return the bytes of anonymous memory for each row, between two sizes. Runs in a new worker."""
     core, size = Core(), 0
     sizes = []
     for goal in (small, large):
@@ -144,7 +145,7 @@ def _state(scale: Scale) -> list[Row]:
 
 
 def first_put(folder: str) -> tuple[float, float]:
-    """Seconds of `init()`, and until the first put had returned. Runs in a worker that has met no system."""
+    """Return the seconds of `init()`, and those until the first put has returned. Runs in a new worker."""
     process_environment()["TQ_RUNTIME_DIR"] = folder
     begin = time.perf_counter()
     tq.init()
@@ -156,7 +157,7 @@ def first_put(folder: str) -> tuple[float, float]:
 
 
 def _startup(scale: Scale) -> Row:
-    """From `init()` to the first put in a process that has imported all, beside the bare imports of the servers."""
+    """Measure from `init()` to the first put, without imports of this process; reference: the servers' imports."""
     ours, imports, ups = [], [], []
     environment = {**process_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     bare = [sys.executable, "-c", "import transfer_queue.node.supervisor"]

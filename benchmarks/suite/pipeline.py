@@ -1,8 +1,9 @@
-"""How long does a training step take whose stages stream, beside the least it could, and where does the time go?
+"""How long does a training step take whose stages stream, compared with the lower bound, and where is the time spent?
 
-Rollout, reward, reference and four update ranks are processes. Rollout puts each prompt's answers when they are done;
-reward and reference add a field as they come; each rank takes its micro-batches when they are whole. The work is
-slept (`work/stages.py`). The least is reckoned from the same work as if passing samples on cost nothing.
+Rollout, reward, reference and four update ranks are processes. Rollout puts each prompt's answers when they are
+finished; reward and reference add a field to each answer; each rank gets its micro-batches when they are complete. The
+processes sleep instead of working (`harness/stages.py`). The lower bound is computed from the same work, as if passing
+samples on took no time.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ Spent = dict[str, float]  # seconds: "wait" for samples and get them, "work", "p
 
 
 def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Rows of different lengths."""
+    """Return rows of different lengths as one column."""
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 class Clock:
-    """Adds up what the time was spent on."""
+    """Sums the time by kind of activity."""
 
     def __init__(self) -> None:
         self.spent: Spent = {"wait": 0.0, "work": 0.0, "put": 0.0}
         self._last = time.monotonic()
 
     def was(self, kind: str) -> None:
-        """The time since the last call was spent on this."""
+        """Count the time since the last call for this kind."""
         now = time.monotonic()
         self.spent[kind] += now - self._last
         self._last = now
 
     def ended(self) -> Spent:
-        """All, and when it ended."""
+        """Return all sums, and the time of the end."""
         return {**self.spent, "end": self._last}
 
 
 def rollout(step: Step, seed: int, begin: float) -> Spent:
-    """Puts whole groups when they are done."""
+    """Put complete groups when they are finished."""
     client, partition = tq.get_client(), f"step-{seed}"
     time.sleep(max(0.0, begin - time.monotonic()))
     clock = Clock()
@@ -75,12 +76,12 @@ def _stream(task: str, batch: int, fields: list[str], seed: int, rank: int = 0) 
 
 
 def reward(step: Step, seed: int, begin: float) -> Spent:
-    """Adds a score to each answer."""
+    """Add a score to each answer."""
     return _adds(step, seed, begin, "reward")
 
 
 def reference(step: Step, seed: int, begin: float) -> Spent:
-    """Adds a number to each token."""
+    """Add a number to each token."""
     return _adds(step, seed, begin, "reference")
 
 
@@ -101,7 +102,7 @@ def _adds(step: Step, seed: int, begin: float, name: str) -> Spent:
 
 
 def update(step: Step, seed: int, begin: float, rank: int) -> tuple[Spent, list[int]]:
-    """Takes micro-batches, and compares them in the end; also the samples that it had."""
+    """Get micro-batches, and compare them at the end; also return the samples of this rank."""
     time.sleep(max(0.0, begin - time.monotonic()))
     clock, kept = Clock(), []
     fields = ["prompt", "answer", "logprobs", "reward", "reference"]
@@ -116,7 +117,7 @@ def update(step: Step, seed: int, begin: float, rank: int) -> tuple[Spent, list[
 
 
 def _checked(step: Step, seed: int, data: TensorDict) -> list[int]:
-    """Which samples these are; AssertionError where a value is another than was put."""
+    """Return the numbers of the samples. Raises AssertionError if a value differs from the one that was put."""
     lengths, had = step.lengths(seed), []
     columns = (list(data[name].unbind()) for name in ("prompt", "answer", "logprobs", "reward", "reference"))
     for prompt, answer, logprobs, given, known in zip(*columns, strict=True):
@@ -129,13 +130,13 @@ def _checked(step: Step, seed: int, data: TensorDict) -> list[int]:
             and float(given) == float(torch.tensor(score(answer)))
         )
         if not same:
-            raise AssertionError(f"sample {which} came with other values than were put")
+            raise AssertionError(f"the values of sample {which} differ from those of the put")
         had.append(which)
     return had
 
 
 def run(scale: Scale) -> list[Row]:
-    """Some steps, after one that warms up."""
+    """Run some steps, after a warm-up step."""
     step, steps = scale.pick((Step(), 6), (QUICK, 1))
     took, spent = [], []
     with (
@@ -168,7 +169,7 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _step(step: Step, seed: int, team: list[Any]) -> tuple[float, dict[str, Spent]]:
-    """Seconds from the start of the rollout to the end of the last rank, and what each stage spent."""
+    """Return the seconds from the start of the rollout to the end of the last rank, and the times of each stage."""
     begin = time.monotonic() + 0.5
     for worker, stage in zip(team, (rollout, reward, reference)):
         worker.begin(stage, step, seed, begin)
@@ -178,7 +179,7 @@ def _step(step: Step, seed: int, team: list[Any]) -> tuple[float, dict[str, Spen
     found = [worker.result() for worker in team[3:]]
     had = sorted(which for _, part in found for which in part)
     if had != list(range(step.samples)):
-        raise AssertionError("the ranks have not had each sample once")
+        raise AssertionError("the ranks have not received each sample once")
     end = max(each["end"] for each, _ in found)
     spent["update (mean rank)"] = {k: statistics.mean(each[k] for each, _ in found) for k in found[0][0]}
     tq.get_client().clear_partition(f"step-{seed}")

@@ -1,7 +1,7 @@
-"""How long do clients wait where the controller of a large system is killed, and what do its snapshots cost?
+"""How long do clients wait if the controller of a large system is killed, and what do its snapshots cost?
 
-Every row has a key and three tags; a tenth is consumed. The journal is a snapshot and, after it, as many records as
-small puts make. Each step of writing and reading the state is told, beside a memcpy of as many bytes as its file has.
+Every row has a key and three tags; a tenth of the rows is consumed. The journal is a snapshot and the records of small
+puts after it. Each step of writing and reading the state is compared with a memcpy of the bytes of its file.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from transfer_queue.node.system import launcher
 from transfer_queue.sampler import SequentialSampler
 
 QUESTION = "How long do clients wait if the controller of a large system is killed, and what do its snapshots cost?"
-LATER = 10**9  # sequences after those that filled the controller
+LATER = 10**9  # sequence numbers after those that filled the controller
 BLOCK = 1000
 
 
 def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
-    """The reply to a request, in whatever number of steps."""
+    """Return the reply to a request, which may take several steps."""
     effects = controller.handle("client", 1, RequestEnvelope(sequence, sequence - 1, request), 0.0)
     while controller.context.index_builder:
         effects += controller.tick(0.0)
@@ -55,7 +55,7 @@ def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
 
 
 def filled(rows: int, fields: int) -> Controller:
-    """A controller with so many rows, put in blocks; a tenth of them is consumed."""
+    """Return a controller with `rows` rows, put in blocks; a tenth of them is consumed."""
     controller = Controller(SequentialSampler())
     schema = [FieldSpec(f"field_{number}", "tensor", "float32", 1, False) for number in range(fields)]
     dims = np.full(fields, 128, "<i8").tobytes()
@@ -75,14 +75,14 @@ def filled(rows: int, fields: int) -> Controller:
 
 
 def timed(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What it gives, and milliseconds."""
+    """Return the result, and the milliseconds."""
     began = time.perf_counter()
     result = act(*arguments)
     return result, (time.perf_counter() - began) * 1e3
 
 
 def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
-    """Makes the journal of a system that had so many rows, and puts after its snapshot. Runs in a worker of its own."""
+    """Make the journal of a system with `rows` rows and `puts` puts after its snapshot. Runs in a new worker."""
     path = Path(folder)
     path.mkdir()
     before = memory_of()["anonymous"]
@@ -114,7 +114,7 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
 
 
 def restored(path: str) -> dict[str, float]:
-    """Each step from the file to the first answers, in the order of a start. Runs in a worker of its own."""
+    """Measure each step from the file to the first replies, in the order of a start. Runs in a new worker."""
     took: dict[str, float] = {}
     tree, took["read the file"] = timed(state_file.read, Path(path))
     state, took["make the state of it"] = timed(serialization.load_state, tree)
@@ -133,7 +133,7 @@ def restored(path: str) -> dict[str, float]:
 
 
 def run(scale: Scale) -> list[Row]:
-    """Writes, reads, kills."""
+    """Measure writing and reading a snapshot, and a kill of the controller."""
     rows, fields, puts, kills = scale.pick((1_000_000, 20, 16_000, 3), (2000, 3, 50, 1))
     with own_folder() as base, tempfile.TemporaryDirectory(prefix="tqb-") as kept:
         folder = f"{kept}/journal"

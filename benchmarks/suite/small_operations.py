@@ -1,7 +1,7 @@
-"""How many small operations a second, how long each takes, and what lists and gathers of many small rows cost.
+"""How many small operations per second are possible, how long does each take, and what do lists and gathers cost?
 
-Clients are threads with a client of their own in few processes; each puts or updates one row after the other for so
-long. What was put is got again in the end and compared.
+Clients are threads with separate clients in few processes; each puts or updates one row after the other for some
+seconds. At the end, all values are read and compared.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NOTE = """Eight clients of a peer are four threads in each of two processes: thi
 processes, which take half a minute to start."""
 PROCESSES = 8  # at most, for all clients together
 WORDS = {"put": "single-row puts", "tag": "tag updates"}
-WARMING = 0.3  # seconds in which nothing counts
-BYTES = (300, 100)  # of a small put's request and reply: what the raw socket carries
+WARMING = 0.3  # seconds of warm-up that are not counted
+BYTES = (300, 100)  # of a small put's request and reply; the raw socket transfers the same
 PUTS = {1: (8000.0, 251.0), 8: (12000.0, 445.0)}  # clients -> a second: target, and the peer's then
 
 
 class Told(NamedTuple):
-    """What one process did: latencies that count (seconds), its processor seconds, puts of each client in all."""
+    """The results of one process: counted latencies (seconds), processor seconds, and all puts of each client."""
 
     latencies: list[float]
     cpu: float
@@ -44,12 +44,12 @@ class Told(NamedTuple):
 
 
 def row(number: int) -> dict[str, torch.Tensor]:
-    """A small sample, three fields."""
+    """Return a small sample with three fields."""
     return {"prompt": torch.arange(16) + number, "score": torch.tensor(number / 7), "mask": torch.ones(16)}
 
 
 def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Told:
-    """Some clients of one process do one thing again and again. Runs in a worker; begin: of the monotonic clock."""
+    """Repeat one operation with some clients of one process. Runs in a worker; begin: A time of the monotonic clock."""
     torch.set_num_threads(1)
     tq.get_client()
     assert CURRENT.system is not None
@@ -94,7 +94,7 @@ def _sleep_until(moment: float) -> None:
 
 
 def check(act: str, name: str, puts: list[int]) -> None:
-    """Compares what clients have put with what there is."""
+    """Compare the values in the system with those that clients have put."""
     for which, count in enumerate(puts):
         if act != "put":
             (tags,) = tq.kv_batch_put([f"{name}-{which}-0"], act, tags=[{}]).tags
@@ -109,11 +109,11 @@ def check(act: str, name: str, puts: list[int]) -> None:
 
 def _same(got: Any, wanted: Any) -> None:
     if got != wanted:
-        raise AssertionError(f"other values came than were put: {str(got)[:100]} instead of {str(wanted)[:100]}")
+        raise AssertionError(f"a get differs from its put: {str(got)[:100]} instead of {str(wanted)[:100]}")
 
 
 def run(scale: Scale) -> list[Row]:
-    """All of it."""
+    """Run all measurements."""
     with system() as queue, raw_socket() as bare:
         count = scale.pick(2000, 50)
         raw = [bare.seconds(*BYTES) for _ in range(count)]
@@ -144,7 +144,7 @@ def _what(act: str, clients: int) -> str:
 
 
 def _round_trips(count: int, raw: list[float]) -> Row:
-    """The least that a call can cost: nothing asked, nothing told."""
+    """Measure an empty call, which is a lower bound for all calls."""
     client = tq.get_client()
     times = [clocked(client.get_partition_list) for _ in range(count)]
     ours, bare = (statistics.median(each) * 1e6 for each in (times, raw))
@@ -177,7 +177,7 @@ def _many(act: str, clients: int, processes: list[Worker], seconds: float, queue
 
 
 def _in_flight(tasks: int, seconds: float, empty: float) -> Row:
-    """One client, one event loop, so many puts under way at any time."""
+    """Measure one client and one event loop with `tasks` puts in flight at any time."""
     samples = [row(number) for number in range(64)]
     partition = f"async-{tasks}"
 
@@ -206,7 +206,7 @@ def _in_flight(tasks: int, seconds: float, empty: float) -> Row:
 
 
 def _lists(keys: int, empty: float) -> list[Row]:
-    """`kv_list` of many keys, whole and by tag."""
+    """Measure `kv_list` of many keys, without and with a condition on tags."""
     names = [f"k{i}" for i in range(keys)]
     for first in range(0, keys, 10_000):
         part = range(first, min(first + 10_000, keys))
@@ -227,7 +227,7 @@ def _lists(keys: int, empty: float) -> list[Row]:
 
 
 def get(partition: str, payload: Payload) -> tuple[float, list[str]]:
-    """Seconds of a get, and which fields were wrong. Runs in the reader."""
+    """Return the seconds of a get, and the names of wrong fields. Runs in the reader."""
     keys, client = payload.keys, tq.get_client()
     start = time.perf_counter()
     batch = client.kv_batch_get(keys, partition)
@@ -235,7 +235,7 @@ def get(partition: str, payload: Payload) -> tuple[float, list[str]]:
 
 
 def _one_by_one(payload: Payload, reader: Worker) -> Row:
-    """A get of rows that were put one by one, beside one of the same rows put at once."""
+    """Measure a get of rows that were put one by one; reference: the same rows put at once."""
     batch = payloads.make(payload, 1)
     tq.kv_batch_put(payload.keys, "at once", batch)
     for i, key in enumerate(payload.keys):

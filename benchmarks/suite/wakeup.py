@@ -1,7 +1,8 @@
 """How long is it from the return of a put in one process to the yield of a waiting loader in another one?
 
-Alone, and while others list 100,000 keys, save checkpoints and balance big batches; with 1,024 ranks waiting, each
-with a connection of its own; and of a subscriber to tags. The processes share one clock (CLOCK_MONOTONIC).
+Measured alone, and while other processes list 100,000 keys, save checkpoints and balance large batches; with 1,024
+waiting ranks, each with its own connection; and for a subscriber to tags. The processes share one clock
+(CLOCK_MONOTONIC).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 
 QUESTION = "How long is it from the return of a put in one process to the yield of a waiting loader in another one?"
 ROWS = 8
-RANKS = 16  # of the balanced system
+RANKS = 16  # ranks of the balanced system
 BALANCED = {"controller": {"sampler": "SeqlenBalancedSampler", "sampler_args": {"dp_size": RANKS}}}
 RANK_AWARE = {"controller": {"sampler": "RankAwareSampler"}}
 
@@ -41,7 +42,7 @@ RANK_AWARE = {"controller": {"sampler": "RankAwareSampler"}}
 
 
 def loads(partition: str) -> None:
-    """Iterates a loader until its partition is sealed; tells when each batch came, and its number."""
+    """Iterate over a loader until its partition is sealed; report the time and the number of each batch."""
     torch.set_num_threads(1)
     dataset = StreamingDataset(None, ROWS, ROWS, ["x", "y"], partition, "train", 0)
     for data, _ in StreamingDataLoader(dataset):
@@ -50,13 +51,13 @@ def loads(partition: str) -> None:
 
 
 def follows(partition: str) -> None:
-    """Tells when each sample got ready, and its key."""
+    """Report the time at which each sample became ready, and its key."""
     for event in tq.get_client().subscribe(partition, {"status": "ready"}):
         tell((time.monotonic(), event.key))
 
 
 def waits(ranks: list[int]) -> None:
-    """So many ranks wait for one batch each, all over connections of their own; tells when each has it, and which."""
+    """Wait for one batch with each rank, over separate connections; report the time and the rows of each batch."""
     tq.get_client()
     assert CURRENT.system is not None
     clients = [TransferQueueClient(CURRENT.system) for _ in ranks]
@@ -78,23 +79,23 @@ def waits(ranks: list[int]) -> None:
 
 
 def lists(keys: int, folder: str) -> int:
-    """Lists many keys again and again; how often."""
+    """List many keys repeatedly; return how often."""
 
     def once(count: int) -> None:
         if len(tq.kv_list("many")["many"]) != keys:
-            raise AssertionError("a list has lost keys")
+            raise AssertionError("keys are missing in a list")
 
     return _repeated(once)
 
 
 def saves(keys: int, folder: str) -> int:
-    """Saves checkpoints again and again."""
+    """Save checkpoints repeatedly."""
     tq.init()
     return _repeated(lambda count: tq.save_checkpoint(Path(folder) / "checkpoint"))
 
 
 def balances(rows: int, folder: str) -> int:
-    """Has big batches balanced again and again, all of whose rows are cleared then."""
+    """Claim large balanced batches repeatedly, and clear their rows."""
     client = tq.get_client()
     tags = [{"total_lengths": 100 + (n * 7919) % 8000} for n in range(rows)]
     values = TensorDict({"x": torch.zeros(rows)}, batch_size=[rows])
@@ -129,7 +130,7 @@ LOADS: dict[str, Any] = {"kv_list": lists, "checkpoints": saves, "balancing": ba
 
 
 def run(scale: Scale) -> list[Row]:
-    """All of it."""
+    """Run all measurements."""
     keys = scale.pick(100_000, 300)
     batches = scale.pick(300, 5)
     rows = []
@@ -155,7 +156,7 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _split(row: Row) -> list[Row]:
-    """A row of waits as two: the median and the worst."""
+    """Return a row of waits as two rows: the median and the worst."""
     if "worst_target" not in row.more:
         return [row]
     more = dict(row.more)
@@ -174,14 +175,14 @@ def _many_keys(keys: int) -> None:
 def _loaded(queue: System, load: str, size: int, folder: str) -> Iterator[None]:
     with Worker(queue.address) as other:
         other.begin(LOADS[load], size, folder)
-        other.result()  # the load has run once, and goes on
+        other.result()  # the load has run once, and continues
         yield
-        other.begin(os.getpid)  # ends it
+        other.begin(os.getpid)  # ends the load
         other.result()
 
 
 def _waiting(partition: str) -> int:
-    """Claims that wait in it."""
+    """Return the number of claims that wait in a partition."""
     status = tq.get_client().status()
     return sum(t.waiting for p in status.partitions if p.name == partition for t in p.tasks)
 
@@ -190,7 +191,7 @@ def _woken(
     queue: System, batches: int, words: str, ranks: int,
     target: tuple[float, float] | None = None, then: tuple[float, float] | None = None,
 ) -> Row:  # fmt: skip
-    """Milliseconds from a put's return to the yield, each time of a loader that waits already."""
+    """Measure the milliseconds from the return of a put to the yield of a loader that waits already."""
     client = tq.get_client()
     partition = f"wake {words}"
     client.create_partition(partition)
@@ -201,7 +202,7 @@ def _woken(
         consumer.begin(loads, partition)
         for number in range(batches + 1):
             while not _waiting(partition):
-                pass  # it asks the controller, and does not sleep
+                pass  # the condition asks the controller, and does not sleep
             values = TensorDict({"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}, batch_size=[rows])
             trip = clocked(client.get_partition_list)
             called = time.monotonic()
@@ -209,8 +210,8 @@ def _woken(
             returned = time.monotonic()
             yielded, which = consumer.result()
             if which != number:
-                raise AssertionError(f"batch {which} came instead of {number}")
-            if number:  # the first one has imported things
+                raise AssertionError(f"batch {which} was yielded instead of {number}")
+            if number:  # the first batch also includes imports
                 since_return.append(max(0.0, yielded - returned))
                 since_call.append(yielded - called)
                 trips.append(trip)
@@ -229,7 +230,7 @@ def _woken(
 
 
 def _events(queue: System, changes: int) -> Row:
-    """Milliseconds from the return of a put of a tag to the event of a subscriber."""
+    """Measure the milliseconds from the return of a put of a tag to the event of a subscriber."""
     took, trips, client = [], [], tq.get_client()
     with Worker(queue.address) as follower:
         follower.begin(follows, "watch")
@@ -238,10 +239,10 @@ def _events(queue: System, changes: int) -> Row:
             returned = time.monotonic()
             told, key = follower.result()
             if key != f"k{number}":
-                raise AssertionError(f"the event of {key} came instead of that of k{number}")
+                raise AssertionError(f"the event of {key} arrived instead of that of k{number}")
             if number:
                 took.append(max(0.0, told - returned))
-                trips.append(clocked(client.get_partition_list))  # meanwhile the follower asks anew
+                trips.append(clocked(client.get_partition_list))  # meanwhile the subscriber sends its next request
         client.clear_partition("watch")
         follower.result()
     more = quantiles(took)
@@ -250,7 +251,7 @@ def _events(queue: System, changes: int) -> Row:
 
 
 def _ranks(queue: System, ranks: int) -> list[Row]:
-    """Many wait: each woken by its own publish, then all by one."""
+    """Measure many waiting ranks: each woken by its own put, then all by one put."""
     client = tq.get_client()
     rows = []
     with workers(2, queue.address) as processes:
@@ -277,7 +278,7 @@ def _one_by_one(ranks: int, told: _Told) -> Row:
         returned = time.monotonic()
         woken, indexes = told.next()
         if indexes != meta.global_indexes:
-            raise AssertionError("a rank got other rows than those that woke it")
+            raise AssertionError("a rank received other rows than those of the put that woke it")
         took.append(max(0.0, woken - returned))
     more = quantiles(took)
     what = f"{ranks:,} waiting ranks, each woken by its own put, p99"
@@ -292,11 +293,11 @@ def _all_at_once(ranks: int, told: _Told) -> Row:
     called = time.monotonic()
     meta = client.put(values, partition_id="ranks")
     returned = time.monotonic()
-    client.get_partition_list()  # is answered once all replies have left
+    client.get_partition_list()  # is answered after all replies were sent
     through = time.monotonic()
     found = [told.next() for _ in range(ranks)]
     if sorted(i for _, indexes in found for i in indexes) != meta.global_indexes:
-        raise AssertionError("the ranks have not got each row once")
+        raise AssertionError("the ranks have not received each row once")
     took = [woken - called for woken, _ in found]
     more = quantiles(took) | {"put_ms": (returned - called) * 1e3, "controller_ms": (through - called) * 1e3}
     what = f"{ranks:,} waiting ranks, all woken by one put: from its call to the last"
@@ -304,13 +305,13 @@ def _all_at_once(ranks: int, told: _Told) -> Row:
 
 
 class _Told:
-    """What some workers tell, as it comes, until each has ended."""
+    """The reports of some workers, in the order of arrival, until each has ended."""
 
     def __init__(self, processes: list[Worker]) -> None:
         self._left = list(processes)
 
     def next(self) -> Any:
-        """The next thing that one of them tells."""
+        """Return the next report of a worker."""
         while True:
             for worker in list(self._left):
                 if worker.has_told():
@@ -320,6 +321,6 @@ class _Told:
                     self._left.remove(worker)
 
     def finish(self) -> None:
-        """They have ended."""
+        """Wait until all workers have ended."""
         for worker in self._left:
             worker.result()
