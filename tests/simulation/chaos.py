@@ -1,8 +1,8 @@
-"""`python -m tests.simulation.chaos --seed N`: runs with faults, each drawn by its seed and replayed by it.
+"""`python -m tests.simulation.chaos --seed N`: runs with faults; a seed determines a run and replays it.
 
-A run has producers, consumers, ranks, readers and a cleaner in virtual time, over the production's code, while
-connections break, clients freeze and die, and servers are stopped and killed. In the end faults cease, everybody
-finishes, and the ledger is settled. The first run that fails ends it all with the command that replays it.
+A run has producers, consumers, ranks, readers and a cleaner in virtual time, which use the production code, while
+connections break, clients freeze and die, and servers are stopped and killed. Then the faults stop, all clients finish,
+and the ledger is compared with the system. The first run that fails ends the program with the command that replays it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transfer_queue.messages.descriptors import DISK
 
 SECONDS = 3.0  # of virtual time in which faults happen
 PART = 50  # seeds that a process takes at a time
-PATIENCE = 400.0  # until everybody has finished after them
+PATIENCE = 400.0  # seconds of virtual time until all clients have finished after the faults
 MOST_LOSSES = 3  # of arenas
 KINDS = {
     "break": 6, "slow": 4, "part": 2, "freeze": 3, "tear": 4, "late": 4, "kill_one": 3, "stop": 2, "unlink": 1,
@@ -41,7 +41,7 @@ KINDS = {
 
 
 class Run:
-    """One run. `happened` counts its faults and what came of them, `ledger` what it has read."""
+    """One run. `happened` counts its faults and their consequences; `ledger` counts the values that were read."""
 
     def __init__(
         self, seed: int, folder: Path, kinds: dict[str, int] | None = None, features: Features | None = None
@@ -56,12 +56,12 @@ class Run:
             snapshot_every=features.snapshot_every,
         )  # fmt: skip
         self.cluster.on_cut, self.cluster.on_loaded = ledger.cut, ledger.loaded
-        # of two copies one may be lost, once: when both units were lost, nothing is promised
+        # of two copies one may be lost, once: if both units are lost, nothing is guaranteed
         most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
         self.faults = Faults(self.cluster, draw, kinds or KINDS, self.workload.kill, self.workload.end_rank, most)
 
     def run(self) -> None:
-        """Raises AssertionError where something does not hold."""
+        """Run it. Raises AssertionError if an expectation is violated."""
         cluster, workload = self.cluster, self.workload
         workload.begin(cluster)
         self.faults.plan(self.draw.randint(0, 24), SECONDS)
@@ -72,11 +72,11 @@ class Run:
         while not workload.done():
             cluster.advance(1.0)
             if cluster.clock.now > limit:
-                raise LedgerError("somebody waits for ever")
+                raise LedgerError("a client waits forever")
         cluster.advance(5.0)
         cluster.check()
         if self.features.replicas > 1 and cluster.lost_values:
-            raise LedgerError(f"{cluster.lost_values} values were lost with one unit, and each lay in two")
+            raise LedgerError(f"{cluster.lost_values} values were lost with one unit, but each was stored in two")
         settling = Settling(cluster, self.features, self.ledger)
         if self.draw.random() < 0.5:
             if self.features.scenario != "ranks":
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def happened(self) -> Counter[str]:
-        """Faults by their kinds, and what came of them."""
+        """Return the number of faults of each kind, and of their consequences."""
         cluster = self.cluster
         moved = sum(isinstance(record, BlocksMoved) for record in cluster.records)
         on_disk = {place.number for place in cluster.places if place.arena.tier == DISK} | cluster.lost
@@ -101,7 +101,7 @@ class Run:
 
 
 def run(seed: int, kinds: dict[str, int] | None = None, features: Features | None = None) -> Run:
-    """The run of this seed, through. Raises what it raised."""
+    """Run this seed to its end, and return the run. Raises the error of the run."""
     folder = Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     try:
         one = Run(seed, folder / "arena", kinds, features)
@@ -115,12 +115,12 @@ def run(seed: int, kinds: dict[str, int] | None = None, features: Features | Non
 
 
 def replay(seed: int) -> str:
-    """The command that runs a seed again."""
+    """Return the command that runs a seed again."""
     return f"python -m tests.simulation.chaos --seed {seed}"
 
 
 def run_all(seeds: Iterable[int]) -> tuple[int, int, Counter[str]] | int:
-    """(runs, values read, faults) of these seeds; or the first that failed, which has been told."""
+    """Run these seeds; return (runs, values read, faults), or the first seed that failed, whose error was printed."""
     happened: Counter[str] = Counter()
     runs = reads = 0
     for seed in seeds:
@@ -136,7 +136,7 @@ def run_all(seeds: Iterable[int]) -> tuple[int, int, Counter[str]] | int:
 
 
 def main() -> int:
-    """The exit code: 1 where a seed failed."""
+    """Run the seeds of the command line. Return the exit code: 1 if a seed failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="one run")
     parser.add_argument("--seeds", default="0..200", help="runs from the first to before the second")
@@ -153,7 +153,7 @@ def main() -> int:
                 return 1
             runs, reads = runs + outcome[0], reads + outcome[1]
             happened += outcome[2]
-    print(f"{runs} seeds held; {reads} values read; faults: {dict(sorted(happened.items()))}")
+    print(f"{runs} seeds passed; {reads} values read; faults: {dict(sorted(happened.items()))}")
     return 0
 
 

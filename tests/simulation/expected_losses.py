@@ -1,4 +1,4 @@
-"""What the loss of storage units may take, and what it must: said by a count of all values before and after it."""
+"""Checks which values the loss of storage units removes, by a count of all values before and after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = tuple[str, int, str]  # partition, global index, field
 
 
 def values(state: State) -> dict[Value, frozenset[int]]:
-    """In which units each value of every sample lies."""
+    """Return the units in which each value of every sample is stored."""
     found: dict[Value, frozenset[int]] = {}
     for name, partition in state.partitions.items():
         positions = partition.rows.live_positions()
@@ -27,17 +27,27 @@ def values(state: State) -> dict[Value, frozenset[int]]:
 
 
 def lost(state: State) -> Counter[tuple[str, str]]:
-    """How many values are told as lost, of each (partition, field)."""
+    """Return how many values are reported as lost, for each (partition, field)."""
     return Counter({(p.name, field): n for p in state.partitions.values() for field, n in p.losses.counts.items()})
 
 
 def check(before: dict[Value, frozenset[int]], told: Counter[tuple[str, str]], state: State, gone: Set[int]) -> int:
-    """These units are lost since: their values are, all others are where they were; how many were lost.
+    """Check that exactly the values of these lost units are missing, and all others are where they were.
 
-    told: of before, as `lost` says. AssertionError where anything else is gone, or is not told.
+    Args:
+        before: The values before the loss.
+        told: The result of `lost` before the loss.
+        state: The state after the loss.
+        gone: The units that were lost.
+
+    Returns:
+        The number of values that were lost.
+
+    Raises:
+        AssertionError: Another value is missing, or a loss was not reported.
     """
     left = {value: units - gone for value, units in before.items() if units - gone}
     assert values(state) == left, f"the loss of units {sorted(gone)} took other values than those that lay there alone"
     taken = Counter((name, field) for name, _, field in before.keys() - left.keys())
-    assert lost(state) == told + taken, "values that were lost are not told as lost"
+    assert lost(state) == told + taken, "values that were lost are not reported as lost"
     return sum(taken.values())

@@ -1,20 +1,20 @@
-"""What goes wrong in a simulated cluster, and when: drawn by a seed, so that a run with faults is replayed by it.
+"""Injects faults into a simulated cluster, at times and of kinds that a seed determines.
 
 break      a connection ends; what is on its way arrives in part, late, or not at all, each direction by itself
 slow       a direction of a connection waits for a while
 part       some clients reach no server for a while; their connections break, or wait
-freeze     a client does nothing for a while, as if stopped by a signal
+freeze     a client does nothing for a while, like a process that is stopped by a signal
 tear       a client stops in the middle of its next write, for a while
 late       a client stops between its next lookup and the copy, for a while
-kill       a client ends as if killed; another takes its place
+kill       a client ends like a killed process; another client takes its place
 stop       a server does nothing for a while
 unlink     a unit and the controller lose their connection
 controller the controller is killed at one of its next records, before it is written down, or before or while what it
            led to leaves; and recovered
 unit       a unit is killed and started again
-both       both of them
-lose       a unit is killed, and its arena is gone
-rank       a rank is gone for good, and declared so
+both       the controller and a unit are killed
+lose       a unit is killed, and its arena is deleted
+rank       a rank ends permanently, and is declared gone
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
 
 
 class Faults:
-    """The faults of one run. kinds: how often each happens, compared with the others.
+    """The faults of one run.
 
-    kill: ends a client. end_rank: a rank. most_losses: so many arenas are lost at the most.
+    kinds: The relative frequency of each kind. kill: Ends a client. end_rank: Ends a rank. most_losses: The maximum
+    number of arenas that are lost.
     """
 
     def __init__(
@@ -57,26 +58,26 @@ class Faults:
         self._most_losses = most_losses
 
     def plan(self, count: int, seconds: float) -> None:
-        """So many faults at random moments of the next seconds."""
+        """Schedule `count` faults at random times within the next `seconds`."""
         for _ in range(count):
             kind = self.draw.choices(list(self.kinds), list(self.kinds.values()))[0]
             self.cluster.later(self.draw.uniform(0, seconds), lambda kind=kind: self.happen(kind))  # type: ignore[misc]
 
     def happen(self, kind: str) -> None:
-        """A fault of this kind, now."""
+        """Inject a fault of this kind now."""
         if self.over:
             return
         self.happened[kind] = self.happened.get(kind, 0) + 1
         getattr(self, f"_{kind}")()
 
     def end(self) -> None:
-        """No more of them; what is frozen, stopped or apart goes on."""
+        """Stop injecting faults; frozen, stopped and separated clients and servers continue."""
         self.over = True
         cluster = self.cluster
         cluster.fuse = None
         for target in sorted(cluster.stopped):
             cluster.go_on(target)
-            cluster.restart(target)  # a unit without its arena is there once it has a number
+            cluster.restart(target)  # a unit without its arena runs when it has a number
         cluster.heal(set(cluster.apart))
         for client in cluster.clients:
             client.torn = client.late = None

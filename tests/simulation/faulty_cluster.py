@@ -1,9 +1,9 @@
-"""A simulated cluster that can fail: its clients retry, its units reach the controller over the network, too, and its
-servers can be stopped, cut off, and killed; units also with their arenas.
+"""A simulated cluster with faults: servers can be stopped, disconnected and killed, units also with their arenas.
 
-The controller keeps a journal, the production's, in the cluster's folder: what a turn recorded is written before
-anything of it leaves, and snapshots are taken while it goes on. Killed, it is recovered from there; a unit is from the
-folder of its arena, or comes with an empty one, under a new number, if that is gone.
+Clients retry, and units reach the controller over the simulated network, too. The controller keeps a journal in the
+cluster's folder with the production code: the records of a turn are written before any of its effects leaves, and
+snapshots are taken meanwhile. A killed controller is recovered from the journal. A killed unit is recovered from the
+folder of its arena; if the arena is lost, the unit starts with an empty one under a new number.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import SimulatedSlots
 
 CLOCK = ClockIdentity(b"simulated system", 0.0)
-RECONNECT_SECONDS = 0.1  # after which a unit whose controller is gone seeks it again
-STOPPED_SECONDS = 0.1  # after which it is looked again whether the controller works
+RECONNECT_SECONDS = 0.1  # between two attempts of a unit to connect to the controller
+STOPPED_SECONDS = 0.1  # between two checks whether the controller runs
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(RequestEnvelope)
@@ -61,10 +61,13 @@ _ANSWER = b"\x92"  # the first byte of an Answer; an Envelope is a longer array
 
 @dataclass
 class Place:
-    """Where a unit answers. number: of the unit there; None: its arena was lost, and the new one has none yet.
+    """An address of a unit.
 
-    lives: how often a unit was started here. link: its connection to the controller. sequence: of what it said last.
-    arenas: how many there were.
+    number: The number of the unit; None if its arena was lost and the new one has no number yet.
+    lives: How often a unit was started here.
+    link: Its connection to the controller.
+    sequence: The sequence number of its last message.
+    arenas: How many arenas there were.
     """
 
     index: int
@@ -77,17 +80,17 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Of whatever unit is there; its address, too."""
+        """Return the name of the address."""
         return f"unit-{self.index}"
 
     @property
     def target(self) -> Target:
-        """The server that it is."""
+        """Return the unit as the target of a call."""
         return "unit", self.index
 
 
 class RememberedStates(LoadedStates):
-    """Those of the journal, which removes them some time; `all` has them for ever, for replays of all records."""
+    """The loaded states of the journal, which removes them later; `all` keeps them for replays of all records."""
 
     def __init__(self, folder: Path, all: LoadedStates) -> None:
         super().__init__(folder, sync=False)
@@ -101,12 +104,17 @@ class RememberedStates(LoadedStates):
 
 
 class FaultyCluster(Cluster):
-    """See the module. stopped: the servers that do nothing, and why. apart: the clients that reach no server.
+    """See the module.
 
-    fuse: the controller is killed when it has made so many records more; None: it is not. crashes: how often it was.
-    snapshot_every: records after which a snapshot of the journal is taken; snapshots: how many were begun.
-    lost: the units whose arenas are gone; lost_values: how many values went with them.
-    on_cut, on_loaded: called with the time of a checkpoint when its state is cut, and when it becomes the state.
+    stopped: The servers that do nothing, with the reasons.
+    apart: The clients that reach no server.
+    fuse: The number of further records after which the controller is killed; None: it is not killed.
+    crashes: How often the controller was killed.
+    snapshot_every: The number of records after which a snapshot of the journal is taken.
+    snapshots: The number of snapshots that were started.
+    lost: The units whose arenas are lost.
+    lost_values: The number of values that were lost with them.
+    on_cut, on_loaded: Called with the time of a checkpoint when its state is taken, and when it is loaded.
     """
 
     def __init__(
@@ -132,18 +140,18 @@ class FaultyCluster(Cluster):
         self.places: list[Place] = []
         self.folder = folder
         self._sampler = sampler or SequentialSampler()
-        self._of: dict[int, tuple[str, Target]] = {}  # connection -> who has made it, and to whom
+        self._of: dict[int, tuple[str, Target]] = {}  # connection -> its client and its server
         self._unopened: list[tuple[str, Target, int]] = []
         self._by_number: dict[int, Place] = {}
         self._journal: Journal | None = None
-        self._unsaved = 0  # records since the last snapshot was begun
+        self._unsaved = 0  # records since the start of the last snapshot
         self._journal_folder = folder / "journal"
         self._journal_folder.mkdir(parents=True)
         super().__init__(folder, seed, self._sampler, **others)
         self.states = StateFiles(self.states.folder, RememberedStates(self._journal_folder, self.loaded))
         recovered = recover(self._journal_folder, CLOCK, self.controller.state.capacity, ranked_tags(self._sampler))
         self._keep_journal(recovered)
-        self.controller.context.log.records = self.records  # what was done before there was a journal is its beginning
+        self.controller.context.log.records = self.records  # the records before the journal existed are its beginning
         self.records = []
         for unit in self.units:
             place = Place(unit.number, arena_of(unit), unit.number)
@@ -171,16 +179,16 @@ class FaultyCluster(Cluster):
     # ------------------------------------------------------------ stopping and parting
 
     def connections(self, name: str | None = None) -> list[int]:
-        """The open connections, of one client or of all."""
+        """Return the open connections of one client or of all."""
         return sorted(c for c, (of, _) in self._of.items() if self.network.is_open(c) and name in (None, of))
 
     def stop(self, target: Target, why: str = "stopped") -> None:
-        """A server does nothing until `go_on` for the same reason; connections wait in its backlog."""
+        """Let a server do nothing until `go_on` with the same reason. Connections wait in its backlog."""
         self.stopped.setdefault(target, set()).add(why)
         self._hold()
 
     def go_on(self, target: Target, why: str = "stopped") -> None:
-        """It works again, unless it does not for another reason."""
+        """Let a server continue, unless it is stopped for another reason, too."""
         reasons = self.stopped.get(target, set())
         reasons.discard(why)
         if reasons or target not in self.stopped:
@@ -192,17 +200,17 @@ class FaultyCluster(Cluster):
         self._hold()
 
     def part(self, names: set[str]) -> None:
-        """These clients reach nobody until `heal`."""
+        """Separate these clients from all servers until `heal`."""
         self.apart |= names
         self._hold()
 
     def heal(self, names: set[str]) -> None:
-        """They do again."""
+        """Let these clients reach servers again."""
         self.apart -= names
         self._hold()
 
     def _hold(self) -> None:
-        """Holds what cannot pass now, and lets go of what can."""
+        """Hold the connections that cannot pass messages now, and release the others."""
         self._of = {c: of for c, of in self._of.items() if self.network.is_open(c)}
         for connection, (name, target) in self._of.items():
             self._held(connection, "up", "stopped", target in self.stopped)
@@ -223,11 +231,11 @@ class FaultyCluster(Cluster):
     # ------------------------------------------------------------ killing and starting anew
 
     def crashed(self, target: Target) -> bool:
-        """Whether a server was killed and is not there again."""
+        """Return whether a server was killed and was not restarted yet."""
         return "crashed" in self.stopped.get(target, ())
 
     def crash(self, target: Target, seconds: float) -> None:
-        """A server ends as if killed, and is started anew after these seconds."""
+        """Kill a server, and start it again after `seconds`."""
         if self.crashed(target):
             return
         self.crashes += 1
@@ -246,7 +254,7 @@ class FaultyCluster(Cluster):
         self.later(seconds, lambda: self.restart(target))
 
     def lose(self, target: Target, seconds: float) -> None:
-        """A unit ends as if killed, and its arena is gone."""
+        """Kill a unit and delete its arena; start it again after `seconds`."""
         if self.crashed(target):
             return
         place = self.places[target[1]]
@@ -257,7 +265,7 @@ class FaultyCluster(Cluster):
         place.number = None
 
     def restart(self, target: Target) -> None:
-        """A server that was killed is there again; a unit without its arena as soon as it has a number."""
+        """Start a killed server again. A unit without its arena runs as soon as it has a number."""
         if not self.crashed(target):
             return
         if target == CONTROLLER:
@@ -271,7 +279,7 @@ class FaultyCluster(Cluster):
     def _restart_unit(self, place: Place) -> None:
         old = self.units[place.index]
         if place.number is None:
-            if place.arena is arena_of(old):  # else it is there already, and waits for its number
+            if place.arena is arena_of(old):  # otherwise it has started already, and waits for its number
                 place.lives += 1
                 place.arenas += 1
                 folder, old_arena = self.folder / f"{place.name}.{place.arenas}", arena_of(old)
@@ -283,7 +291,7 @@ class FaultyCluster(Cluster):
         self.go_on(place.target, "crashed")
 
     def _begin_unit(self, place: Place, number: int) -> None:
-        """A unit with a new arena has been given its number."""
+        """Start a unit with a new arena, which has received its number."""
         place.number = number
         self._by_number[number] = place
         self.units[place.index] = StorageUnit(number, room_of(place.arena), SimulatedSlots(number, self.held))
@@ -317,13 +325,13 @@ class FaultyCluster(Cluster):
         self._unsaved = 0
 
     def _unlink(self, place: Place, direction: str) -> None:
-        """Who is at the end at which `direction` arrives has died."""
+        """Handle the death of the process at the end at which `direction` arrives."""
         if place.link is not None:
             self._break_off(place.link, direction)
             place.link = None
 
     def _break_off(self, connection: int, direction: str) -> None:
-        """The end at which `direction` arrives has died; the other learns of it behind what still comes."""
+        """Handle the death of the end at which `direction` arrives; the other end is notified after all frames."""
         self.network.deafen(connection, direction)
         arriving = self.network.random.choice([0, 1, None])
         self.network.sever(connection, up=arriving, down=arriving)
@@ -331,7 +339,7 @@ class FaultyCluster(Cluster):
     # ------------------------------------------------------------ records
 
     def _core(self, effects: list[core_effects.Effect]) -> None:
-        """What a turn recorded is in the journal before anything of it leaves; a fuse may burn down between."""
+        """Write the records of a turn to the journal before its effects leave; the controller may be killed between."""
         if self._journal is None:  # while the cluster is made
             super()._core(effects)
             return
@@ -351,7 +359,7 @@ class FaultyCluster(Cluster):
         self._carry_out(effects)
 
     def _burn(self, records: list[AnyRecord], effects: list[core_effects.Effect]) -> None:
-        """The controller is killed while it writes the records of this turn down, or before all of it has left."""
+        """Kill the controller while it writes the records of this turn, or before all of its effects have left."""
         assert self._journal is not None
         assert self.fuse is not None
         draw, size = self.network.random, self._journal._segment.size
@@ -359,15 +367,15 @@ class FaultyCluster(Cluster):
         if self.fuse == len(records):
             self._happened(records)
             self._carry_out(effects[: draw.randint(0, len(effects))])
-        elif self._journal._segment.size > size:  # killed while it wrote this turn: its frame is torn
+        elif self._journal._segment.size > size:  # it was killed while it wrote this turn, so the frame is torn
             path = segment_path(self._journal_folder, self._journal.number)
             whole = self._journal._segment.size
-            self._journal._segment.close()  # else it would make the file whole again at its end
+            self._journal._segment.close()  # otherwise it would repair the file when it ends
             os.truncate(path, draw.randint(size, whole - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
 
     def _happened(self, records: list[AnyRecord]) -> None:
-        """These are written down."""
+        """Handle records that were written."""
         self.records += records
         for record in records:
             if isinstance(record, StateLoaded):
@@ -393,7 +401,7 @@ class FaultyCluster(Cluster):
         before, told = expected_losses.values(state), expected_losses.lost(state)
         effects = self.controller.handle(name, connection, envelope, self.clock.now)
         gone = {record.unit for record in self.controller.context.log.records if isinstance(record, UnitLost)}
-        assert gone <= self.lost, f"units {sorted(gone - self.lost)} are taken for lost, and have their arenas"
+        assert gone <= self.lost, f"units {sorted(gone - self.lost)} are recorded as lost, but have their arenas"
         if gone:
             self.lost_values += expected_losses.check(before, told, state, gone)
         self._core(effects)
@@ -423,7 +431,7 @@ class FaultyCluster(Cluster):
             super()._opened(name, target, connection)
 
     def _join(self, place: Place) -> None:
-        """A unit connects to the controller and registers, if both are there and it is not connected."""
+        """Connect a unit to the controller and register it, if both run and it is not connected."""
         killed = self.crashed(place.target) and place.arena is arena_of(self.units[place.index])
         if place.link is not None or killed or self.crashed(CONTROLLER):
             return
@@ -447,7 +455,7 @@ class FaultyCluster(Cluster):
                     self._registered(place, answer.body)
 
         def parted() -> None:
-            """The controller is gone: the unit seeks it."""
+            """Handle the loss of the controller: the unit connects again."""
             if place.link == link:
                 place.link = None
                 if place.number is not None:
@@ -467,7 +475,7 @@ class FaultyCluster(Cluster):
         assert isinstance(body, Done), f"a unit that registered was answered {body}"
         if place.number is None:
             self._begin_unit(place, int(body.value))
-        assert body.value == place.number, "a unit that came back got another number"
+        assert body.value == place.number, "a unit that registered again got another number"
         for report in self.units[place.index].unsettled():
             self._say(place, report.body)
 
@@ -486,7 +494,7 @@ class FaultyCluster(Cluster):
             self._say(self._by_number[unit.number], body)
 
     def _say(self, place: Place, body: AnyRequest) -> None:
-        """A unit tells the controller."""
+        """Send a message of a unit to the controller."""
         place.sequence += 1
         if place.link is not None:
             self.network.send(place.link, "up", pack_frame(_encode(RequestEnvelope(place.sequence, 0, body))))

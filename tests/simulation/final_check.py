@@ -1,4 +1,4 @@
-"""The end of a run with faults: whatever is left is handed out, all is read, and the ledger is settled."""
+"""The end of a run with faults: deals all remaining samples, reads all values, and compares the ledger."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
 
-LEASE = 5.0  # seconds, of what is handed out in the end
+LEASE = 5.0  # seconds, of the samples that are dealt at the end
 
 
 class Settling:
-    """Of one run, in which nothing fails any more."""
+    """The final check of one run, in which no faults happen any more."""
 
     def __init__(self, cluster: FaultyCluster, features: Features, ledger: Ledger) -> None:
         self.cluster = cluster
@@ -29,10 +29,10 @@ class Settling:
     def _partition(self) -> Partition:
         return self.cluster.controller.state.partitions[MAIN]
 
-    # ------------------------------------------------------------ what is left is handed out
+    # ------------------------------------------------------------ remaining samples
 
     def drain(self) -> None:
-        """Whatever nobody has acknowledged is handed out now, but for what has not all its fields or its group."""
+        """Deal all samples that were not acknowledged, except those that lack fields or a complete group."""
         client = self.cluster.client("drainer")
         for task in TASKS:
             self._drain_task(client, task)
@@ -51,17 +51,17 @@ class Settling:
         whole = np.all([partition.blocks_of(field, positions)[0] != 0 for field in fields], axis=0)
         left = positions[whole & (partition.consumed(task, positions) == 0)]
         if len(left) and size == 1:
-            raise LedgerError(f"{partition.rows.indexes_of(left).tolist()} are handed to nobody for {task!r}")
+            raise LedgerError(f"{partition.rows.indexes_of(left).tolist()} are not dealt to {task!r}")
 
     def _acknowledge(self, client: RetryingClient, meta: BatchMeta, task: str) -> None:
         numbers = self.ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
         epoch = self.ledger.maybe_acked(task, numbers)
         if not client.ack(meta):
-            raise LedgerError(f"an ack in time of {numbers} did not count")
+            raise LedgerError(f"an acknowledgement of {numbers} in time had no effect")
         self.ledger.acked(task, numbers, epoch)
 
     def drain_ranks(self) -> None:
-        """Every kept batch that is not acknowledged is handed out under its key, and to who has another one never."""
+        """Fetch every dealt batch that is not acknowledged under its key; a rank never receives another batch."""
         client = self.cluster.client("drainer")
         partition = self._partition()
         dealt = partition.dealt.get(TASK)
@@ -70,7 +70,7 @@ class Settling:
             assert batch is not None
             positions = partition.rows.positions_of(batch.rows)
             if (positions < 0).any():
-                continue  # rows of it were cleared, and who asks for it is told which
+                continue  # rows of it were cleared, and the reply names them
             while not (partition.consumed(TASK, positions) != 0).all():
                 try:
                     meta = client.get_meta(
@@ -79,7 +79,7 @@ class Settling:
                         replicas=self.features.acks, timeout=0.0,
                     )  # fmt: skip
                 except TransferQueueError as error:
-                    raise LedgerError(f"batch {number} of rank {rank} is handed to nobody: {error}") from error
+                    raise LedgerError(f"batch {number} of rank {rank} is not dealt: {error}") from error
                 self.ledger.dealt((MAIN, TASK, rank, number), meta.global_indexes, self.ledger.epoch)
                 self._acknowledge(client, meta, TASK)
         client.close()
@@ -87,7 +87,7 @@ class Settling:
     # ------------------------------------------------------------ the books
 
     def settle(self) -> None:
-        """The ledger against what the system says, read by a client of its own."""
+        """Compare the ledger with the contents of the system, which a separate client reads."""
         cluster, ledger = self.cluster, self.ledger
         if any(isinstance(record, ExtentsLost) for record in cluster.records):
             raise LedgerError("needed extents were free at their unit, and its arena was not lost")
@@ -105,7 +105,7 @@ class Settling:
         client.close()
 
     def _read(self, client: RetryingClient, partition: Partition, positions: np.ndarray) -> dict[int, int]:
-        """Reads all that is there; the number of each sample by its global index."""
+        """Read all samples; return the number of each sample by its global index."""
         name = partition.name
         indexes = partition.rows.indexes_of(positions)
         numbers: dict[int, int] = {}
@@ -113,7 +113,7 @@ class Settling:
             has = partition.blocks_of(field, positions)[0] != 0
             lost = partition.losses.of(field, positions) != 0
             if name == MAIN and lost.any():
-                raise LedgerError(f"{field!r} of {indexes[lost].tolist()} was lost, and nobody was told")
+                raise LedgerError(f"{field!r} of {indexes[lost].tolist()} was lost, and the loss was not reported")
             if field == "x" and not (has | lost).all():
                 raise LedgerError(f"rows {indexes[~has].tolist()} of {name} have no value, and were put with one")
             if has.any():
@@ -124,7 +124,7 @@ class Settling:
         return numbers
 
     def _consumed(self, partition: Partition, task: str, positions: np.ndarray, numbers: dict[int, int]) -> set[int]:
-        """The numbers of those that a task is through with, but for those that were set aside."""
+        """Return the numbers of the samples that a task has consumed, without skipped ones."""
         done = positions[partition.consumed(task, positions) != 0]
         aside = [partition.passed.reason(task, position) == POISON for position in done.tolist()]
         indexes = partition.rows.indexes_of(done[~np.array(aside, bool)])
@@ -133,13 +133,13 @@ class Settling:
     # ------------------------------------------------------------ space
 
     def nothing_leaks(self) -> None:
-        """No extent is leased but those in which needed blocks lie; and when all is cleared none is."""
+        """Check that only extents with needed blocks are leased, and none after everything is cleared."""
         cluster = self.cluster
         cluster.advance(5.0)
         needed = set(cluster.controller.state.blocks.extents)
         leased = {(unit.number, extent) for unit in cluster.units for extent in unit.table._extents}
         if leased != needed:
-            raise LedgerError(f"extents {sorted(leased - needed)} are leased and nobody needs them")
+            raise LedgerError(f"extents {sorted(leased - needed)} are leased, but have no needed blocks")
         last = cluster.client("last")
         for name in list(cluster.controller.state.partitions):
             last.clear_partition(name)
@@ -148,4 +148,4 @@ class Settling:
         cluster.check()
         left = sum(unit.table.leased for unit in cluster.units)
         if left:
-            raise LedgerError(f"{left} bytes are leased when all is cleared and all have gone")
+            raise LedgerError(f"{left} bytes are leased after everything was cleared and all clients have ended")

@@ -1,12 +1,12 @@
-"""The ledger of a run: what was put, handed out, acknowledged and cleared, as its clients saw it, and what they read.
+"""The ledger of a run: what its clients have put, received, acknowledged, cleared and read.
 
-A sample has a number of its own. Every value says whose it is: sample, field, version and a filling that follows from
-these, so that bytes of another sample, or of another version, are known at sight. What nobody can tell, because an
-answer was lost, counts as possible and is settled by what the system says in the end.
+Each sample has a number. Every value contains its sample, field and version and a filling that follows from these, so
+that bytes of another sample or version are detected. Outcomes that are unknown, because a reply was lost, count as
+possible and are decided by the contents of the system at the end.
 
-A checkpoint that is loaded takes the ledger back to what it was when the checkpoint's state was cut. What was asked for
-before the load and answered after it counts as something that nobody can tell: whoever enters an outcome says in which
-`epoch` he has begun.
+A loaded checkpoint returns the ledger to its contents at the time when the checkpoint's state was taken. Requests that
+were sent before the load and answered after it have unknown outcomes: each entry names the `epoch` in which its request
+was sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-HEAD = 3  # numbers of a value that say whose it is
+HEAD = 3  # numbers at the start of a value that identify it
 FIELDS = ("x", "y")
 
 Batch = tuple[str, str, int, int]  # partition, task, dp_rank, batch_index
@@ -29,7 +29,7 @@ class LedgerError(AssertionError):
 
 
 def content(samples: Sequence[int], name: str, version: int, width: int) -> torch.Tensor:
-    """The values of a field of these samples: i8 [samples, width]."""
+    """Return the values of a field of these samples: i8 [samples, width]."""
     numbers = np.asarray(samples, "i8")
     return torch.from_numpy(_values(numbers, FIELDS.index(name), np.full(len(numbers), version, "i8"), width))
 
@@ -43,8 +43,8 @@ def _values(samples: np.ndarray, code: int, versions: np.ndarray, width: int) ->
 
 
 def read(name: str, values: torch.Tensor) -> tuple[list[int], list[int]]:
-    """The samples and versions that these values say they are. Raises LedgerError where they are not."""
-    if not len(values):  # of a field whose kind is not known while no row has it
+    """Return the samples and versions that these values name. Raises LedgerError if their filling does not match."""
+    if not len(values):  # the kind of a field is unknown while no row has it
         return [], []
     rows = values.numpy()
     samples, versions = rows[:, 0], rows[:, 2]
@@ -57,7 +57,7 @@ def read(name: str, values: torch.Tensor) -> tuple[list[int], list[int]]:
 
 @dataclass
 class Write:
-    """A put of a value. who: did it. begun, ended: in the order of all beginnings and ends; None: nobody has heard."""
+    """A put of a value. who: The client. begun, ended: Positions in the order of all starts and ends; None: unknown."""
 
     who: str
     begun: int
@@ -66,13 +66,18 @@ class Write:
 
 @dataclass
 class Sample:
-    """One sample. there: its put has succeeded (None: nobody can tell). refused: it has certainly failed. index: its
-    global index, once known.
+    """One sample.
 
-    tried: of each field, the newest version that was tried. flying: of each field, the puts of which one was the last,
-    or may yet be. sure: of each field, the oldest version that a read may give. cleared: it may be gone;
-    surely_cleared: it is. acked, maybe: of each task, how often it was acknowledged, and was to be acknowledged,
-    whatever came of it.
+    there: Whether its put has succeeded; None: unknown.
+    refused: Its put has certainly failed.
+    index: Its global index; None until it is known.
+    tried: For each field, the newest version that a client tried to put.
+    flying: For each field, the puts of which one was or may become the last.
+    sure: For each field, the oldest version that a read may return.
+    cleared: It may be cleared.
+    surely_cleared: It is cleared.
+    acked: For each task, how often it was acknowledged.
+    maybe: For each task, how often an acknowledgement was sent, with any outcome.
     """
 
     partition: str
@@ -90,13 +95,13 @@ class Sample:
     maybe: dict[str, int] = field(default_factory=dict)
 
     def copy(self) -> Sample:
-        """What of it a load can bring back."""
+        """Return a copy of the parts that a load can restore."""
         return replace(self, sure=dict(self.sure), acked=dict(self.acked), maybe=dict(self.maybe))
 
 
 @dataclass(frozen=True)
 class Since:
-    """When a read began: in which epoch, and the oldest versions of each field that it may give."""
+    """The start of a read: its epoch, and the oldest version of each field that it may return."""
 
     epoch: int
     oldest: dict[str, dict[int, int]]
@@ -104,16 +109,21 @@ class Since:
 
 @dataclass(frozen=True)
 class Cut:
-    """What the ledger held when a checkpoint's state was cut."""
+    """The contents of the ledger when a checkpoint's state was taken."""
 
     samples: dict[int, Sample]
     batches: dict[Batch, tuple[int, ...]]
 
 
 class Ledger:
-    """samples: by number. by_index: their numbers. batches: the global indexes of each. reads: of how many values.
+    """See the module.
 
-    acks: how many of each task make a sample consumed, where it is not one. epoch: how many checkpoints were loaded.
+    samples: The samples by number.
+    by_index: The numbers by global index.
+    batches: The global indexes of each batch.
+    reads: The number of values that were read.
+    acks: For each task, the number of acknowledgements that make a sample consumed. Default: 1.
+    epoch: The number of checkpoints that were loaded.
     """
 
     def __init__(self) -> None:
@@ -124,28 +134,28 @@ class Ledger:
         self.acks: dict[str, int] = {}
         self.reads = 0
         self.epoch = 0
-        self._owners: dict[tuple[str, str, int], Batch] = {}  # (partition, task, global index) -> the batch it is of
+        self._owners: dict[tuple[str, str, int], Batch] = {}  # (partition, task, global index) -> its batch
         self._ticks = 0
         self._cuts: dict[float, Cut] = {}
 
     # ------------------------------------------------------------ checkpoints
 
     def cut(self, time: float) -> None:
-        """A checkpoint's state is cut at this time."""
+        """Record that a checkpoint's state was taken at this time."""
         self._cuts[time] = Cut({number: each.copy() for number, each in self.samples.items()}, dict(self.batches))
 
     def loaded(self, time: float) -> None:
-        """The state that was cut at this time is the state now."""
+        """Record that the state of this time was loaded."""
         cut = self._cuts[time]
         self.epoch += 1
         for number, now in self.samples.items():
             then = cut.samples.get(number)
-            if then is None:  # its put had not begun; if it is under way still, it may come yet
+            if then is None:  # its put had not begun; if it is still in flight, it may be applied later
                 now.there = None if now.there is None else False
                 now.sure, now.acked, now.maybe = {}, {}, {}
                 continue
             now.there = False if now.refused else then.there
-            # what is under way may be carried out yet: a clear, or a put of a version
+            # a clear or a put that is in flight may be applied later
             now.cleared = then.cleared or (now.cleared and not now.surely_cleared)
             now.surely_cleared = then.surely_cleared
             now.sure, now.acked, now.maybe = dict(then.sure), dict(then.acked), dict(then.maybe)
@@ -155,7 +165,7 @@ class Ledger:
     # ------------------------------------------------------------ puts
 
     def new(self, partition: str, count: int, group: str | None = None, keyed: bool = False) -> list[int]:
-        """Numbers for samples that are about to be put. keyed: each under a key of its own."""
+        """Return numbers for samples that will be put. keyed: Each sample has a key."""
         first = len(self.samples)
         numbers = list(range(first, first + count))
         for number in numbers:
@@ -165,7 +175,7 @@ class Ledger:
         return numbers
 
     def trying(self, numbers: Iterable[int], names: Iterable[str], version: int, who: str) -> int:
-        """A version of fields of these samples is about to be put; the epoch."""
+        """Record that a put of a version of these fields starts; return the epoch."""
         for number in numbers:
             sample = self.samples[number]
             for name in names:
@@ -180,7 +190,7 @@ class Ledger:
     def put(
         self, numbers: Sequence[int], indexes: Sequence[int], names: Iterable[str], version: int, who: str, epoch: int
     ) -> None:
-        """A put of these samples has succeeded."""
+        """Record that a put of these samples has succeeded."""
         for number, index in zip(numbers, indexes, strict=True):
             sample = self.samples[number]
             if epoch != self.epoch:
@@ -191,8 +201,9 @@ class Ledger:
         self.wrote(numbers, names, version, who, epoch)
 
     def wrote(self, numbers: Iterable[int], names: Iterable[str], version: int, who: str, epoch: int) -> None:
-        """A put of values of samples that were there has succeeded: no earlier one of `who` will be carried out, and
-        none that had ended before this began was the last.
+        """Record that a put of fields of existing samples has succeeded.
+
+        No earlier put of `who` will be applied any more, and no put that had ended before this one began was the last.
         """
         for number in numbers if epoch == self.epoch else ():
             sample = self.samples[number]
@@ -206,12 +217,12 @@ class Ledger:
                 sample.sure[name] = min(flying)
 
     def refused(self, numbers: Iterable[int]) -> None:
-        """A put of new samples has certainly failed."""
+        """Record that a put of new samples has certainly failed."""
         for number in numbers:
             self.samples[number].there, self.samples[number].refused = False, True
 
     def clearing(self, numbers: Iterable[int]) -> int:
-        """They are about to be cleared; the epoch."""
+        """Record that a clear of these samples starts; return the epoch."""
         for number in numbers:
             self.samples[number].cleared = True
         return self.epoch
@@ -224,12 +235,12 @@ class Ledger:
     # ------------------------------------------------------------ reads
 
     def before(self, numbers: Iterable[int], names: Iterable[str] = FIELDS) -> Since:
-        """What a read of these samples that begins now may give."""
+        """Return the versions that a read of these samples that starts now may return."""
         known = list(numbers)
         return Since(self.epoch, {name: {n: self.samples[n].sure.get(name, 0) for n in known} for name in names})
 
     def seen(self, indexes: Sequence[int] | None, data: Any, since: Since | None = None) -> list[int]:
-        """Values were read of these rows (None: of keys); the numbers of their samples."""
+        """Check values that were read from these rows (None: by key); return the numbers of their samples."""
         numbers: list[int] = []
         current = since is None or since.epoch == self.epoch
         for name in FIELDS:
@@ -239,7 +250,7 @@ class Ledger:
             self.reads += len(numbers)
             if indexes is not None:
                 if len(numbers) != len(indexes):
-                    raise LedgerError(f"{len(numbers)} rows of {name!r} were read where {len(indexes)} were asked for")
+                    raise LedgerError(f"{len(numbers)} rows of {name!r} were read, but {len(indexes)} were requested")
                 for number, index in zip(numbers, indexes, strict=True):
                     (self._name if current else self._same)(number, index)
             for number, version in zip(numbers, versions, strict=True):
@@ -252,7 +263,7 @@ class Ledger:
         return numbers
 
     def named(self, number: int, index: int) -> None:
-        """The sample's tag says that it is at this global index."""
+        """Record that a sample's tag was read at this global index."""
         self._same(number, index)
 
     def _name(self, number: int, index: int) -> None:
@@ -261,11 +272,11 @@ class Ledger:
             raise LedgerError(f"sample {number} is there, and its put was refused, or a loaded state has it not")
 
     def _same(self, number: int, index: int) -> None:
-        """A global index names one sample for ever, also beyond a load."""
+        """Check that a global index always names the same sample, also after a load."""
         if number not in self.samples:
             raise LedgerError(f"global index {index} reads as sample {number}, which was never put")
         sample = self.samples[number]
-        # a key that is put again after a load that has taken it away is another row
+        # a key that a load has removed and that is put again is another row
         anew = sample.index is None or (sample.keyed and self.epoch > 0)
         if (sample.index != index and not anew) or self.by_index.get(index, number) != number:
             raise LedgerError(
@@ -278,14 +289,14 @@ class Ledger:
     # ------------------------------------------------------------ batches and acks
 
     def whole(self, numbers: Sequence[int]) -> None:
-        """A batch of a group sampler: no group is in it in part."""
+        """Check a batch of a group sampler: it contains only complete groups."""
         got = set(numbers)
         for group in sorted({str(self.samples[number].group) for number in numbers}):
             if not self.groups[group] <= got:
                 raise LedgerError(f"group {group} was split: {sorted(self.groups[group] - got)} are not in {numbers}")
 
     def dealt(self, key: Batch, indexes: Sequence[int], epoch: int) -> None:
-        """A rank-consistent batch: it is what it was for all who asked before, and no row of it is in another."""
+        """Check a rank-consistent batch: it is the same as in earlier fetches, and no row of it is in another batch."""
         if epoch != self.epoch:
             return
         before = self.batches.setdefault(key, tuple(indexes))
@@ -297,7 +308,7 @@ class Ledger:
                 raise LedgerError(f"global index {index} was dealt in batch {owner} and is in {key} now")
 
     def rank_gone(self, partition: str, task: str, dp_rank: int) -> None:
-        """A rank is about to be declared gone: its batches may be anybody's, and all who get them must acknowledge."""
+        """Record that a rank will be declared gone: other ranks may get its samples, and must acknowledge them."""
         for key in [key for key in self.batches if key[:3] == (partition, task, dp_rank)]:
             for index in self.batches.pop(key):
                 del self._owners[partition, task, index]
@@ -306,7 +317,7 @@ class Ledger:
                     sample.acked.pop(task, None)
 
     def acked(self, task: str, numbers: Iterable[int], epoch: int) -> None:
-        """They were acknowledged, each as often as it is needed at the most."""
+        """Record an acknowledgement. Acknowledgements beyond the needed number do not count."""
         for number in numbers if epoch == self.epoch else ():
             sample = self.samples[number]
             sample.acked[task] = sample.acked.get(task, 0) + 1
@@ -314,7 +325,7 @@ class Ledger:
                 raise LedgerError(f"sample {number} was acknowledged {sample.acked[task]} times for {task!r}")
 
     def maybe_acked(self, task: str, numbers: Iterable[int]) -> int:
-        """They are about to be acknowledged; the epoch."""
+        """Record that an acknowledgement will be sent; return the epoch."""
         for number in numbers:
             sample = self.samples[number]
             sample.maybe[task] = sample.maybe.get(task, 0) + 1
@@ -323,17 +334,21 @@ class Ledger:
     # ------------------------------------------------------------ the end
 
     def settle(self, there: dict[str, set[int]], consumed: dict[tuple[str, str], set[int]]) -> None:
-        """What the system says in the end. there: of each partition, the samples. consumed: of each (partition, task).
+        """Compare the ledger with the contents of the system at the end.
+
+        Args:
+            there: The samples of each partition.
+            consumed: The consumed samples of each (partition, task).
 
         Raises:
-            LedgerError: a sample is lost, or came back; one was acknowledged and is not consumed, or the other way.
+            LedgerError: A sample is lost, or exists although it was cleared, or acknowledgements have no effect.
         """
         for number, sample in self.samples.items():
             lives = number in there.get(sample.partition, ())
             if sample.there and not sample.cleared and not lives:
-                raise LedgerError(f"sample {number} is lost: it was put, nobody cleared it, and it is not there")
+                raise LedgerError(f"sample {number} is lost: it was put and not cleared, but does not exist")
             if lives and (sample.there is False or sample.surely_cleared):
-                raise LedgerError(f"sample {number} is there, and was refused or cleared")
+                raise LedgerError(f"sample {number} exists, but was refused or cleared")
         for (partition, task), numbers in consumed.items():
             needed = self.acks.get(task, 1)
             for number, sample in self.samples.items():
@@ -341,6 +356,6 @@ class Ledger:
                     continue
                 done = number in numbers
                 if sample.acked.get(task, 0) >= needed and not done:
-                    raise LedgerError(f"sample {number} was acknowledged for {task!r}, which has not consumed it")
+                    raise LedgerError(f"sample {number} was acknowledged for {task!r}, but is not consumed")
                 if done and sample.maybe.get(task, 0) < needed:
-                    raise LedgerError(f"sample {number} is consumed by {task!r}, and too few have acknowledged it")
+                    raise LedgerError(f"sample {number} is consumed by {task!r}, but has too few acknowledgements")

@@ -1,4 +1,4 @@
-"""Who keeps a run's system going: what was lost is put again, checkpoints are saved and loaded, units are drained."""
+"""The clients for maintenance: one puts lost values again, one saves and loads checkpoints, one drains units."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tests.simulation.workload import Workload
 
 
-# ------------------------------------------------------------ what was lost
+# ------------------------------------------------------------ lost values
 
 
 def mender(work: Workload) -> Script:
-    """Waits to be told of values that were lost, and puts them again, until nobody loses any more."""
+    """Return a script that waits for reports of lost values and puts them again, until the run ends."""
 
     def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
         since: int | None = None
@@ -52,7 +52,7 @@ def mender(work: Workload) -> Script:
 
 
 def _mend(work: Workload, client: RetryingClient, index: int, names: tuple[str, ...]) -> Operation[bool]:
-    """Puts fields of a sample again. True where that is done, or the sample is gone."""
+    """Put fields of a sample again. Return True if that succeeded or the sample does not exist any more."""
     ledger = work.ledger
     try:
         if index not in ledger.by_index:
@@ -60,7 +60,7 @@ def _mend(work: Workload, client: RetryingClient, index: int, names: tuple[str, 
             for there, tag in zip(everything.global_indexes, everything.custom_meta, strict=True):
                 ledger.named(tag["number"], there)
             if index not in ledger.by_index:
-                return True  # cleared, or not in the state that was loaded meanwhile
+                return True  # the sample was cleared, or is not in a state that was loaded meanwhile
         number = ledger.by_index[index]
         version = 1 + max(ledger.samples[number].tried.values())
         epoch = ledger.trying([number], names, version, client.name)
@@ -77,7 +77,7 @@ def _mend(work: Workload, client: RetryingClient, index: int, names: tuple[str, 
 
 
 def _give_up(work: Workload, client: RetryingClient, number: int, index: int) -> Operation[bool]:
-    """There is no room to put a sample again, and nobody will make any: it is cleared."""
+    """Clear a sample for which there is no space and will not be any."""
     epoch = work.ledger.clearing([number])
     try:
         yield from client.operations.clear_samples(BatchMeta([index], [MAIN]))
@@ -91,7 +91,7 @@ def _give_up(work: Workload, client: RetryingClient, number: int, index: int) ->
 
 
 def archivist(work: Workload) -> Script:
-    """Saves checkpoints, and loads one now and then."""
+    """Return a script that saves checkpoints, and sometimes loads one."""
 
     def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
         while not work.closing:
@@ -101,13 +101,13 @@ def archivist(work: Workload) -> Script:
                     yield from _load(client, work.draw.choice(work.saved[-2:]))
                 else:
                     yield from _save(work, client)
-            yield from sleep(0.01)  # so that no two are of one moment
+            yield from sleep(0.01)  # so that two checkpoints have different times
 
     return script
 
 
 def _save(work: Workload, client: RetryingClient) -> Operation[None]:
-    """What `tq.save_checkpoint` does."""
+    """Save a checkpoint, as `tq.save_checkpoint` does."""
     operations = client.operations
     folder = work.cluster.folder / f"checkpoint-{client.name}-{work.cluster.clock.now}"
     previous = work.saved[-1] if work.saved else None
@@ -126,7 +126,7 @@ def _save(work: Workload, client: RetryingClient) -> Operation[None]:
 
 
 def _load(client: RetryingClient, folder: Path) -> Operation[None]:
-    """What `tq.load_checkpoint` does."""
+    """Load a checkpoint, as `tq.load_checkpoint` does."""
     yield from client.operations.load_storage_checkpoint(folder, timeout=5)
     yield from client.operations.load_controller_checkpoint(folder / STATE, timeout=5)
 
@@ -135,7 +135,7 @@ def _load(client: RetryingClient, folder: Path) -> Operation[None]:
 
 
 def operator(work: Workload) -> Script:
-    """Drains units, one at a time, and undoes it; in the end none is drained."""
+    """Return a script that drains units, one at a time, and cancels the drain; at the end no unit is drained."""
 
     def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
         while not work.closing or work.drained:

@@ -1,4 +1,4 @@
-"""What ranks with replicas do in a run with faults, with leases or without, and who declares one of them gone."""
+"""The ranks with replicas of a run with faults, with or without leases, and the client that declares a rank gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = "train"
 
 
 def fetch(work: Workload, client: RetryingClient, rank: int, number: int, wait: float) -> Operation[BatchMeta]:
-    """A batch of a rank, entered into the ledger."""
+    """Fetch a batch of a rank, and enter it into the ledger."""
     epoch, leased = work.ledger.epoch, work.features.leased
     meta = yield from client.operations.get_meta(
         ["x"], work.group, MAIN, task_name=TASK, sampling_config={"dp_rank": rank, "batch_index": number},
@@ -32,7 +32,7 @@ def fetch(work: Workload, client: RetryingClient, rank: int, number: int, wait: 
 
 
 def replica(work: Workload, rank: int) -> Script:
-    """A replica of a rank: batch by batch, from the first one again when a checkpoint was loaded."""
+    """Return the script of a replica of a rank: batch by batch, again from the first one if a checkpoint was loaded."""
 
     def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
         number, epoch = 0, work.ledger.epoch
@@ -59,7 +59,7 @@ def replica(work: Workload, rank: int) -> Script:
 
 
 def declare(work: Workload, rank: int) -> Script:
-    """Says that a rank is gone until that is known to be heard; then others have its place."""
+    """Return a script that declares a rank gone until it gets a reply, and then starts other replicas."""
 
     def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
         work.ledger.rank_gone(MAIN, TASK, rank)

@@ -1,8 +1,8 @@
-"""A client of the simulated cluster that lives through faults, as the drivers of `net` do.
+"""A client of the simulated cluster that retries after faults, as the drivers of `net` do.
 
-A broken connection makes its requests go out again, under their numbers, by the rules of `net.session.Attempts`; a
-reply that does not come in time is given up. It can be frozen like a process that was stopped, also in the middle
-of writing a block, and killed. What it does is one generator, which may `sleep` between operations.
+If a connection breaks, the client sends its requests again, under their numbers, by the rules of
+`net.session.Attempts`; it gives up a request without a reply in time. It can be frozen like a stopped process, also
+while it writes a block, and it can be killed. Its script is one generator, which may `sleep` between operations.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from transfer_queue.wire.blocks.encode import EncodedBlock
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
 
-HERE: Target = ("here", 0)  # a call that no server gets: its client goes on when its time has passed
+HERE: Target = ("here", 0)  # the target of a call without a server: the client continues after a time
 
 
 Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
 
 
 def sleep(seconds: float) -> Operation[None]:
-    """Lets time pass."""
+    """Let time pass."""
     yield Call(HERE, Status(), seconds)
 
 
 def failure_of(error: TransferQueueError) -> Failure:
-    """How it is told to an operation."""
+    """Return the reply by which an operation gets an error."""
     return Failure(type(error).__name__, str(error))
 
 
 class TornOperations(Operations):
-    """Operations whose writes may stop in the middle. interrupt: asked at each; seconds to stop for, or None.
+    """Operations whose writes may stop in the middle.
 
-    go_on: called when they are over.
+    interrupt: Called at each write; returns the seconds to stop for, or None. go_on: Called after the stop.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TornOperations(Operations):
 
 
 class RetryingClient(Client):
-    """cluster: one that has faults. frozen: nothing reaches it and it does nothing. dead: it was killed."""
+    """See the module. frozen: Nothing reaches the client, and it does nothing. dead: It was killed."""
 
     _cluster: FaultyCluster
 
@@ -88,25 +88,25 @@ class RetryingClient(Client):
         self.state.session.clock = lambda: cluster.clock.now
         self.operations = TornOperations(self.state, self._interruption, self._interrupted)
         self.frozen = self.dead = False
-        self.torn: float | None = None  # for how long its next write stops in the middle
-        self.late: float | None = None  # how long after its next lookup it copies what that names
+        self.torn: float | None = None  # seconds for which its next write stops in the middle
+        self.late: float | None = None  # seconds between its next lookup and the copy
         self._attempts: dict[int, RetryPolicy] = {}
-        self._sent: dict[int, int] = {}  # sequence -> the connection on which it went last
-        self._given_up: set[int] = set()  # cancels whose answers interest nobody
+        self._sent: dict[int, int] = {}  # sequence -> the connection on which it was sent last
+        self._given_up: set[int] = set()  # cancelled requests, whose replies are ignored
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
 
     # ------------------------------------------------------------ faults
 
     def freeze(self) -> None:
-        """Like a process that was sent SIGSTOP; its threads stop, too, so that it renews no lease."""
+        """Stop like a process after SIGSTOP. Its threads stop, too, so that it renews no lease."""
         self.frozen = True
         self.pause_renewals()
         for connection in self._connections.values():
             self._cluster.network.hold(connection, "down", "frozen")
 
     def thaw(self) -> None:
-        """It goes on; what was due meanwhile happens now."""
+        """Continue; actions that were due meanwhile happen now."""
         self.frozen = False
         for connection in self._connections.values():
             self._cluster.network.release(connection, "down", "frozen")
@@ -114,7 +114,7 @@ class RetryingClient(Client):
         self.tick()
 
     def die(self) -> None:
-        """Like a process that was killed: its locks go at once, what it has sent may still arrive."""
+        """End like a killed process: its locks are released at once, and frames on their way may still arrive."""
         self.dead, self.frozen = True, False
         network = self._cluster.network
         for connection in self._connections.values():
@@ -128,7 +128,7 @@ class RetryingClient(Client):
         super().die()
 
     def _interruption(self) -> float | None:
-        """In the middle of a write: for how long to stop. Its connections to units may break meanwhile."""
+        """Return for how many seconds to stop in the middle of a write. Connections to units may break meanwhile."""
         seconds, self.torn = self.torn, None
         if seconds is not None and self._cluster.network.random.random() < 0.8:
             for target, connection in list(self._connections.items()):
@@ -138,7 +138,7 @@ class RetryingClient(Client):
         return seconds
 
     def _interrupted(self) -> None:
-        """It goes on with its write, and learns what came meanwhile."""
+        """Continue the write, and receive the messages that arrived meanwhile."""
         for connection, direction in list(self._cluster.network.held):
             if connection in self._readers:
                 self._cluster.network.release(connection, direction, "torn")
@@ -146,7 +146,7 @@ class RetryingClient(Client):
     # ------------------------------------------------------------ time
 
     def next_deadline(self) -> float | None:
-        """When something is due here by itself."""
+        """Return when the next action is due."""
         if self.frozen or self.dead:
             return None
         times = [attempts.deadline for attempts in self._attempts.values()]
@@ -154,7 +154,7 @@ class RetryingClient(Client):
         return min(times, default=None)
 
     def tick(self) -> None:
-        """Does what is due, and gives up what has waited too long."""
+        """Do due actions, and give up requests that have waited too long."""
         if self.frozen or self.dead:
             return
         now = self._cluster.clock.now
@@ -176,7 +176,7 @@ class RetryingClient(Client):
     # ------------------------------------------------------------ requests
 
     def start(self, operation: Generator[Call, AnyReply, Any]) -> Task[Any]:
-        """Begins an operation, which may sleep."""
+        """Start an operation, which may sleep."""
         return super().start(operation)
 
     def _ask(self, task: Task[Any], call: Call) -> None:
@@ -212,7 +212,7 @@ class RetryingClient(Client):
         self._cluster.network.send(connection, "up", frame)
 
     def _broke(self, sequence: int, error: OSError) -> None:
-        """A try at a request has failed: there is another, or it ends with an error."""
+        """Handle a failed attempt of a request: try again, or end it with an error."""
         try:
             delay = self._attempts[sequence].failed(error)
         except TransferQueueError as told:
@@ -246,10 +246,10 @@ class RetryingClient(Client):
             task.resume(reply)
 
     def leave(self) -> Operation[None]:
-        """The end of a client's life: what it holds goes back."""
+        """End the client: it returns what it holds."""
         try:
             yield from self.state.leave()
-        finally:  # what it could not hand back is taken back as from a dead one
+        finally:  # what it could not return is recovered as from a dead client
             self.state.close()
             for connection in self._connections.values():
                 self._cluster.network.sever(connection)

@@ -1,4 +1,4 @@
-"""What a run with faults has in it, drawn by its seed: not every run has everything, so that each stays short."""
+"""The features of a run with faults, which its seed determines. A run has few features, so that it stays short."""
 
 from __future__ import annotations
 
@@ -10,26 +10,34 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 MIB = 1 << 20
-MAIN, SIDE = "main", "side"  # partitions: one in which nothing may be lost, one in which anything is overwritten
+MAIN, SIDE = "main", "side"  # partitions: samples of the first must not be lost, samples of the second are overwritten
 TASKS = ("train", "judge")
 SCENARIOS = ("rows", "groups", "ranks")
 RANKS, REPLICAS = 2, 2
-OFTEN = {"high_watermark": 0.2, "low_watermark": 0.05}  # so that much is moved to disk, where there is one
+OFTEN = {"high_watermark": 0.2, "low_watermark": 0.05}  # so that many blocks move to disk, if there is a disk tier
 
 
 def fields_of(task: str) -> list[str]:
-    """What a task wants of a sample."""
+    """Return the fields that a task fetches."""
     return ["x"] if task == "judge" else ["x", "y"]
 
 
 @dataclass(frozen=True)
 class Features:
-    """scenario: how samples are dealt. group: samples in a group, or in a batch of a rank. leased: ranks fetch under
-    leases; acks: of so many replicas make a sample consumed.
+    """The features of a run.
 
-    units, replicas: storage units, and in how many of them each block lies. arena_bytes: of each unit. loses: arenas
-    are lost; checkpoints: they are saved and loaded; drains: units are drained. snapshot_every: records between two
-    snapshots of the journal. disk: there are units on disk, too.
+    scenario: How samples are dealt.
+    group: The number of samples in a group, or in a batch of a rank.
+    leased: Ranks fetch under leases.
+    acks: The number of replicas that must acknowledge a sample.
+    units: The number of storage units.
+    replicas: The number of units in which each block is stored.
+    arena_bytes: The size of the arena of each unit.
+    loses: Arenas are lost.
+    checkpoints: Checkpoints are saved and loaded.
+    drains: Units are drained.
+    snapshot_every: The number of records between two snapshots of the journal.
+    disk: There are units on disk, too.
     """
 
     scenario: str
@@ -46,13 +54,13 @@ class Features:
     disk: bool = False
 
     def sampler(self) -> BaseSampler:
-        """Of the controller."""
+        """Return the sampler of the controller."""
         if self.scenario == "groups":
             return GRPOGroupNSampler(self.group)
         return RankAwareSampler(RANKS) if self.scenario == "ranks" else SequentialSampler()
 
     def settings(self) -> Settings:
-        """Of the system."""
+        """Return the settings of the system."""
         return _settings(self.units, self.replicas, self.disk)
 
 
@@ -64,7 +72,7 @@ def _settings(units: int, replicas: int, disk: bool) -> Settings:
 
 
 def drawn(draw: random.Random) -> Features:
-    """The features of a run."""
+    """Return the features of a run."""
     units = draw.choice([1, 2, 2])
     replicas = draw.choice([1, 1, 2]) if units == 2 else 1
     checkpoints = draw.random() < 0.3

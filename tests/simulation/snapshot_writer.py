@@ -1,4 +1,4 @@
-"""Snapshots of the journal in the simulation: what a forked child writes elsewhere."""
+"""Writes snapshots of the journal in the simulation; in production a forked child does this."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
 
 
 class SnapshotWriter:
-    """A `node.controller.journal_service.Writer`: the file has the state of when it was begun, and is there after a
-    while.
+    """A `node.controller.journal_service.Writer`: the file has the state at the start, and exists after a delay.
 
-    later: has something done when so many seconds have passed. ended: the controller whose child writes was killed.
+    later: Calls a function after some seconds. ended: The controller whose child writes was killed.
     """
 
     def __init__(self, draw: random.Random, later: Callable[[float, Callable[[], object]], None]) -> None:
@@ -44,7 +43,7 @@ class SnapshotWriter:
         self._under_way = None
 
     def kill(self) -> None:
-        """The controller is killed, and its child with it: before the file had its name, or just after."""
+        """Kill the controller with its child: before the file has its name, or just after."""
         self.ended = True
         if self._under_way is not None and self._draw.random() < 0.5:
             self._name()

@@ -1,9 +1,8 @@
-"""What the clients of a run with faults do: producers, consumers, readers and a cleaner.
+"""The clients of a run with faults: producers, consumers, readers and a cleaner.
 
-`rank_actors` has the ranks with replicas, `maintenance_actors` the clients that mend, save, load and drain.
-
-Each is a generator of a client's calls that goes on whatever fails, and enters into the ledger what it sees. One whose
-client was killed has a successor, which begins with what is known to all.
+`rank_actors` has the ranks with replicas, `maintenance_actors` the clients that repair, save, load and drain. The
+script of each client is a generator of calls that continues after every failure, and enters the results into the
+ledger. A killed client has a successor, which starts with the state that all clients share.
 """
 
 from __future__ import annotations
@@ -34,9 +33,13 @@ from transfer_queue.testing.simulated_client import Task
 
 
 class Workload:
-    """All clients of one run. group: samples in a group. width: numbers in a value. closing: they shall end.
+    """All clients of one run.
 
-    saved: folders of whole checkpoints. drained: units that may be being drained.
+    group: The number of samples in a group.
+    width: The number of numbers in a value.
+    closing: The clients must end.
+    saved: The folders of complete checkpoints.
+    drained: Units that may be drained at the moment.
     """
 
     def __init__(self, draw: random.Random, features: Features, ledger: Ledger) -> None:
@@ -55,14 +58,14 @@ class Workload:
 
     @property
     def cluster(self) -> FaultyCluster:
-        """Where they are; `begin` must have been called."""
+        """Return the cluster; `begin` must have been called."""
         assert self._cluster is not None
         return self._cluster
 
     # ------------------------------------------------------------ clients
 
     def begin(self, cluster: FaultyCluster) -> None:
-        """Every role, each with a client of its own."""
+        """Start every role, each with its own client."""
         self._cluster = cluster
         features = self.features
         maker = cluster.client("maker")
@@ -90,12 +93,12 @@ class Workload:
             self.role("operator", maintenance_actors.operator(self))
 
     def begin_rank(self, rank: int) -> None:
-        """The replicas of a rank."""
+        """Start the replicas of a rank."""
         for _ in range(REPLICAS):
             self.role(f"rank{rank}", rank_actors.replica(self, rank))
 
     def role(self, name: str, script: Script) -> None:
-        """A client that does this, and then leaves."""
+        """Start a client that runs a script and then leaves."""
         self._born += 1
         client = self.cluster.client(f"{name}-{self._born}")
         self._running[client.name] = script, client.start(self._life(client, script))
@@ -107,7 +110,7 @@ class Workload:
             yield from client.leave()
 
     def kill(self, client: RetryingClient) -> None:
-        """One ends as if killed; another takes its place."""
+        """Kill a client; another one takes its place."""
         found = self._end(client)
         if found is not None and not found[1].done:
             self.role(client.name.split("-")[0], found[0])
@@ -119,7 +122,7 @@ class Workload:
         return found
 
     def end_rank(self, rank: int) -> None:
-        """A rank is gone for good, and declared so by somebody who is not killed. Then another job has the rank."""
+        """End a rank permanently, and start a client that declares it gone. Another job then has it."""
         if self.features.scenario != "ranks" or not self.features.leased or self.closing:
             return
         found = [c for c in self.cluster.clients if c.name.split("-")[0] == f"rank{rank}" and c.name in self._running]
@@ -132,24 +135,24 @@ class Workload:
             self._running[client.name] = script, client.start(self._life(client, script))
 
     def done(self) -> bool:
-        """Whether all have ended. Raises what one of them raised."""
+        """Return whether all clients have ended. Raises the error of a client."""
         for _, task in self._running.values():
             if task.error is not None:
                 raise task.error
         return all(task.done for _, task in self._running.values())
 
-    # ------------------------------------------------------------ what several roles do
+    # ------------------------------------------------------------ shared by several roles
 
     def pause(self, most: float) -> Operation[None]:
-        """A while, or none."""
+        """Wait for a random time, or not at all."""
         yield from sleep(self.draw.choice([0.0, self.draw.uniform(0, most)]))
 
     def data(self, numbers: list[int], names: tuple[str, ...], version: int) -> TensorDict:
-        """What these samples have in these fields."""
+        """Return the values of these fields of these samples."""
         return TensorDict({n: content(numbers, n, version, self.width) for n in names}, batch_size=[len(numbers)])
 
     def look(self, client: RetryingClient, meta: BatchMeta, epoch: int) -> Operation[list[int] | None]:
-        """Reads a batch; the numbers of its samples, None where that failed. epoch: in which the metadata came."""
+        """Read a batch; return the numbers of its samples, None if that failed. epoch: The epoch of the metadata."""
         indexes = meta.global_indexes
         since = self.ledger.before(self.ledger.by_index[i] for i in indexes if i in self.ledger.by_index)
         try:
@@ -161,7 +164,7 @@ class Workload:
         return self.ledger.seen(indexes, data, since)
 
     def acknowledge(self, client: RetryingClient, meta: BatchMeta, task: str, numbers: list[int]) -> Operation[None]:
-        """Says that these samples are done; sometimes their lease is over by then."""
+        """Acknowledge these samples; sometimes their lease has ended by then."""
         epoch = self.ledger.maybe_acked(task, numbers)
         if (yield from client.operations.ack(meta)):
             self.ledger.acked(task, numbers, epoch)
@@ -169,7 +172,7 @@ class Workload:
     # ------------------------------------------------------------ roles
 
     def _produce(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-        """New samples, in groups where these count, and their second field a while later."""
+        """Put new samples, in groups if the run has groups, and later their second field."""
         while self.puts > 0:
             self.puts -= 1
             groups, size = self.draw.randint(1, 3), self.group
@@ -212,7 +215,7 @@ class Workload:
     def _update(
         self, client: RetryingClient, meta: BatchMeta, numbers: list[int], version: int, known: int
     ) -> Operation[None]:
-        """The second field of these samples, until it is known to be there. known: in which epoch the metadata came."""
+        """Put the second field of these samples until that has succeeded. known: The epoch of the metadata."""
         while not self.closing or version == 2:
             epoch = self.ledger.trying(numbers, ("y",), version, client.name)
             try:
@@ -252,7 +255,7 @@ class Workload:
     def _fetched_and_read(
         self, client: RetryingClient, fields: list[str], count: int, task: str, lease: float
     ) -> Operation[BatchMeta]:
-        """A batch that came with its values: of the right samples, in any version that they had."""
+        """Fetch a batch with its values, which may have any version that the samples had."""
         since = self.ledger.before([])
         values, meta, _ = yield from client.operations.await_data(
             fields, count, MAIN, task, lease=lease, layout="dense", timeout=1.0
@@ -262,7 +265,7 @@ class Workload:
         return meta
 
     def _take(self, client: RetryingClient, meta: BatchMeta, task: str, epoch: int) -> Operation[None]:
-        """Reads a batch, and acknowledges it, or gives it back."""
+        """Read a batch, and acknowledge or return it."""
         numbers = yield from self.look(client, meta, epoch)
         if numbers is None:
             return
@@ -275,7 +278,7 @@ class Workload:
             yield from self.acknowledge(client, meta, task, numbers)
 
     def _aside(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-        """Keys that are overwritten, read and cleared again and again."""
+        """Overwrite, read and clear keys repeatedly."""
         version = 0
         keys: dict[str, int] = {}
         epoch = self.ledger.epoch
@@ -291,14 +294,14 @@ class Workload:
                     yield from client.state.hand_back()
             except (StorageKeyNotFoundError, UnknownPartitionError) as error:
                 if epoch == self.ledger.epoch and "lost with storage unit" not in str(error):
-                    raise LedgerError(f"a key that was put is not there: {error}") from error
+                    raise LedgerError(f"a key that was put does not exist: {error}") from error
                 keys.pop(key, None)
             except TransferQueueError:
                 keys.pop(key, None)
             yield from self.pause(0.5)
 
     def _overwrite(self, client: RetryingClient, keys: dict[str, int], key: str, version: int) -> Operation[None]:
-        """Puts, replaces, reads or clears a key. keys: the samples of those that are there."""
+        """Put, replace, read or clear a key. keys: The samples of the existing keys."""
         ledger, operations = self.ledger, client.operations
         new = key not in keys
         number = ledger.new(SIDE, 1, keyed=True)[0] if new else keys[key]
@@ -322,7 +325,7 @@ class Workload:
             ledger.cleared([keys.pop(key)], epoch)
 
     def _browse(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-        """Reads whatever is there."""
+        """Read random samples."""
         while not self.closing:
             with contextlib.suppress(TransferQueueError):
                 place = self.draw.choice([MAIN, SIDE, SIDE])
@@ -332,7 +335,7 @@ class Workload:
             yield from self.pause(1.0)
 
     def _clean(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-        """Clears samples that every task is through with, and some that none is."""
+        """Clear samples that every task has finished, and some that no task has finished."""
         tasks = ("train",) if self.features.scenario == "ranks" else TASKS
         while not self.closing:
             yield from self.pause(2.0)

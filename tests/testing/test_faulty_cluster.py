@@ -43,7 +43,7 @@ def test_a_lost_arena_takes_what_lay_in_it_alone(tmp_path: Path) -> None:
     assert expected_losses.check(before, told, state, {0}) == 3
     with pytest.raises(AssertionError, match="took other values"):
         expected_losses.check(before, told, state, set())
-    with pytest.raises(AssertionError, match="not told as lost"):
+    with pytest.raises(AssertionError, match="not reported as lost"):
         expected_losses.check(before, expected_losses.lost(state), state, {0})
     client.put(numbers(2), partition_id="p")
     assert set(expected_losses.values(state).values()) == {frozenset({1})}
