@@ -543,7 +543,7 @@ def test_explain_names_the_client_that_holds_a_row(ranks: Harness) -> None:
     h.put(2)
     h.lease(2, name="trainer", dp_rank=3, batch_index=5)
     words = h.look(Explain("p", row=0, task="t")).value
-    assert "was dealt to task 't' in batch 5 of dp_rank 3 under a lease of trainer, and is not acknowledged" in words
+    assert "in batch 5 of dp_rank 3 under a lease of client trainer, and is not acknowledged" in words
     h.tick(10.0)
     words = h.look(Explain("p", row=0, task="t")).value
     assert "is not acknowledged yet (1 earlier deliveries were not acknowledged either)" in words

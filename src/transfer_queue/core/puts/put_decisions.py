@@ -103,8 +103,8 @@ def _check_new(state: State, partition: Partition, count: int) -> None:
     """Raise an error if the partition or the system does not admit `count` more rows."""
     if count and partition.sealed:
         raise SealedError(
-            f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows. "
-            f"Put new rows ({count} here) into another partition."
+            f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows, and this put "
+            f"adds {count}. Put new rows into another partition."
         )
     flow_control.check_staleness(partition, count)
     check_capacity(state, count)

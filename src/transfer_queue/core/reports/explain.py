@@ -154,8 +154,9 @@ def _claimed_words(partition: Partition, position: int, task: str) -> str:
     words = f"was delivered to task {task!r}" if batch is None else f"was dealt to task {task!r}"
     words += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
     held = [lease for lease in partition.leases.by_token.values() if lease.task == task and index in lease.rows]
-    clients = ", ".join(dict.fromkeys(lease.client for lease in held))
-    words += f" under a lease of {clients}, and is" if held else ", is not under a lease now, and is"
+    clients = list(dict.fromkeys(lease.client for lease in held))
+    holders = f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
+    words += f" under a lease of {holders}, and is" if held else ", is not under a lease now, and is"
     words += " not acknowledged yet"
     times = int(partition.leases.delivered.of(task, np.array([position]))[0])
     return words + (f" ({times} earlier deliveries were not acknowledged either)" if times else "")
