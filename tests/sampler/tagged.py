@@ -1,4 +1,4 @@
-"""A partition as samplers alone are given it: tags by global index, and a policy version."""
+"""A partition for samplers without a system: tags by global index, and a policy version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Partition:
-    """asked: how many rows' tags were asked for."""
+    """asked: the number of rows whose tags were read."""
 
     def __init__(self, tags: dict[int, dict[str, Any]], policy_version: int = 0) -> None:
         self.partition_id = "p"
@@ -20,5 +20,5 @@ class Partition:
 
 
 def tagged(tag: str, values: dict[int, Any], policy_version: int = 0) -> Partition:
-    """A partition of which these rows have the tag."""
+    """Return a partition in which these rows have the tag."""
     return Partition({index: {tag: value} for index, value in values.items()}, policy_version)

@@ -52,7 +52,7 @@ def heaviest(parts, lengths):
 
 
 def optimum(lengths, k, equal):
-    """The least possible heaviest sum, by trying everything."""
+    """Return the smallest possible largest sum, by trying all divisions."""
     best = None
     for part_of in itertools.product(range(k), repeat=len(lengths) - 1):
         counts, sums = [0] * k, [0] * k
@@ -125,12 +125,12 @@ def test_quality_at_size(equal, bound, seed):
 
 
 def test_one_giant():
-    """One length beyond all others together: the others are shared evenly by the rest where counts are free."""
+    """One length above all others together: the other parts share the others evenly if counts are free."""
     parts = get_seqlen_balanced_partitions([1000, *[10] * 12], 4, False)
     assert sorted(sum([1000, *[10] * 12][position] for position in part) for part in parts) == [40, 40, 40, 1000]
 
 
-def test_nothing_to_gain_ends():
+def test_a_search_without_progress_ends():
     assert get_seqlen_balanced_partitions([3] * 6, 3, True) == karmarkar_karp([3] * 6, 3, True)
     assert sorted(map(len, get_seqlen_balanced_partitions([0] * 7, 3, False))) == [2, 2, 3]
 

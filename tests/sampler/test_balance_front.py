@@ -51,7 +51,7 @@ def assert_capped(parts, lengths, cap):
 
 
 def fewest(lengths, cap):
-    """The least number of parts under the cap, by trying everything; a length above it is alone."""
+    """Return the minimum number of parts under the cap, by trying all divisions; a length above it is alone."""
 
     def search(rest, sums):
         if not rest:
@@ -74,14 +74,14 @@ def test_every_position_once_and_counts(problem, cost, equal):
 
 
 @given(problem=problems())
-def test_without_more_it_is_the_usual_partition(problem):
+def test_defaults_give_the_usual_partition(problem):
     lengths, k = problem
     assert balance(lengths, k) == get_seqlen_balanced_partitions(lengths, k, False)
     if len(lengths) % k == 0:
         assert balance(lengths, k, equal_counts=True) == get_seqlen_balanced_partitions(lengths, k, True)
 
 
-def test_the_item_too_many_moves_where_that_helps():
+def test_the_extra_item_moves_if_that_helps():
     """Sum 112 over counts of 3 and 4; exchanges of one for one from any start end at 59."""
     lengths = [26, 28, 2, 19, 17, 3, 17]
     parts = balance(lengths, 2, equal_counts=True)
@@ -115,7 +115,7 @@ def test_a_cap_is_never_exceeded(problem, cap, cost, equal):
 @settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7), cap=st.integers(5, 30), data=st.data())
 def test_a_refusal_is_right(lengths, cap, data):
-    """The number in the message is no more than the true one, and "cannot" is only said where it is so."""
+    """The number in the message is at most the true one, and it says "cannot" only if that is true."""
     needed = fewest(lengths, cap)
     k = data.draw(st.integers(1, len(lengths)))
     try:
@@ -134,15 +134,15 @@ def test_a_refusal_is_right(lengths, cap, data):
         assert message.startswith("found no way")
 
 
-def test_few_lengths_find_their_way():
-    """Of tight instances the search misses about one in 200,000."""
+def test_few_lengths_are_divided_if_possible():
+    """The search fails for about one in 200,000 tight instances."""
     generator = np.random.default_rng(4)
     for _ in range(300):
         lengths, cap = generator.integers(1, 21, generator.integers(3, 8)).tolist(), int(generator.integers(5, 31))
         assert_capped(balance(lengths, fewest(lengths, cap), max_tokens=cap), lengths, cap)
 
 
-def test_a_miss_says_how_many_parts_do():
+def test_an_error_says_how_many_parts_are_enough():
     """9 + 7 + 13 and 17 + 4 + 4 + 4 would be 29 each."""
     with pytest.raises(BalanceInputError, match=r"found no way .* at least 2 parts are needed.* 3 parts are enough"):
         balance([13, 4, 9, 7, 4, 4, 17], 2, max_tokens=29)
@@ -160,7 +160,7 @@ def test_a_refusal_names_the_number():
         balance(lengths, 3, equal_counts=True, max_tokens=9)
 
 
-def test_a_length_above_the_cap_is_alone():
+def test_a_length_above_the_cap_has_its_own_part():
     assert [3] in balance([1, 2, 3, 500, 4], 2, max_tokens=100)
     assert balance([7, 500, 3, 600, 1], 4, max_tokens=10) == [[0], [1], [2, 4], [3]]
     assert balance([500, 3, 4], 2, equal_counts=True, max_tokens=10) == [[0], [1, 2]]
@@ -168,7 +168,7 @@ def test_a_length_above_the_cap_is_alone():
         balance([500, 3, 4, 2, 1, 1], 3, equal_counts=True, max_tokens=10)
 
 
-def test_a_cap_that_no_even_division_keeps():
+def test_a_cap_that_only_an_uneven_division_keeps():
     """Longest first and exchanges end above it; first fit keeps it."""
     lengths = [18, 5, 6, 6, 6, 8, 20, 11, 1]
     assert max(sum(lengths[position] for position in part) for part in balance(lengths, 3)) > 28
@@ -190,7 +190,7 @@ def test_a_cap_on_tokens_is_none_on_costs():
     assert imbalance(attention(lengths), capped) < imbalance(attention(lengths), balance(lengths, 8))
 
 
-def test_fractions_of_tokens_count_whole():
+def test_fractions_of_tokens_count_as_one():
     assert balance([1.5, 1.5, 1, 1], 2, max_tokens=3.9) == [[0, 2], [1, 3]]
     with pytest.raises(BalanceInputError, match="at least 3"):
         balance([1.5, 1.5, 1, 1], 2, max_tokens=2.9)
@@ -254,7 +254,7 @@ def test_imbalance():
 
 
 @pytest.mark.parametrize("parts", [[], [[0]], [[0, 1], [1]], [[0, 2]], [[0, 1, 2]], 7, [0, 1], [["0", 1]]])
-def test_imbalance_of_no_division(parts):
+def test_imbalance_of_an_invalid_division(parts):
     with pytest.raises(BalanceInputError, match="each of the 2 positions once"):
         imbalance([1, 2], parts)
 

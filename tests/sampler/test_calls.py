@@ -162,7 +162,7 @@ GIVEN = {
 
 class TestGroupSizePerClaim:
     @pytest.mark.parametrize("build", OPEN.values(), ids=OPEN)
-    def test_a_sampler_made_without_one_takes_that_of_the_claim(self, build):
+    def test_a_sampler_without_a_size_takes_that_of_the_claim(self, build):
         sampler, ready = build(), [0, 2, 3, 4, 5, 7, 8]
         assert sorted(sampler.sample(ready, 4, "t", "p", **who(), n_samples_per_prompt=4)[0]) == [2, 3, 4, 5]
         assert sorted(sampler.sample(ready, 2, "u", "p", **who(), n_samples_per_prompt=2)[0]) == [2, 3]
@@ -172,7 +172,7 @@ class TestGroupSizePerClaim:
             sampler.validate(6, {"n_samples_per_prompt": 4, "dp_rank": 0, "batch_index": 0})
 
     @pytest.mark.parametrize("build", GIVEN.values(), ids=GIVEN)
-    def test_a_sampler_made_with_another_refuses_and_names_both(self, build):
+    def test_a_sampler_with_another_size_refuses_and_names_both(self, build):
         sampler = build()
         config = {**who(), "n_samples_per_prompt": 4}
         words = rf"n_samples_per_prompt \(4\) must be equal to the sampler's, which is {sampler.n_samples_per_prompt}"

@@ -1,4 +1,4 @@
-"""Samplers that a configuration names: which are sent to the controller, and how they are made."""
+"""Samplers that a configuration names: which ones are sent to the controller, and how they are created."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestSamplerFrom:
         assert type(sampler_from(name, NEEDED.get(name))).__name__ == name
 
     def test_arguments(self):
-        """Arguments by name; samplers inside of others by name or with arguments of their own."""
+        """Arguments are passed by name; inner samplers by name or with arguments of their own."""
         grpo = sampler_from("GRPOGroupNSampler", {"n_samples_per_prompt": 4})
         assert grpo.n_samples_per_prompt == 4
         path = f"{__name__}:NeedsAnArgument"
@@ -92,13 +92,13 @@ class TestSamplerFrom:
         ],
     )
     def test_wrong_arguments(self, sampler, args, words):
-        """Wrong arguments are found where the conf is read, and named by their key."""
+        """Wrong arguments are found when the conf is read, and named by their key."""
         conf = held(sampler)
         conf.controller.sampler_args = args
         with pytest.raises(InvalidArgumentError, match=f"controller.sampler.*{words}"):
             to_send(conf)
 
-    def test_arguments_travel(self):
+    def test_arguments_are_sent_as_json_values(self):
         """As JSON values, interpolations resolved."""
         args = {"token_budget": "${controller.budget}", "dp_size": 2}
         conf = {"controller": {"sampler": "TokenBudgetSampler", "sampler_args": args, "budget": 64}}
@@ -114,7 +114,7 @@ class TestSamplerFrom:
         assert type(sampler_from(path)) is SequentialSampler
 
     def test_class_and_instance(self):
-        """A class is made, an instance stays itself."""
+        """A class is called, an instance is used itself."""
         sampler = GRPOGroupNSampler(4)
         assert sampler_from(sampler) is sampler
         assert type(sampler_from(Newest)) is Newest
@@ -140,12 +140,12 @@ class TestSamplerFrom:
             sampler_from("PriortySampler")
 
     @pytest.mark.parametrize("value", ["json:dumps", "json:JSONDecoder", 5, None, dict])
-    def test_no_sampler(self, value):
-        """What is no sampler is refused, with what would be one."""
+    def test_an_object_that_is_not_a_sampler_is_refused(self, value):
+        """An object that is not a sampler is refused; the error names what is allowed."""
         with pytest.raises(InvalidArgumentError, match="allowed: "):
             sampler_from(value)
 
     def test_class_that_needs_arguments(self):
-        """Of a class that cannot be made, an instance is asked for."""
+        """The error for a class that needs arguments asks for an instance."""
         with pytest.raises(InvalidArgumentError, match="an instance"):
             sampler_from(NeedsAnArgument)

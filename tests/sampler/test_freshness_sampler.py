@@ -1,4 +1,4 @@
-"""Freshness: what a policy too old made is dropped and counted; the rest as the sampler inside."""
+"""Freshness: rows of a policy that is too old are skipped and counted; the inner sampler deals the others."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def fresh(inner, max_staleness=1, **more):
     return FreshnessSampler(inner, max_staleness, **more)
 
 
-def test_too_old_is_dropped_and_consumed():
+def test_rows_that_are_too_old_are_consumed():
     partition = tagged("policy_version", {0: 3, 1: 2, 2: 1, 3: 9, 5: 0}, policy_version=3)
     sampler = fresh(SequentialSampler())
     assert sampler.sample(list(range(6)), 3, partition=partition) == ([0, 1, 3], [0, 1, 3, 2, 5])
@@ -58,7 +58,7 @@ def test_the_current_version():
     assert sampler.sample([0], 1)[0] == [0], "without a partition nothing is known to be old"
 
 
-def test_a_group_goes_as_a_whole():
+def test_a_group_is_skipped_completely():
     partition = tagged("policy_version", {0: 5, 1: 1, 2: 5, 3: 5}, policy_version=5)
     sampler = fresh(GRPOGroupNSampler(2))
     assert sampler.sample(list(range(4)), 2, partition=partition) == ([2, 3], [2, 3, 0, 1])

@@ -15,7 +15,7 @@ lists = st.lists(st.integers(0, 60), max_size=40)
 
 
 def first_fit_decreasing(lengths, cap):
-    """Bins that the textbook's method needs; a length above the cap is alone."""
+    """Return the number of bins of the textbook's method; a length above the cap is alone."""
     long = sum(length > cap for length in lengths)
     rooms = []
     for length in sorted((length for length in lengths if length <= cap), reverse=True):
@@ -82,7 +82,7 @@ def test_the_fullest_bins_are_halved():
     assert three[1] == three[2] != three[0]
 
 
-def test_where_an_even_start_breaks_the_cap_full_bins_are_levelled():
+def test_full_bins_are_evened_if_an_even_start_breaks_the_cap():
     lengths = [30, 30, 20, 20, 20, 15, 15, 15, 15, 5, 5]
     bins = pack(lengths, 60, 4)
     assert_packed(bins, lengths, 60)
@@ -102,7 +102,7 @@ def test_at_size(cap, multiple):
     assert min(shared) / max(shared) > (0.99 if cap == 32768 else 0.9)
 
 
-def test_long_ones_are_alone():
+def test_long_items_have_their_own_bin():
     assert pack([5, 99, 5, 70], 10) == [[0, 2], [1], [3]]
     assert pack([99, 70], 10, 2) == [[0], [1]]
 

@@ -1,4 +1,4 @@
-"""Priority: the highest first, groups by their highest member, the rest as the sampler inside."""
+"""Priority: the highest first, groups by their highest member; otherwise like the inner sampler."""
 
 import math
 from fractions import Fraction
@@ -23,13 +23,13 @@ WHO = {"task_name": "t", "partition_id": "p"}
 priorities = st.dictionaries(st.integers(0, 30), st.integers(-3, 3) | st.floats(-3, 3), max_size=20)
 
 
-def test_the_highest_first_and_equal_ones_in_order():
+def test_the_highest_come_first_and_equal_ones_in_order():
     partition = tagged("priority", {1: 5, 3: -1, 4: 5, 6: 0.5})
     assert PrioritySampler().sample([0, 1, 2, 3, 4, 6], 5, partition=partition) == ([1, 4, 6, 0, 2],) * 2
 
 
 @given(st.lists(st.integers(0, 30), unique=True).map(sorted), priorities, st.integers(0, 10))
-def test_as_sorted(ready, values, size):
+def test_the_order_equals_a_sort(ready, values, size):
     expected = sorted(ready, key=lambda row: (-values.get(row, 0), row))[:size]
     assert PrioritySampler("p").sample(ready, size, partition=tagged("p", values))[0] == expected
 
@@ -39,7 +39,7 @@ def test_without_a_partition_all_are_equal():
 
 
 @pytest.mark.parametrize(("aging", "first"), [(0.0, 9), (0.4, 9), (0.5, 5), (1.0, 5)])
-def test_aging_is_a_gain_with_every_sample_inserted_later(aging, first):
+def test_aging_raises_priority_with_every_later_sample(aging, first):
     """Row 9 is higher by 2 than row 5, and four rows younger."""
     partition = tagged("priority", {5: 1, 9: 3})
     assert PrioritySampler(aging=aging).sample([5, 9], 1, partition=partition)[0] == [first]
@@ -51,7 +51,7 @@ def test_a_group_is_as_high_as_its_highest_member():
     assert sampler.sample(list(range(8)), 6, partition=partition)[0] == [4, 5, 6, 7, 2, 3]
 
 
-def test_rank_consistent_as_the_sampler_inside():
+def test_a_wrapper_is_rank_consistent_if_its_inner_sampler_is():
     partition = tagged("priority", {7: 1, 6: 2, 5: 3, 4: 4})
     sampler = PrioritySampler(inner=RankAwareSampler())
     who = {**WHO, "dp_rank": 1, "batch_index": 0}
@@ -79,12 +79,12 @@ def test_a_balanced_deal_of_the_highest():
 
 
 @pytest.mark.parametrize("value", ["high", True, math.nan, [1], np.float32("nan")])
-def test_no_number(value):
+def test_a_tag_that_is_not_a_number_is_refused(value):
     with pytest.raises(InvalidArgumentError, match=r"tag 'priority' of row 2 must be a number, got .*set it to"):
         PrioritySampler().sample([1, 2], 1, partition=tagged("priority", {2: value}))
 
 
-def test_numbers_of_any_make():
+def test_numbers_of_any_type():
     values = {0: Fraction(1, 2), 1: np.int64(2), 2: 10**400, 3: -(10**400), 4: math.inf, 5: None}
     rows = PrioritySampler().sample(list(range(6)), 6, partition=tagged("priority", values))[0]
     assert rows == [2, 4, 1, 0, 5, 3]
@@ -108,7 +108,7 @@ def test_arguments():
 
 
 class Users(BaseSampler):
-    """Takes the last of what it is shown."""
+    """Takes the last of the rows that it is shown."""
 
     def sample(self, ready_indexes, batch_size, *args, **kwargs):
         self.shown = ready_indexes
@@ -128,7 +128,7 @@ def test_around_a_users_sampler(wants_list):
     assert list(inner.shown) == [0, 1, 2], "the sampler inside of the other sees the other's order"
 
 
-def test_what_deals_by_itself():
+def test_which_samplers_deal_to_ranks():
     class Own(GRPOGroupNSampler):
         def sample(self, *args, **kwargs):
             return [], []

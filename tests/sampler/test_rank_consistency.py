@@ -1,4 +1,4 @@
-"""Dealing to ranks: the same batch for all who ask, no sample twice, in any order of asks."""
+"""Dealing to ranks: the same batch for all replicas, no sample twice, in any order of calls."""
 
 import pytest
 from hypothesis import given
@@ -18,8 +18,8 @@ asks = st.lists(st.tuples(st.integers(0, RANKS - 1), st.integers(0, BATCHES - 1)
 
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 @given(asks=asks)
-def test_any_order_of_asks(build, asks):
-    """Replicas that ask in any order agree, and no sample is in two batches."""
+def test_replicas_agree_in_any_order_of_calls(build, asks):
+    """Replicas agree in any order of calls, and no sample is in two batches."""
     sampler, ready, dealt = build(), set(range(2 * RANKS * BATCHES)), {}
     for rank, batch in asks:
         sampled, consumed = sampler.sample(
@@ -45,14 +45,14 @@ def test_a_balanced_deal_keeps_all_shares_or_none():
 
 
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
-def test_a_failed_ask_keeps_nothing(build):
+def test_a_failed_call_keeps_nothing(build):
     sampler = build()
     with pytest.raises(InvalidArgumentError):
         sampler.sample(list(range(8)), 2, dp_rank=-1, batch_index=0, task_name="t", partition_id="p")
     assert sampler._states == {}
 
 
-def test_cleared_partition_deals_anew():
+def test_a_cleared_partition_is_dealt_again():
     sampler = RankAwareSampler()
     who = {"dp_rank": 0, "batch_index": 0, "task_name": "t", "partition_id": "p"}
     assert sampler.sample([0, 1], 2, **who)[0] == [0, 1]

@@ -1,4 +1,4 @@
-"""What all samplers have in common: state, checkpoints, pickling, and what the controller asks of them."""
+"""What all samplers have in common: state, checkpoints, pickling, and the calls of the controller."""
 
 import ast
 import copy
@@ -86,12 +86,12 @@ def test_a_cached_result_of_a_user_is_found():
 
 
 @every_built_in
-def test_no_config_is_no_cached_result(build):
+def test_without_a_config_there_is_no_cached_result(build):
     assert not build().has_cached_result("p", "t", None)
 
 
 @every_rank_consistent
-def test_a_wrong_key_is_no_cached_result(build):
+def test_an_invalid_key_has_no_cached_result(build):
     assert not build().has_cached_result("p", "t", {"dp_rank": -1, "batch_index": "x"})
 
 
@@ -128,7 +128,7 @@ def test_numpy_indexes_become_ints(build):
 
 
 @every_built_in
-def test_what_is_returned_is_the_callers(build):
+def test_callers_may_change_returned_lists(build):
     """Changing a result changes neither the other list nor what is cached."""
     sampler = build()
     sampled, consumed = sampler.sample(list(range(8)), 2, **WHO)
@@ -148,7 +148,7 @@ def test_negative_batch_size(build):
 
 
 @every_built_in
-def test_a_right_request_is_valid(build):
+def test_a_valid_request_is_accepted(build):
     assert build().validate(4, WHO) is None
 
 
@@ -170,14 +170,14 @@ def test_rank_and_batch_are_required_by_the_system(name):
 
 
 def test_without_batch_index_a_balanced_deal_is_for_its_caller():
-    """No other rank could come for its share; so the batch is as large as one rank's."""
+    """No other rank could fetch its share, so the batch is as large as that of one rank."""
     sampler = SeqlenBalancedSampler(2, 2)
     assert sampler.validate(2, {"task_name": "t", "partition_id": "p"}) is None
     assert sampler.deal(list(range(8)), 2, task_name="t") == {0: ([0, 1], [0, 1])}
     assert sampler.deal([0, 1], 2, task_name="t", dp_rank=1) == {0: ([0, 1], [0, 1])}
 
 
-def test_rank_beyond_the_ranks():
+def test_a_rank_beyond_dp_size():
     with pytest.raises(InvalidArgumentError, match="dp_size"):
         SeqlenBalancedSampler(2, 2).validate(4, {**WHO, "dp_rank": 2})
 
@@ -195,7 +195,7 @@ def test_deal_key():
 
 
 def test_remainder():
-    """What a last deal after a seal can be asked for: per rank where shares are kept, whole groups only."""
+    """The batch size of a last deal after a seal: for each rank if shares are kept, complete groups only."""
     ready = [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert SequentialSampler().remainder(ready) == RankAwareSampler().remainder(ready, **WHO) == 9
     assert GRPOGroupNSampler(2).remainder(ready) == 8
@@ -209,7 +209,7 @@ def test_remainder():
 
 
 @every_rank_consistent
-def test_deal_is_pure(build):
+def test_a_deal_changes_nothing(build):
     sampler, ready = build(), list(range(8))
     before = sampler.save_checkpoint()
     shares = sampler.deal(ready, 2, **WHO)
@@ -234,7 +234,7 @@ def test_deal_without_a_rank():
     assert GRPOGroupNSampler(2).deal([0, 1, 2, 3], 2, task_name="t", dp_rank=3) == {0: ([0, 1], [0, 1])}
 
 
-def test_whose_sample():
+def test_which_class_defines_sample():
     assert not any(overrides_sample(build()) for build in BUILD.values())
     assert not overrides_sample(OwnDeal(2))
     assert overrides_sample(OwnSample(2))
@@ -250,7 +250,7 @@ def test_rank_consistent_is_abstract():
 
 
 def test_imports_are_pure():
-    """Numpy, the exception tree and each other at import; the logger only where something is logged."""
+    """Samplers import numpy, the errors and each other; they import the logger only when they log."""
     allowed = {"__future__", "numpy", "transfer_queue"}
     stdlib = {
         "abc",

@@ -46,7 +46,7 @@ def _records(caplog):
     data=st.data(),
 )
 def test_shares(size, dp_size, batch, spare, data):
-    """All ranks get whole groups, the first ones, each once; the same count where they divide evenly."""
+    """All ranks get complete groups, the first ones, each once; the same count if they divide evenly."""
     sampler, total = SeqlenBalancedSampler(size, dp_size), batch * dp_size
     ready = list(range(total + spare))
     values = data.draw(st.lists(st.integers(0, 999), min_size=len(ready), max_size=len(ready)))
@@ -74,7 +74,7 @@ def test_only_the_dealt_rows_are_looked_up():
     assert partition.asked == [[0, 1, 2, 3]]
 
 
-def test_other_tags_and_none_count_one():
+def test_samples_without_a_length_count_one():
     tags = Tags({0: {"other": 9}, 1: {"total_lengths": None}, 2: {"total_lengths": 0.5}, 3: {"total_lengths": 1.5}})
     shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert [sampled for sampled, _ in shares.values()] == [[0, 1], [2, 3]]
@@ -88,7 +88,7 @@ def test_other_tags_and_none_count_one():
     ["12", b"12", True, [1, 2], [], ["1"], float("nan"), float("inf"), -1, 10**400, 10**5000, -(10**400)],
     ids=type,
 )
-def test_garbage_names_the_row(garbage):
+def test_an_invalid_length_names_its_row(garbage):
     sampler = SeqlenBalancedSampler(1, 2)
     tags = Tags({5: {"total_lengths": garbage}})
     with pytest.raises(InvalidArgumentError, match="row 5 must be a finite number"):
@@ -161,7 +161,7 @@ def test_not_whole_groups():
         SeqlenBalancedSampler(4, 2).validate(5, {"dp_rank": 0, "batch_index": 0})
 
 
-def test_partition_id_goes_before_the_partitions_own():
+def test_partition_id_overrides_that_of_the_partition():
     sampler = SeqlenBalancedSampler()
     sampler.sample([0, 1], 2, partition=lengths_of([1, 1]), partition_id="q", task_name="t")
     assert list(sampler._balanced_cache) == [("q", "t", 0)]

@@ -1,4 +1,4 @@
-"""Token budget: whole groups up to a budget, all ranks in lockstep, the rest stays."""
+"""Token budget: complete groups up to a budget, all ranks in lockstep, the others stay ready."""
 
 import math
 from itertools import chain
@@ -16,7 +16,7 @@ WHO = {"task_name": "t", "partition_id": "p"}
 
 
 def deal(lengths, budget, size=1, ranks=1, batch_size=100, **more):
-    """The micro-batches of one deal of rows 0.. with these lengths, by rank."""
+    """Return the micro-batches of one deal of rows 0.. with these lengths, by rank."""
     partition = tagged(TAG, dict(enumerate(lengths)))
     sampler = TokenBudgetSampler(budget, size, ranks)
     shares = sampler.deal(range(len(lengths)), batch_size, partition=partition, batch_index=0, **more)
@@ -25,7 +25,7 @@ def deal(lengths, budget, size=1, ranks=1, batch_size=100, **more):
     return [sampled for sampled, _ in shares.values()]
 
 
-def test_up_to_the_budget_and_the_rest_stays():
+def test_groups_are_dealt_up_to_the_budget():
     assert deal([4, 3, 3, 1], 10) == [[0, 1, 2]]
     assert deal([4, 3, 3], 10) == [], "another could fit"
     assert deal([4, 3, 3], 10, final=True) == [[0, 1, 2]]
@@ -34,17 +34,17 @@ def test_up_to_the_budget_and_the_rest_stays():
 
 
 def test_later_ones_do_not_overtake():
-    """Row 2 fits to nobody, so the deal ends there, though row 3 would."""
+    """Row 2 fits into no micro-batch, so the deal ends there, although row 3 would fit."""
     assert deal([6, 6, 5, 1], 10, ranks=2) == [[0], [1]]
 
 
-def test_over_long_stands_alone():
+def test_a_group_above_the_budget_is_alone():
     assert deal([50, 1, 1], 10) == [[0]]
     assert deal([1, 50, 1], 10) == [[0]], "it waits for an empty rank, and is not overtaken"
     assert deal([50, 4, 4, 4], 10, ranks=2) == [[0], [1, 2]]
 
 
-def test_groups_are_whole_and_even():
+def test_groups_are_complete_and_even():
     assert deal([1, 1, 9, 9, 8, 8, 2, 2, 9, 9], 20, size=2, ranks=2) == [[0, 1, 2, 3], [4, 5, 6, 7]], "dealt anew"
     assert deal([1, 2, 3, 4, 5], 9, ranks=2, final=True) == [[0, 1, 4], [2, 3]], "8 and 7"
     assert deal([8, 8, 8, 8, 8], 20, size=2) == [[0, 1]] == deal([8] * 4, 20, size=2)
@@ -68,7 +68,7 @@ def test_the_last_deals():
     st.integers(1, 5),
 )
 def test_rounds_until_the_end(lengths, budget, size, ranks, held):
-    """All that is dealt after a seal: within the budget, whole, in lockstep, in order, and nothing left but a rest."""
+    """All deals after a seal are within the budget, complete, in lockstep and in order; only a remainder is left."""
     partition = tagged(TAG, dict(enumerate(lengths)))
     sampler = TokenBudgetSampler(budget, size, ranks)
     left = list(range(len(lengths)))
@@ -93,7 +93,7 @@ def test_rounds_until_the_end(lengths, budget, size, ranks, held):
     assert len(groups) < ranks
 
 
-def test_alone_it_is_rank_consistent():
+def test_a_direct_call_is_rank_consistent():
     partition = tagged(TAG, dict.fromkeys(range(10), 5))
     sampler = TokenBudgetSampler(10, dp_size=2)
     one = sampler.sample(list(range(10)), 4, partition=partition, dp_rank=1, batch_index=0, **WHO)
@@ -121,7 +121,7 @@ def test_by_priority():
     ("value", "words"),
     [(None, "is missing"), (-1, "is -1.0"), (math.inf, "is inf"), ("5", "must be a number, got '5'")],
 )
-def test_what_is_no_length(value, words):
+def test_invalid_lengths_are_refused(value, words):
     with pytest.raises(InvalidArgumentError, match=f"tag 'total_lengths' of row 1 {words}"):
         deal([1, value], 10)
 

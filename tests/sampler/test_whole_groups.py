@@ -1,4 +1,4 @@
-"""Picking whole groups, from plain lists and from ready rows that know their groups."""
+"""Picking complete groups, from plain lists and from ready rows that know their groups."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -14,7 +14,7 @@ from transfer_queue.sampler.ready_views import pick_groups
 
 
 class Lazy(Sequence):
-    """Ready rows with declared groups, that count how many groups were looked at and refuse to be read whole."""
+    """Ready rows with declared groups that count how many groups were read and refuse to be read completely."""
 
     def __init__(self, groups, loose=()):
         self.groups = sorted(sorted(group) for group in groups)
@@ -39,7 +39,7 @@ class Lazy(Sequence):
 
 
 def naive_runs(ready, size):
-    """Greedy runs by the definition: from the lowest on, a run of `size` is taken, else one index is passed over."""
+    """Greedy runs by definition: from the lowest index on, take a run of `size`, or skip one index."""
     left, found = sorted(ready), []
     while left:
         run = list(range(left[0], left[0] + size))
@@ -61,7 +61,7 @@ def test_runs_of_a_list(ready, size, count):
 
 @given(st.permutations(range(24)), st.integers(1, 4), st.integers(0, 5))
 def test_declared_groups(rows, size, count):
-    """Groups need not be neighbours; rows outside any whole group are never dealt."""
+    """Groups need not be consecutive; rows outside complete groups are never dealt."""
     groups = [rows[start : start + size] for start in range(0, 12, size)]
     whole = sorted(sorted(group) for group in groups if len(group) == size)
     ready = Lazy(groups, loose=rows[12:])
@@ -70,14 +70,14 @@ def test_declared_groups(rows, size, count):
     assert sampled == consumed == expected
 
 
-def test_takes_no_more_groups_than_needed():
+def test_no_more_groups_are_read_than_needed():
     ready = Lazy([[2 * i, 2 * i + 1] for i in range(1000)])
     assert isinstance(ready, ReadyIndexes)
     GRPOGroupNSampler(2).sample(ready, 8)
     assert ready.looked_at <= 5
 
 
-def test_too_few_rows_look_at_no_group():
+def test_too_few_rows_read_no_group():
     ready = Lazy([[0, 1]])
     assert GRPOGroupNSampler(2).sample(ready, 8) == ([], [])
     assert ready.looked_at == 0
@@ -89,7 +89,7 @@ def test_balanced_deals_declared_groups():
     assert [sampled for sampled, _ in shares.values()] == [[0, 7, 1, 6], [2, 5, 3, 4]]
 
 
-def test_a_list_is_no_ready_indexes():
+def test_a_list_does_not_implement_ready_indexes():
     assert not isinstance([1, 2], ReadyIndexes)
 
 

@@ -1,4 +1,4 @@
-"""Deals that take long are made elsewhere: only their own task waits for them, and what comes back is checked."""
+"""Long deals are computed in the background: only their own task waits for them, and their result is checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP, RANKS = 2, 2
 
 @pytest.fixture
 def b(monkeypatch: pytest.MonkeyPatch) -> Harness:
-    """A balanced sampler whose every deal is long, and four groups."""
+    """A balanced sampler all of whose deals are long, and four groups."""
     monkeypatch.setattr(batch_selection, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     h.put(8, tags=[{"total_lengths": length} for length in (9, 1, 5, 5, 7, 3, 2, 2)])
@@ -37,7 +37,7 @@ def all_rows(h: Harness, *asked: tuple[int, str]) -> list[int]:
 
 
 @pytest.mark.design("balancing runs off the loop as an effect whose result comes back as an event")
-def test_a_long_deal_is_work(b: Harness) -> None:
+def test_a_long_deal_runs_in_the_background(b: Harness) -> None:
     first = ask(b, 0)
     assert [b.parked(first, "c0"), len(b.works)] == [True, 1]
     assert b.state.partitions["p"].tasks == {}, "nothing is dealt yet"
@@ -48,13 +48,13 @@ def test_a_long_deal_is_work(b: Harness) -> None:
     assert not b.works
 
 
-def test_a_short_one_is_made_at_once() -> None:
+def test_a_short_deal_is_made_at_once() -> None:
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     h.put(8)
     assert len(h.got(ask(h, 0), "c0") or []) == 4
 
 
-def test_it_is_the_same_deal(b: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_deal_equals_a_direct_one(b: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ask(b, 0)
     b.work()
     monkeypatch.setattr(batch_selection, "LONG", 512)
@@ -63,7 +63,7 @@ def test_it_is_the_same_deal(b: Harness, monkeypatch: pytest.MonkeyPatch) -> Non
     assert b.got(asked, "c0") == h.got(ask(h, 0), "c0")
 
 
-def test_all_others_are_served_meanwhile(b: Harness) -> None:
+def test_other_requests_are_served_during_a_long_deal(b: Harness) -> None:
     waiting = ask(b, 0)
     assert b.put(2) == [8, 9]
     assert "has all the fields" in b.ask(Explain("p", row=0)).value
@@ -87,7 +87,7 @@ def test_a_claim_that_does_not_wait_is_answered_by_the_deal(b: Harness) -> None:
     assert b.got(other, "late") == []
 
 
-def test_who_asks_for_a_batch_that_is_kept_does_not_wait(b: Harness) -> None:
+def test_a_claim_for_a_dealt_batch_does_not_wait(b: Harness) -> None:
     first = ask(b, 0)
     b.work()
     b.put(8)
@@ -101,7 +101,7 @@ def test_a_probe_needs_no_deal(b: Harness) -> None:
     assert not b.works
 
 
-def test_a_cleared_row_makes_it_decide_anew(b: Harness) -> None:
+def test_a_claim_is_decided_again_if_a_row_was_cleared(b: Harness) -> None:
     b.put(2)
     asked = ask(b, 0)
     b.clear([3])
@@ -111,7 +111,7 @@ def test_a_cleared_row_makes_it_decide_anew(b: Harness) -> None:
     assert all_rows(b, (asked, "c0"), (ask(b, 1), "c1")) == [0, 1, 4, 5, 6, 7, 8, 9]
 
 
-def test_too_few_are_left_after_a_clear(b: Harness) -> None:
+def test_a_claim_waits_if_a_clear_leaves_too_few_rows(b: Harness) -> None:
     asked, polled = ask(b, 0), ask(b, 1, wait=None)
     b.clear([3])
     b.work()
@@ -122,7 +122,7 @@ def test_too_few_are_left_after_a_clear(b: Harness) -> None:
     assert b.got(asked, "c0") is not None
 
 
-def test_a_row_that_comes_meanwhile_changes_nothing(b: Harness) -> None:
+def test_a_row_put_during_a_deal_does_not_change_it(b: Harness) -> None:
     asked = ask(b, 0)
     b.put(2)
     b.clear([8])
@@ -131,7 +131,7 @@ def test_a_row_that_comes_meanwhile_changes_nothing(b: Harness) -> None:
     assert b.got(asked, "c0") is not None
 
 
-def test_a_group_that_breaks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_becomes_incomplete_during_a_deal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_selection, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     h.put(8, groups=list("aabbccdd"))
@@ -144,7 +144,7 @@ def test_a_group_that_breaks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_rows(h, (asked, "c0"), (ask(h, 1), "c1")) == [0, 1, 4, 5, 6, 7, 9, 10]
 
 
-def test_a_reset_voids_it(b: Harness) -> None:
+def test_a_reset_makes_a_deal_stale(b: Harness) -> None:
     asked = ask(b, 0)
     b.ask(ResetConsumption("p", "t"))
     b.work()
@@ -155,7 +155,7 @@ def test_a_reset_voids_it(b: Harness) -> None:
     b.ask(ResetConsumption("p"))
 
 
-def test_a_dropped_partition_voids_it(b: Harness) -> None:
+def test_a_dropped_partition_makes_a_deal_stale(b: Harness) -> None:
     asked, polled = ask(b, 0), ask(b, 1, wait=None)
     b.ask(ClearPartition("p"))
     assert b.got(polled, "c1") == []
@@ -167,7 +167,7 @@ def test_a_dropped_partition_voids_it(b: Harness) -> None:
     assert all_rows(b, (asked, "c0"), (ask(b, 1), "c1")) == list(range(8, 16))
 
 
-def test_a_seal_meanwhile(b: Harness) -> None:
+def test_a_seal_during_a_deal(b: Harness) -> None:
     b.put(6)
     asked = ask(b, 0)
     b.ask(Seal("p"))
@@ -180,7 +180,7 @@ def test_a_seal_meanwhile(b: Harness) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "gone", "timed out"])
-def test_others_go_on_where_who_began_is_no_more(b: Harness, how: str) -> None:
+def test_other_claims_continue_if_the_starter_of_a_deal_disconnects(b: Harness, how: str) -> None:
     first, second = ask(b, 0, wait=5), ask(b, 1, wait=50)
     if how == "cancelled":
         b.ask(Cancel(first), "c0")
@@ -196,7 +196,7 @@ def test_others_go_on_where_who_began_is_no_more(b: Harness, how: str) -> None:
     assert len(b.got(second, "c1") or []) == 4
 
 
-def test_its_error_reaches_who_began(b: Harness) -> None:
+def test_an_error_of_a_deal_reaches_the_claim_that_started_it(b: Harness) -> None:
     b.put(2, tags=[{"total_lengths": "long"}, {}])
     b.clear([0])
     first, second = ask(b, 0), ask(b, 1)
@@ -213,7 +213,7 @@ def test_its_error_reaches_who_began(b: Harness) -> None:
         b.result(third, "c0")
 
 
-def test_it_computes_from_copies(b: Harness) -> None:
+def test_a_long_deal_reads_only_copies(b: Harness) -> None:
     asked = ask(b, 0)
     work = b.works[0]
     before = work.run()
@@ -225,7 +225,7 @@ def test_it_computes_from_copies(b: Harness) -> None:
     assert b.parked(asked, "c0")
 
 
-def test_no_deadlock_is_told_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_deadlock_is_reported_during_a_long_deal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_selection, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS), capacity=8)
     h.put(8)
@@ -239,7 +239,7 @@ def test_no_deadlock_is_told_while_one_is_made(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_many_groups_leave_at_once(declared: bool) -> None:
-    """The kept list of whole groups is what a recount gives, whichever groups of it go."""
+    """The list of complete groups equals a recount, whichever groups are removed from it."""
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     groups = [str(row // GROUP) for row in range(600)]
     for start in range(0, 600, 100):

@@ -68,12 +68,12 @@ def test_a_claim_needs_fields(h: Harness) -> None:
         h.ask(Claim("p", "t", [], 1))
 
 
-def test_none_wanted(h: Harness) -> None:
+def test_a_claim_for_no_rows_is_answered_at_once(h: Harness) -> None:
     assert h.dealt(0, wait=10) == []
 
 
 @pytest.mark.parametrize("wait", [None, 0.0, -3.0])
-def test_without_a_wait_the_answer_comes_at_once(h: Harness, wait: float | None) -> None:
+def test_a_claim_without_a_wait_is_answered_at_once(h: Harness, wait: float | None) -> None:
     assert h.dealt(1, wait=wait) == []
     assert h.controller.next_deadline() is None
 
@@ -96,7 +96,7 @@ def test_the_publish_that_completes_it_answers(h: Harness) -> None:
 
 
 @pytest.mark.design("parked claims are served first come, first served per (partition, task)")
-def test_first_come_first_served(h: Harness) -> None:
+def test_claims_are_met_in_order_of_arrival(h: Harness) -> None:
     sequences = [h.claim(2, wait=10, name=name) for name in "abc"]
     other = h.claim(2, "u", wait=10, name="d")
     h.put(3)
@@ -109,7 +109,7 @@ def test_first_come_first_served(h: Harness) -> None:
 
 
 def test_order_holds_over_different_fields(h: Harness) -> None:
-    """A row that two claims of a task could take goes to the one that came first."""
+    """A row that two claims of a task could get is dealt to the earlier one."""
     late_fields = h.claim(1, fields=("x", "y"), wait=10, name="a")
     early_fields = h.claim(1, fields=("x",), wait=10, name="b")
     h.put(1, ("x", "y"))
@@ -130,7 +130,7 @@ def test_a_large_claim_does_not_starve_smaller_ones(h: Harness) -> None:
     assert h.got(large, "large") == list(range(8, 18))
 
 
-def test_one_publish_meets_many(h: Harness) -> None:
+def test_one_publish_meets_many_claims(h: Harness) -> None:
     sequences = [h.claim(1 + number % 3, wait=10, name=f"c{number}") for number in range(30)]
     h.put(60)
     dealt = [row for number, sequence in enumerate(sequences) for row in h.got(sequence, f"c{number}") or []]
@@ -164,7 +164,7 @@ def test_deadlines(h: Harness) -> None:
     h.tick(50)
 
 
-def test_a_claim_parked_anew_has_its_new_deadline_alone(h: Harness) -> None:
+def test_a_claim_parked_again_has_only_its_new_deadline(h: Harness) -> None:
     sequence = h.claim(1, wait=5)
     h.disconnect("r")
     h.connect("r")
@@ -216,7 +216,7 @@ def test_the_text_of_a_timeout_when_all_is_consumed(h: Harness) -> None:
         h.result(sequence, "r")
 
 
-def test_a_partition_dropped_and_made_anew_meets_who_waits(h: Harness) -> None:
+def test_a_partition_created_again_meets_waiting_claims(h: Harness) -> None:
     h.put(1)
     sequence = h.claim(2, wait=10)
     h.ask(ClearPartition("p"))
@@ -227,7 +227,7 @@ def test_a_partition_dropped_and_made_anew_meets_who_waits(h: Harness) -> None:
     assert h.got(sequence) == [1, 2]
 
 
-def test_a_reset_meets_who_waits(h: Harness) -> None:
+def test_a_reset_meets_waiting_claims(h: Harness) -> None:
     h.put(2)
     h.dealt(2, "t")
     h.dealt(2, "u")
@@ -243,7 +243,7 @@ def test_a_reset_meets_who_waits(h: Harness) -> None:
 # ---------------------------------------------------------------- the end
 
 
-def test_the_rest_after_a_seal(h: Harness) -> None:
+def test_the_remainder_after_a_seal(h: Harness) -> None:
     h.put(5)
     assert h.dealt(4) == [0, 1, 2, 3]
     waiting = [h.claim(4, wait=10, name=name) for name in "ab"]
@@ -254,7 +254,7 @@ def test_the_rest_after_a_seal(h: Harness) -> None:
 
 
 def test_after_a_seal_rows_still_get_their_fields(h: Harness) -> None:
-    """The publish of the last value ends the wait of those for whom nothing remains."""
+    """The publish of the last value ends the waits of claims for which no rows remain."""
     h.put(3)
     h.ask(Seal("p"))
     waiting = [h.claim(2, fields=("x", "y"), wait=10, name=name) for name in "abc"]
@@ -267,7 +267,7 @@ def test_after_a_seal_rows_still_get_their_fields(h: Harness) -> None:
     assert h.got(waiting[2], "c") is None
 
 
-def test_clearing_what_was_unfinished_ends_a_sealed_stream(h: Harness) -> None:
+def test_clearing_unfinished_rows_ends_a_sealed_stream(h: Harness) -> None:
     h.put(3)
     h.put(2, ("y",), rows=[0, 1])
     h.ask(Seal("p"))
@@ -291,7 +291,7 @@ def test_finite_ends_with_the_partition_consumed(h: Harness) -> None:
     assert h.dealt(2) == []
 
 
-def test_what_was_consumed_and_cleared_stays_consumed(h: Harness) -> None:
+def test_rows_consumed_and_cleared_stay_consumed(h: Harness) -> None:
     h.put(2)
     assert h.dealt(2, "t") == [0, 1]
     assert h.dealt(2, "u") == [0, 1]
@@ -308,7 +308,7 @@ def test_what_was_consumed_and_cleared_stays_consumed(h: Harness) -> None:
     assert h.ask(CheckConsumption("p", "u")).value is False
 
 
-def test_a_clear_ends_who_waits_for_the_rest(h: Harness) -> None:
+def test_a_clear_ends_claims_that_wait_for_the_remainder(h: Harness) -> None:
     h.put(3)
     assert h.dealt(2) == [0, 1]
     waiting = h.claim(2, finite=True, wait=10)
@@ -333,7 +333,7 @@ def test_probes_deal_nothing(h: Harness) -> None:
     assert h.dealt(2, probe=True) is None
 
 
-def test_the_end_of_a_probes_wait_is_no_error(h: Harness) -> None:
+def test_the_end_of_a_probes_wait_is_not_an_error(h: Harness) -> None:
     sequence = h.claim(2, wait=10, probe=True)
     h.tick(10)
     assert h.got(sequence) == []
@@ -352,7 +352,7 @@ def test_a_claim_ends_with_its_connection_before_it_can_be_met(h: Harness) -> No
     assert h.reply(lost, "a") is None
 
 
-def test_only_what_waits_on_that_connection_ends(h: Harness) -> None:
+def test_only_requests_of_a_closed_connection_end(h: Harness) -> None:
     first_peer = h.client("a").peer
     first = h.claim(1, wait=10, name="a")
     second_peer = h.connect("a")
@@ -403,7 +403,7 @@ def test_a_retry_of_a_dealt_claim_gets_the_same_rows(h: Harness) -> None:
     assert h.dealt(2) == [2, 3]
 
 
-def test_a_retry_of_a_parked_claim_met_meanwhile_gets_its_rows(h: Harness) -> None:
+def test_a_retry_of_a_claim_met_in_the_meantime_gets_its_rows(h: Harness) -> None:
     request = Claim("p", "t", ["x"], 2, {}, 10.0)
     sequence = h.send(request, "a")
     h.put(2)
@@ -425,7 +425,7 @@ def test_a_retry_of_a_put_has_no_second_effect(h: Harness) -> None:
     assert h.state.snapshot() == before
 
 
-def test_a_refusal_is_not_kept(h: Harness) -> None:
+def test_the_reply_of_a_refusal_is_not_kept(h: Harness) -> None:
     request = h.publish(1, ("y",), rows=[0])
     sequence = h.send(request)
     assert isinstance(h.reply(sequence), Failure)
@@ -434,7 +434,7 @@ def test_a_refusal_is_not_kept(h: Harness) -> None:
     assert not isinstance(h.reply(sequence), Failure)
 
 
-def test_replies_go_when_they_are_acknowledged(h: Harness) -> None:
+def test_replies_are_dropped_when_they_are_acknowledged(h: Harness) -> None:
     for _ in range(5):
         h.put(1)
     kept = h.state.clients["w"].replies
@@ -466,7 +466,7 @@ def test_a_long_wait_does_not_keep_all_later_replies(h: Harness) -> None:
     assert kept.finished.comparable() == {"starts": [61], "ends": [100]}
 
 
-def test_queries_and_polls_keep_nothing(h: Harness) -> None:
+def test_replies_of_queries_and_polls_are_not_kept(h: Harness) -> None:
     h.dealt(1)
     h.ask(ShowRows("p", ["x"]), "w") if "p" in h.state.partitions else None
     h.dealt(1, wait=5.0, probe=True) if h.put(1) else None
@@ -499,14 +499,14 @@ def test_cancel(h: Harness) -> None:
     assert h.ask(Cancel(999), "r") == Done(False)
 
 
-def test_nobody_cancels_for_another(h: Harness) -> None:
+def test_a_client_cannot_cancel_requests_of_another(h: Harness) -> None:
     sequence = h.claim(1, wait=10, name="a")
     assert h.ask(Cancel(sequence), "b") == Done(False)
     assert h.parked(sequence, "a")
 
 
-def test_what_a_replay_left_parked_is_looked_at_when_it_comes_again(h: Harness) -> None:
-    """A controller that starts from records answers a claim that could be met, though no event completes it."""
+def test_a_claim_is_decided_when_it_is_sent_again_after_a_replay(h: Harness) -> None:
+    """A controller that starts from records answers a claim that can be met, although no event completes it."""
     request = Claim("p", "t", ["x"], 2, {}, 10.0)
     sequence = h.send(request, "a")
     again = Harness()
@@ -544,9 +544,7 @@ HOSTILE = [
 @pytest.mark.parametrize(
     "build", [None, RankAwareSampler, lambda: GRPOGroupNSampler(2), lambda: SeqlenBalancedSampler(1, 2)]
 )  # fmt: skip
-def test_strange_sampling_costs_an_answer_and_nothing_more(
-    build: type[BaseSampler] | None, sampling: dict[str, object]
-) -> None:
+def test_invalid_sampling_fails_only_its_claim(build: type[BaseSampler] | None, sampling: dict[str, object]) -> None:
     h = Harness(build() if build is not None else None)
     h.put(1)
     sequence = h.send(Claim("p", "t", ["x"], 4, sampling, 10.0), "r")
@@ -558,8 +556,8 @@ def test_strange_sampling_costs_an_answer_and_nothing_more(
     assert h.reply(sequence, "r") is not None
 
 
-def test_a_probe_that_has_seen_this_waits_for_a_change(h: Harness) -> None:
-    """Who made nothing of what was ready asks again with the version it saw."""
+def test_a_probe_that_has_seen_a_version_waits_for_a_change(h: Harness) -> None:
+    """A client that could not use the ready rows asks again with the version that it saw."""
     h.put(2)
     seen = h.result(h.claim(2, probe=True, wait=10), "r").version
     assert seen == h.state.partitions["p"].version
@@ -569,7 +567,7 @@ def test_a_probe_that_has_seen_this_waits_for_a_change(h: Harness) -> None:
     assert h.result(again, "r").version > seen
 
 
-def test_a_partition_made_anew_never_shows_an_old_version(h: Harness) -> None:
+def test_a_partition_created_again_never_has_an_old_version(h: Harness) -> None:
     seen = set()
     for _ in range(3):
         h.put(1)
@@ -579,8 +577,8 @@ def test_a_partition_made_anew_never_shows_an_old_version(h: Harness) -> None:
 
 
 @pytest.mark.design("nobody sleeps or polls, one waiting consumer holds up no one")
-def test_who_waits_holds_up_nobody(h: Harness) -> None:
-    """A thousand claims wait: others are answered at once, and nothing is due before a deadline."""
+def test_waiting_claims_do_not_delay_other_requests(h: Harness) -> None:
+    """A thousand claims wait: other requests are answered at once, and there is no work before a deadline."""
     waiting = [h.claim(1, "late", ("never",), name=f"r{i}", wait=100) for i in range(1000)]
     h.put(2)
     assert h.dealt(2) == [0, 1]
@@ -601,7 +599,7 @@ def test_indexes_are_never_used_again(h: Harness) -> None:
 
 
 def test_a_claim_for_one_rank_does_not_wait_behind_one_for_all() -> None:
-    """A balanced batch takes rows for all ranks, a claim without a batch_index for one: its rows are there first."""
+    """A balanced batch takes rows for all ranks, a claim without a batch_index for one, which is met earlier."""
     h = Harness(SeqlenBalancedSampler(1, 2))
     h.put(1, ("other",))
     whole = h.claim(1, name="r0", wait=10, dp_rank=0, batch_index=0)
@@ -611,8 +609,8 @@ def test_a_claim_for_one_rank_does_not_wait_behind_one_for_all() -> None:
     assert h.reply(single, "r1") is not None
 
 
-def test_a_reply_says_where_values_lie_only_once(h: Harness) -> None:
-    """The reply that is kept is given again much later, when what lay there may be gone, and its arena, too."""
+def test_a_kept_reply_has_no_locations_of_values(h: Harness) -> None:
+    """A kept reply may be sent again much later, when the values or their arena may be gone."""
     h.put(3)
     sequence = h.send(Claim("p", "t", ["x"], 2, places=True), "r")
     reply = h.result(sequence, "r")

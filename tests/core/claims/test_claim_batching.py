@@ -1,4 +1,4 @@
-"""Claims that are alike are met together, and get what they would get one by one."""
+"""Similar claims are met together, and get what they would get one by one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from transfer_queue.sampler import (
 
 
 def kinds(h: Harness, kind: type) -> list[Any]:
-    """The records of this kind."""
+    """Return the records of this kind."""
     return [record for record in h.records if isinstance(record, kind)]
 
 
-def test_all_ranks_that_wait_are_met_by_one_deal_in_their_order() -> None:
+def test_one_deal_meets_all_waiting_ranks_in_order() -> None:
     h = Harness(RankAwareSampler())
     waits = {f"r{n}": h.claim(2, name=f"r{n}", wait=9.0, dp_rank=n, batch_index=0) for n in range(20)}
     rows = h.put(40, tags=[{"n": n} for n in range(40)])
@@ -42,7 +42,7 @@ def test_all_ranks_that_wait_are_met_by_one_deal_in_their_order() -> None:
     assert h.dealt(2, name="late", dp_rank=7, batch_index=0) == rows[14:16]
 
 
-def test_who_came_first_is_met_first_whatever_it_asks_for() -> None:
+def test_the_first_claim_is_met_first_whatever_it_asks_for() -> None:
     h = Harness()
     first = h.claim(2, name="a", wait=9.0)
     other = h.claim(3, name="b", wait=9.0)
@@ -54,7 +54,7 @@ def test_who_came_first_is_met_first_whatever_it_asks_for() -> None:
     assert h.parked(last[1], "d")
 
 
-def test_a_lease_is_a_claim_of_its_own() -> None:
+def test_claims_with_a_lease_are_met_one_by_one() -> None:
     h = Harness()
     waits = [h.claim(1, name=f"r{n}", wait=9.0, lease=9.0 if n == 2 else None) for n in range(5)]
     rows = h.put(5)
@@ -62,7 +62,7 @@ def test_a_lease_is_a_claim_of_its_own() -> None:
     assert h.state.partitions["p"].claimed == {"t": 1}
 
 
-def test_who_asks_for_the_same_batch_gets_the_same_rows() -> None:
+def test_claims_for_one_batch_get_the_same_rows() -> None:
     h = Harness(RankAwareSampler())
     ranks = [0, 1, 0, 2, 1]
     waits = [h.claim(2, name=f"r{n}", wait=9.0, dp_rank=rank, batch_index=0) for n, rank in enumerate(ranks)]
@@ -72,7 +72,7 @@ def test_who_asks_for_the_same_batch_gets_the_same_rows() -> None:
     ]
 
 
-def test_all_who_have_a_share_of_a_round_are_answered_with_it() -> None:
+def test_all_claims_with_a_share_of_a_round_are_answered() -> None:
     h = Harness(SeqlenBalancedSampler(dp_size=8))
     waits = [h.claim(2, name=f"r{n}", wait=9.0, dp_rank=n, batch_index=0) for n in range(8)]
     rows = h.put(19, tags=[{"total_lengths": n} for n in range(19)])
@@ -81,7 +81,7 @@ def test_all_who_have_a_share_of_a_round_are_answered_with_it() -> None:
     assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [7], "all but the one who began the deal"
 
 
-def test_they_hold_what_they_were_given_until_they_come_back() -> None:
+def test_clients_reference_their_rows_until_their_next_fetch() -> None:
     h = Harness()
     h.create(free_when=["t"])
     waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(3)]
@@ -92,7 +92,7 @@ def test_they_hold_what_they_were_given_until_they_come_back() -> None:
     assert h.state.partitions["p"].rows.count == 4
 
 
-def test_groups_are_given_whole_and_a_warning_comes_once() -> None:
+def test_groups_are_dealt_completely_and_a_warning_comes_once() -> None:
     h = Harness(GRPOGroupNSampler(2))
     waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(3)]
     h.put(1, None, tags=[{}], name="v")
@@ -102,7 +102,7 @@ def test_groups_are_given_whole_and_a_warning_comes_once() -> None:
     assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[at : at + 2] for at in (2, 4, 0)]
 
 
-def test_the_answers_are_kept_for_who_asks_again() -> None:
+def test_replies_are_kept_for_retries() -> None:
     h = Harness()
     waits = [h.claim(1, name=f"r{n}", wait=9.0) for n in range(3)]
     h.put(3)
@@ -117,7 +117,7 @@ def test_the_answers_are_kept_for_who_asks_again() -> None:
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Nobody is met together with another."""
+    """No claim is met together with another one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             claim_batching, "batchable_claims", lambda partition, sampler, queued, at, have, connected: [queued[at][1]]
@@ -144,7 +144,7 @@ STEPS = st.lists(st.one_of(st.lists(CLAIM, min_size=1, max_size=6), PUT, st.just
 
 
 def played(make: Any, free: bool, steps: list[Any]) -> tuple[dict[Any, Any], Any]:
-    """All replies, and who is left waiting."""
+    """Return all replies, and the claims that still wait."""
     h = Harness(make())
     h.create(free_when=["t"] if free else [])
     number = 0
@@ -168,14 +168,14 @@ def played(make: Any, free: bool, steps: list[Any]) -> tuple[dict[Any, Any], Any
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from(SAMPLERS), st.booleans(), STEPS)
 @example(SequentialSampler, False, [[PLAIN] * 4, (4, False), [PLAIN], "seal"])  # ends after other numbers of changes
-def test_together_they_get_what_they_would_get_one_by_one(make: Any, free: bool, steps: list[Any]) -> None:
+def test_claims_met_together_get_what_they_would_get_one_by_one(make: Any, free: bool, steps: list[Any]) -> None:
     at_once = played(make, free, steps)
     with one_by_one():
         alone = played(make, free, steps)
     assert at_once == alone
 
 
-def test_they_are_told_where_their_values_lie_unless_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_have_locations_unless_there_are_many_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_batching, "PLACED", 3)
     h = Harness()
     for count, told in ((3, True), (4, False)):

@@ -19,8 +19,8 @@ def ranks(request: pytest.FixtureRequest) -> Harness:
     return Harness(request.param)
 
 
-def test_a_rank_that_still_needs_its_first_batch_takes_no_second(ranks: Harness) -> None:
-    """Other ranks may still be starting. When it needs the second batch, no other rank is known."""
+def test_a_rank_that_needs_its_first_batch_fetches_no_second(ranks: Harness) -> None:
+    """Other ranks may still be starting. No other rank is known when the rank needs the second batch."""
     ranks.put(12)
     assert ask(ranks, 0, 0) == [0, 1]
     assert ask(ranks, 0, 1, ahead=1) == []
@@ -29,7 +29,7 @@ def test_a_rank_that_still_needs_its_first_batch_takes_no_second(ranks: Harness)
     assert ask(ranks, 0, 3, ahead=2) == [6, 7]
 
 
-def test_a_rank_that_is_behind_is_left_the_rows_that_it_needs(ranks: Harness) -> None:
+def test_rows_that_a_slower_rank_needs_are_not_dealt_ahead(ranks: Harness) -> None:
     ranks.put(8)
     assert (ask(ranks, 0, 0), ask(ranks, 1, 0)) == ([0, 1], [2, 3])
     assert ask(ranks, 0, 1, ahead=1) == [4, 5]
@@ -43,7 +43,7 @@ def test_a_rank_that_is_behind_is_left_the_rows_that_it_needs(ranks: Harness) ->
     assert ask(ranks, 1, 2) == [10, 11]
 
 
-def test_a_rank_that_waits_is_known(ranks: Harness) -> None:
+def test_a_waiting_rank_counts_as_known(ranks: Harness) -> None:
     ranks.put(2)
     assert ask(ranks, 0, 0) == [0, 1]
     first = ranks.claim(2, dp_rank=1, batch_index=0, wait=9.0, name="r1")

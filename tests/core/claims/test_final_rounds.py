@@ -1,4 +1,4 @@
-"""After a seal every dp_rank gets the same number of batches; what cannot be dealt so is passed over and told."""
+"""After a seal every dp_rank gets the same number of batches; the rest is skipped and reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sealed(sampler: BaseSampler, rows: int) -> Harness:
 
 
 def sizes(h: Harness, ranks: int, number: int, count: int = 4) -> list[int | None]:
-    """How many rows each rank gets of a round, None for the end."""
+    """Return how many rows each rank gets in a round; None for the end."""
     got = [ask(h, rank, number, count) for rank in range(ranks)]
     return [None if rows is None else len(rows) for rows in got]
 
@@ -73,7 +73,7 @@ def test_one_deal_makes_the_last_round() -> None:
     assert [len(ask(h, rank, 0) or []) for rank in (0, 1)] == [3, 2]
 
 
-def test_too_few_for_every_rank_are_passed_over() -> None:
+def test_a_remainder_too_small_for_every_rank_is_skipped() -> None:
     h = sealed(RankAwareSampler(dp_size=4), 18)
     assert sizes(h, 4, 0) == [4, 4, 4, 4]
     assert passed(h) == {("t", "remainder"): 2}
@@ -81,20 +81,20 @@ def test_too_few_for_every_rank_are_passed_over() -> None:
     assert h.ask(CheckConsumption("p", "t")).value is True
 
 
-def test_fewer_than_the_ranks_from_the_beginning() -> None:
+def test_fewer_rows_than_ranks_from_the_beginning() -> None:
     h = sealed(RankAwareSampler(dp_size=4), 3)
     assert ask(h, 1, 0) is None
     assert passed(h) == {("t", "remainder"): 3}
     assert ask(h, 0, 0, finite=True) is None
 
 
-def test_one_rank_takes_what_there_is() -> None:
+def test_a_single_rank_gets_the_whole_remainder() -> None:
     for sampler in (RankAwareSampler(), RankAwareSampler(dp_size=1)):
         h = sealed(sampler, 5)
         assert [ask(h, 0, number) for number in range(3)] == [[0, 1, 2, 3], [4], None]
 
 
-def test_groups_stay_whole() -> None:
+def test_groups_stay_complete() -> None:
     h = sealed(GRPOGroupNSampler(2, dp_size=2), 22)
     assert sizes(h, 2, 0) == [4, 4]
     assert sizes(h, 2, 1) == [4, 4]
@@ -138,7 +138,7 @@ def test_drop_last_without_ranks() -> None:
     assert passed(h) == {("t", "remainder"): 2}, "the odd row is of no whole group"
 
 
-def test_without_a_batch_index_the_rest_is_the_askers() -> None:
+def test_without_a_batch_index_the_caller_gets_the_remainder() -> None:
     h = sealed(GRPOGroupNSampler(2, dp_size=2), 6)
     assert [h.dealt(4), h.dealt(4), h.dealt(4)] == [[0, 1, 2, 3], [4, 5], None]
     h = sealed(SequentialSampler(), 5)
@@ -148,7 +148,7 @@ def test_without_a_batch_index_the_rest_is_the_askers() -> None:
 # ---------------------------------------------------------------- ranks out of step
 
 
-def test_who_is_behind_comes_first() -> None:
+def test_ranks_that_are_behind_are_dealt_first() -> None:
     h = Harness(RankAwareSampler())
     h.put(24)
     assert [ask(h, 1, 0), *(ask(h, 0, number) for number in range(3))] == [
@@ -159,7 +159,7 @@ def test_who_is_behind_comes_first() -> None:
     assert [ask(h, 1, number) for number in (1, 2, 3)] == [[16, 17, 18, 19], [20, 21, 22, 23], None]
 
 
-def test_what_is_left_is_divided_over_owed_batches_and_a_last_round() -> None:
+def test_the_remainder_is_divided_over_owed_batches_and_a_last_round() -> None:
     def ahead(rows: int) -> Harness:
         h = Harness(RankAwareSampler())
         h.put(rows)
@@ -177,7 +177,7 @@ def test_what_is_left_is_divided_over_owed_batches_and_a_last_round() -> None:
     assert [ask(h, 0, 3), ask(h, 1, 3)] == [None, None]
 
 
-def test_too_few_for_those_behind() -> None:
+def test_a_remainder_too_small_for_the_ranks_behind() -> None:
     h = Harness(RankAwareSampler())
     h.put(27)
     for rank in range(3):
@@ -194,7 +194,7 @@ def test_too_few_for_those_behind() -> None:
 
 @pytest.mark.parametrize("sampler", [RankAwareSampler(dp_size=2), GRPOGroupNSampler(2, dp_size=2)])
 def test_with_dp_size_no_rank_is_ever_ahead(sampler: BaseSampler) -> None:
-    """A round is dealt when it is there for all ranks; a seal at any moment leaves nobody behind."""
+    """A round is dealt when it is complete for all ranks; a seal at any moment leaves no rank behind."""
     h = Harness(sampler)
     h.put(6)
     waiting = h.claim(4, wait=10, dp_rank=0, batch_index=0)
@@ -208,7 +208,7 @@ def test_with_dp_size_no_rank_is_ever_ahead(sampler: BaseSampler) -> None:
     assert [ask(h, 0, 2), ask(h, 1, 2)] == [None, None]
 
 
-def test_ranks_that_do_not_agree_on_their_number() -> None:
+def test_ranks_with_different_dp_sizes_are_refused() -> None:
     h = Harness(RankAwareSampler())
     h.put(12)
     assert ask(h, 1, 0) == [0, 1, 2, 3]
@@ -261,7 +261,7 @@ def test_a_claim_may_say_how_many_ranks_there_are() -> None:
 # ---------------------------------------------------------------- before everything is ready
 
 
-def test_full_batches_flow_while_more_is_to_come() -> None:
+def test_full_batches_are_dealt_while_more_rows_may_become_ready() -> None:
     h = Harness(RankAwareSampler())
     h.put(25, ("prompt",))
     h.put(8, rows=range(8))
@@ -282,7 +282,7 @@ def test_full_batches_flow_while_more_is_to_come() -> None:
     assert passed(h) == {("t", "remainder"): 1}
 
 
-def test_a_clear_may_make_it_final() -> None:
+def test_a_clear_may_make_the_remainder_final() -> None:
     h = Harness(GRPOGroupNSampler(2, dp_size=2))
     h.put(8, ("prompt",))
     h.ask(Seal("p"))
@@ -294,7 +294,7 @@ def test_a_clear_may_make_it_final() -> None:
     assert [ask(h, rank, 1) for rank in (0, 1)] == [None, None], "row 6 is of a group that can never be whole"
 
 
-def test_groups_that_never_can_be_whole_do_not_count() -> None:
+def test_groups_that_can_never_be_complete_do_not_count() -> None:
     h = Harness(GRPOGroupNSampler(2, dp_size=2))
     h.put(16, ("prompt",))
     h.clear([9, 11, 13, 15])
@@ -325,7 +325,7 @@ def test_kept_and_gone_after_the_end() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_a_probe_passes_nothing_over(count: int) -> None:
+def test_a_probe_skips_no_rows(count: int) -> None:
     h = sealed(RankAwareSampler(dp_size=4), 3)
     assert ask(h, 0, 0, count, probe=True) is None
     assert passed(h) == {}
@@ -355,7 +355,7 @@ def test_the_claims_dp_size_is_checked() -> None:
 
 
 @pytest.mark.design("the remainder is dropped and reported where dp_size is unknown or drop_last is set")
-def test_what_was_passed_over_is_told() -> None:
+def test_skipped_rows_are_reported() -> None:
     h = sealed(RankAwareSampler(dp_size=4), 6)
     h.put(1, ("y",), rows=[5])
     assert sizes(h, 4, 0) == [2, 2, 1, 1]
@@ -370,7 +370,7 @@ def test_what_was_passed_over_is_told() -> None:
 
 
 @pytest.mark.parametrize("tasks", [["t"], ["t", "u"]])
-def test_what_no_task_needs_is_freed(tasks: list[str]) -> None:
+def test_rows_that_no_task_needs_are_freed(tasks: list[str]) -> None:
     h = Harness(RankAwareSampler(dp_size=2))
     h.create(free_when=tasks)
     h.put(5)
@@ -383,7 +383,7 @@ def test_what_no_task_needs_is_freed(tasks: list[str]) -> None:
         assert partition.freed == 1, "the last sample is passed over by both, the others are held"
 
 
-def test_a_reset_forgets_what_was_passed_over() -> None:
+def test_a_reset_forgets_skipped_rows() -> None:
     h = sealed(RankAwareSampler(dp_size=4), 3)
     ask(h, 0, 0)
     h.ask(ResetConsumption("p", "u"))
@@ -439,7 +439,7 @@ BUILD: dict[str, Callable[[int, int, bool], BaseSampler]] = {
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_whatever_the_order(name: str, data: Any) -> None:
-    """Ranks that ask some batches ahead of the slowest, fields and the seal in any order."""
+    """Ranks that fetch some batches ahead of the slowest one; fields and the seal in any order."""
     draw = data.draw
     ahead = draw(st.integers(0, 2))
     ranks, drop = draw(st.integers(1, 4)), draw(st.booleans())

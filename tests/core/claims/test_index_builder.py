@@ -1,4 +1,4 @@
-"""What a claim needs of a large partition is made in parts; others are served in between, and then it is met."""
+"""The indexes that a claim needs of a large partition are built in parts, with other requests in between."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def filled(sampler: BaseSampler | None = None, **more: Any) -> Harness:
-    """Some chunks of rows, by two puts."""
+    """Return a harness with some chunks of rows, by two puts."""
     h = Harness(sampler)
     for first, last in ((0, ROWS - 100), (ROWS - 100, ROWS)):
         h.put(last - first, **{name: values[first:last] for name, values in more.items()})
@@ -44,7 +44,7 @@ def filled(sampler: BaseSampler | None = None, **more: Any) -> Harness:
 
 
 def finish(h: Harness) -> int:
-    """Until all is made; in how many turns."""
+    """Run until all indexes are built. Returns the number of turns."""
     turns = 0
     while h.controller.context.index_builder:
         assert h.controller.next_deadline() == h.now, "there is always something to do"
@@ -62,7 +62,7 @@ def test_a_first_claim_waits_for_its_ready_set_and_is_met() -> None:
     assert h.dealt(2) == [4, 5], "the next one finds it made"
 
 
-def test_what_cannot_be_met_is_answered_as_ever() -> None:
+def test_a_claim_that_cannot_be_met_is_answered_as_usual() -> None:
     h = filled()
     claim, probe, waits = h.claim(ROWS + 1), h.claim(1, probe=True), h.claim(ROWS + 1, wait=5.0)
     finish(h)
@@ -73,7 +73,7 @@ def test_what_cannot_be_met_is_answered_as_ever() -> None:
     assert h.got(waits) == list(range(ROWS + 1))
 
 
-def test_others_are_served_and_change_things_in_between() -> None:
+def test_other_requests_change_the_state_in_between() -> None:
     h = filled(GRPOGroupNSampler(4))
     other = h.claim(8, "u")
     claim = h.claim(8)
@@ -96,7 +96,7 @@ def test_the_order_of_arrival_is_kept() -> None:
 
 
 @pytest.mark.parametrize("end", ["drop", "reset", "cancel", "restart", "gone"])
-def test_what_ends_in_between(end: str) -> None:
+def test_claims_and_partitions_that_end_in_between(end: str) -> None:
     h = filled()
     claim = h.claim(4, wait=60.0)
     assert h.parked(claim)
@@ -135,8 +135,8 @@ SAMPLERS = [
 @pytest.mark.parametrize(("which", "declared"), [(0, False), (1, False), (1, True), (2, False), (2, True)])
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
-def test_it_is_what_it_would_be_if_it_were_made_at_once(which: int, declared: bool, data: st.DataObject) -> None:
-    """The same things happen to two controllers, one of which makes in parts; both deal the same rows."""
+def test_indexes_built_in_parts_equal_those_built_at_once(which: int, declared: bool, data: st.DataObject) -> None:
+    """Two controllers get the same events, and one builds indexes in parts: both deal the same rows."""
     made.clear()  # the last example is enough to replay
     draw = np.random.default_rng(0)
     more: dict[str, Any] = {"tags": tags(draw, ROWS)}

@@ -41,7 +41,7 @@ Key = tuple[int, int]
 
 
 class Held:
-    """A lease as its client knows it. rows: all that it was for; open: what is neither acknowledged nor over."""
+    """A lease as its client knows it. rows: all its rows. open: rows that are not acknowledged and have not ended."""
 
     def __init__(self, token: int, rows: list[int], seconds: float, end: float, key: Key | None) -> None:
         self.token, self.rows, self.seconds, self.end, self.key = token, rows, seconds, end, key
@@ -137,7 +137,7 @@ class Ledger(RuleBasedStateMachine):
         assert len(set(every)) == len(every), "a row is in two batches"
 
     def shares(self, number: int) -> set[int]:
-        """The rows of all ranks' batches that one deal of a balanced sampler has made."""
+        """Return the rows of all ranks' batches of one deal of a balanced sampler."""
         return {row for key, rows in self.batches.items() if key[1] == number and self.together for row in rows}
 
     @rule(which=WHICH, cut=st.integers(0, 5))
@@ -239,7 +239,7 @@ class Ledger(RuleBasedStateMachine):
         return self.h.state.partitions["p"].sealed
 
     def some(self, which: int, cut: int) -> tuple[Held | None, list[int]]:
-        """A lease of any time, and rows of it: mostly all."""
+        """Draw a lease of any time, and some of its rows, usually all."""
         if not self.held:
             return None, []
         held = self.held[which % len(self.held)]
@@ -249,7 +249,7 @@ class Ledger(RuleBasedStateMachine):
         return self.unit > 1 and bool(rows) and rows != held.open
 
     def through(self, rows: set[int], key: Key | None) -> None:
-        """Consumed, and fenced for all who have the same."""
+        """Mark rows as consumed, and fence all other leases on them."""
         self.over |= rows
         for held in self.held:
             if held.open & rows:
@@ -282,7 +282,7 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """Every live row is ready, open in a lease or in a kept batch, or over: as the core has it."""
+        """Each live row is ready, open in a lease or in a dealt batch, or finished, as in the core."""
         partition = self.h.state.partitions.get("p")
         if partition is None:
             return
@@ -300,8 +300,8 @@ TestLedger = Ledger.TestCase
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_ledger_at_its_plainest(late: bool) -> None:
-    """The machine's own rules, in one fixed order: so that a change that disarms them is seen."""
+def test_the_rules_of_the_ledger_in_a_fixed_order(late: bool) -> None:
+    """The rules of the state machine in one fixed order, so that a change that disables them fails here."""
     ledger = Ledger()
     ledger.begin("sequential", 0)
     ledger.put(1)
@@ -313,8 +313,8 @@ def test_the_ledger_at_its_plainest(late: bool) -> None:
     assert ledger.ledger == (set() if late else {0, 1})
 
 
-def test_the_ledger_of_a_batch_that_is_cleared_in_part_and_then_whole() -> None:
-    """A case that the state machine has found: one row of a kept batch is cleared after its lease has expired."""
+def test_the_ledger_of_a_batch_cleared_partly_and_then_completely() -> None:
+    """A case that the state machine found: one row of a dealt batch is cleared after its lease has expired."""
     ledger = Ledger()
     ledger.begin("rank_aware", 0)
     ledger.put(1)

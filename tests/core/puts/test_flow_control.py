@@ -1,4 +1,4 @@
-"""Producers that would be too far ahead of the policy are held back."""
+"""Producers that would be too far ahead of the policy have to wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def made(**options: int) -> Harness:
     return h
 
 
-def test_new_rows_are_taken_up_to_the_staleness():
+def test_new_rows_are_admitted_up_to_the_staleness():
     h = made()
     h.put(8)
     with pytest.raises(StalenessError, match=r"8 rows, and its limit at policy version 0 is 8 .*1 more"):
@@ -28,7 +28,7 @@ def test_new_rows_are_taken_up_to_the_staleness():
     h.put(8, ["y"], rows=range(8))  # new fields of old rows are no new rows
 
 
-def test_who_waits_goes_on_with_the_policy():
+def test_a_waiting_put_continues_with_a_new_policy_version():
     h = made()
     h.put(8)
     waits = h.send(h.publish(4, wait=10.0), "w")
@@ -42,7 +42,7 @@ def test_who_waits_goes_on_with_the_policy():
         h.result(inserts, "v")
 
 
-def test_dropped_rows_make_room():
+def test_dropped_rows_do_not_count():
     h = made(group_size=2)
     h.put(8, groups=[f"g{i // 2}" for i in range(8)])
     waits = h.send(h.publish(2, groups=["h", "h"], wait=10.0), "w")
@@ -82,7 +82,7 @@ def test_it_shows_in_status_and_explain():
         ({"replicas": 0}, "replicas must be positive"),
     ],
 )
-def test_options_that_cannot_be_right(options, words):
+def test_invalid_options_are_refused(options, words):
     with pytest.raises(InvalidArgumentError, match=words):
         Harness().create(**options)
 

@@ -1,4 +1,4 @@
-"""Long clears are done in steps; others are served in between, and the request is answered once, at the end."""
+"""Long clears are done in steps, with other requests in between, and are answered once, at the end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left(h: Harness) -> int:
-    """Rows of the partition that live."""
+    """Return the number of live rows of the partition."""
     return h.state.partitions["p"].rows.count
 
 
 def finish(h: Harness) -> int:
-    """Until nothing is under way; how many steps that took."""
+    """Run until no clear is left. Returns the number of steps."""
     steps = 0
     while h.controller.clears.jobs:
         assert h.controller.next_deadline() == h.now, "there is always something to do"
@@ -32,7 +32,7 @@ def finish(h: Harness) -> int:
     return steps
 
 
-def test_rows_are_cleared_step_by_step_and_others_are_served_between(h: Harness) -> None:
+def test_rows_are_cleared_in_steps_with_other_requests_in_between(h: Harness) -> None:
     rows = h.put(12)
     cleared = h.send(ClearRows("p", column(reversed(rows[:10]))))
     assert h.reply(cleared) is None
@@ -45,7 +45,7 @@ def test_rows_are_cleared_step_by_step_and_others_are_served_between(h: Harness)
     assert left(h) == 3
 
 
-def test_keys_are_cleared_step_by_step(h: Harness) -> None:
+def test_keys_are_cleared_in_steps(h: Harness) -> None:
     keys = [f"k{n}" for n in range(9)]
     h.put(9, keys=keys)
     cleared = h.send(ClearKeys("p", [*keys, "unknown"]))
@@ -54,7 +54,7 @@ def test_keys_are_cleared_step_by_step(h: Harness) -> None:
     assert not h.state.partitions["p"].keys
 
 
-def test_a_partition_is_there_until_the_last_step(h: Harness) -> None:
+def test_a_partition_exists_until_the_last_step(h: Harness) -> None:
     h.put(5)
     dropped = h.send(ClearPartition("p"))
     h.tick(0.0)
@@ -65,7 +65,7 @@ def test_a_partition_is_there_until_the_last_step(h: Harness) -> None:
     assert "p" not in h.state.partitions
 
 
-def test_one_that_others_dropped_and_made_anew_is_another(h: Harness) -> None:
+def test_a_partition_created_again_in_between_is_not_cleared(h: Harness) -> None:
     h.put(5)
     dropped = h.send(ClearPartition("p"))
     while "p" in h.state.partitions:
@@ -79,7 +79,7 @@ def test_one_that_others_dropped_and_made_anew_is_another(h: Harness) -> None:
     assert left(h) == 6
 
 
-def test_the_same_request_again_is_answered_once_on_its_new_connection(h: Harness) -> None:
+def test_a_repeated_request_is_answered_once_on_its_new_connection(h: Harness) -> None:
     rows = h.put(9)
     request = ClearRows("p", column(rows))
     cleared = h.send(request)
@@ -95,7 +95,7 @@ def test_the_same_request_again_is_answered_once_on_its_new_connection(h: Harnes
     assert h.reply(cleared) == Done(), "it is kept"
 
 
-def test_it_is_carried_out_though_nobody_is_left_to_hear_of_it(h: Harness) -> None:
+def test_a_clear_is_finished_after_its_client_disconnects(h: Harness) -> None:
     rows = h.put(9)
     h.send(ClearRows("p", column(rows)), "gone")
     h.disconnect("gone")
@@ -104,14 +104,14 @@ def test_it_is_carried_out_though_nobody_is_left_to_hear_of_it(h: Harness) -> No
     assert "gone" not in h.state.clients
 
 
-def test_what_is_no_column_is_refused_before_any_row_is_cleared(h: Harness) -> None:
+def test_an_invalid_column_is_refused_before_any_row_is_cleared(h: Harness) -> None:
     rows = h.put(9)
     with pytest.raises(InvalidArgumentError, match="contains no global indexes"):
         h.ask(ClearRows("p", column(rows) + b"x"))
     assert left(h) == 9
 
 
-def test_after_a_checkpoint_was_loaded_the_rows_are_others(h: Harness) -> None:
+def test_a_load_of_a_checkpoint_ends_a_clear(h: Harness) -> None:
     rows = h.put(9)
     cleared = h.send(ClearRows("p", column(rows), epoch=0))
     h.tick(0.0)

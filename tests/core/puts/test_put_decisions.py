@@ -1,4 +1,4 @@
-"""Puts: keys and tags, pre-allocated rows, seals, capacity; what is refused leaves nothing."""
+"""Puts: keys and tags, pre-allocated rows, seals, capacity; a refused put leaves nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tags(h: Harness, partition: str = "p") -> dict[str, dict[str, object]]:
 # ---------------------------------------------------------------- keys and tags
 
 
-def test_keys_are_made_once(h: Harness) -> None:
+def test_keys_are_created_once(h: Harness) -> None:
     assert h.put(2, keys=["a", "b"]) == [0, 1]
     assert h.put(3, ("y",), keys=["c", "b", "a"]) == [2, 1, 0]
     assert list(tags(h)) == ["a", "b", "c"]
@@ -115,7 +115,7 @@ def test_refused_puts_leave_nothing(h: Harness, more: dict[str, object], error: 
     assert h.state.snapshot() == before
 
 
-def test_what_is_named_twice_is_said(h: Harness) -> None:
+def test_duplicates_are_named(h: Harness) -> None:
     with pytest.raises(DuplicateError, match=r"Got duplicated keys in one put: \['a'\]"):
         h.put(3, keys=["a", "b", "a"])
     h.put(8)
@@ -123,7 +123,7 @@ def test_what_is_named_twice_is_said(h: Harness) -> None:
         h.put(14, rows=[*range(8), *range(1, 7)])
 
 
-def test_impossible_numbers_of_rows_are_refused(h: Harness) -> None:
+def test_invalid_numbers_of_rows_are_refused(h: Harness) -> None:
     kind, many = type(h.publish(1, None, tags=[{}])), 1 << 40
     for wrong in (
         kind("p", 0, tags=[]),
@@ -174,14 +174,14 @@ def test_pre_allocated_rows_are_taken_in_order(h: Harness) -> None:
     assert h.ask(ListKeys(["p"])).value == {"p": {"a": {}, "b": {}}}
 
 
-def test_a_first_put_makes_the_partition(h: Harness) -> None:
+def test_the_first_put_creates_the_partition(h: Harness) -> None:
     assert h.put(2, pre_allocate=4) == [0, 1]
     assert h.state.partitions["p"].waiting == [2, 3]
     assert h.put(3, pre_allocate=4, groups=["g", "g", "g"]) == [2, 3, 4]
     assert h.state.partitions["p"].groups.by_name["g"].members == [2, 3, 4]
 
 
-def test_checks_are_false_until_all_are_taken(h: Harness) -> None:
+def test_production_checks_are_false_until_all_rows_are_taken(h: Harness) -> None:
     h.put(1, pre_allocate=2)
     assert h.dealt(1) == [0]
     assert h.ask(CheckProduction("p", ["x"])).value is False
@@ -193,7 +193,7 @@ def test_checks_are_false_until_all_are_taken(h: Harness) -> None:
     assert h.ask(CheckConsumption("p", "t")).value is True
 
 
-def test_pre_allocated_rows_belong_to_nobody(h: Harness) -> None:
+def test_pre_allocated_rows_cannot_be_named_by_a_put(h: Harness) -> None:
     h.create(pre_allocate=2)
     with pytest.raises(InvalidArgumentError, match="pre-allocated"):
         h.put(1, rows=[0])
@@ -202,7 +202,7 @@ def test_pre_allocated_rows_belong_to_nobody(h: Harness) -> None:
 
 
 @pytest.mark.design("never-reserved pre-allocated rows vanish")
-def test_pre_allocated_rows_vanish_at_the_seal(h: Harness) -> None:
+def test_a_seal_clears_pre_allocated_rows(h: Harness) -> None:
     h.put(2, pre_allocate=5)
     h.ask(Seal("p"))
     assert h.state.partitions["p"].rows.count == 2
@@ -215,7 +215,7 @@ def test_pre_allocated_rows_vanish_at_the_seal(h: Harness) -> None:
 
 
 @pytest.mark.design("seal forbids new rows, not new fields")
-def test_a_sealed_partition_takes_fields_but_no_rows(h: Harness) -> None:
+def test_a_sealed_partition_accepts_fields_but_no_rows(h: Harness) -> None:
     h.put(1, keys=["a"])
     h.ask(Seal("p"))
     before = h.state.snapshot()
@@ -259,7 +259,7 @@ def test_a_partition_may_be_sealed_before_its_first_row(h: Harness) -> None:
 # ---------------------------------------------------------------- capacity
 
 
-def test_capacity_is_refused_and_leaves_nothing() -> None:
+def test_a_put_beyond_the_capacity_leaves_nothing() -> None:
     h = Harness(capacity=3)
     h.put(2)
     request = h.publish(2, keys=["a", "b"], tags=[{"n": 1}, {}], groups=["g", "g"], partition="new")
@@ -275,7 +275,7 @@ def test_capacity_is_refused_and_leaves_nothing() -> None:
     h.put(1)
 
 
-def test_a_put_waits_for_room_in_order() -> None:
+def test_puts_wait_for_space_in_order() -> None:
     h = Harness(capacity=4)
     h.put(4)
     first = h.send(h.publish(2, wait=10, name="a"), "a")
@@ -312,7 +312,7 @@ def test_without_a_wait_a_put_fails_at_once(wait: float | None) -> None:
         h.ask(h.publish(1, wait=wait))
 
 
-def test_the_wait_for_room_ends() -> None:
+def test_the_wait_for_space_ends() -> None:
     h = Harness(capacity=1)
     h.put(1)
     sequence = h.send(h.publish(1, wait=5))
@@ -394,6 +394,6 @@ def test_status(h: Harness) -> None:
     assert counters["published_rows"] == 3
 
 
-def test_what_is_no_request_to_a_controller(h: Harness) -> None:
+def test_messages_that_are_not_requests_to_a_controller(h: Harness) -> None:
     with pytest.raises(ProtocolError, match="UnitStatus"):
         h.ask(UnitStatus())

@@ -1,4 +1,4 @@
-"""A partition that keeps so many rows, bytes or seconds."""
+"""Partitions with a limit of rows, bytes or seconds."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_rows_cleared_by_hand_leave_no_deadline():
     assert h.controller.next_deadline() is None
 
 
-def test_whole_groups_go_together():
+def test_groups_are_dropped_completely():
     h = Harness()
     h.create(keep_rows=3, group_size=2)
     h.put(4, groups=["a", "b", "a", "b"])
     assert live(h) == [1, 3], "row 0 is one too many, and group 'a' is of no use without it"
 
 
-def test_keys_go_with_their_rows():
+def test_keys_are_dropped_with_their_rows():
     h = Harness()
     h.create(keep_rows=1)
     h.put(2, keys=["old", "new"])
@@ -82,7 +82,7 @@ def test_keys_go_with_their_rows():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 3)), max_size=40))
-def test_age_is_known_to_a_mark_and_never_too_early(steps):
+def test_rows_are_never_dropped_too_early(steps):
     """No row goes before its time, and none stays a mark's width beyond it."""
     keep = 64.0
     births, now, end, came = RowAges(keep), 0.0, 0, []

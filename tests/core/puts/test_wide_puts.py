@@ -68,7 +68,7 @@ def test_others_are_served_between_the_steps(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("there", [["f3"], ["f3", "other"], NAMES, NAMES[::2]])
-def test_it_is_the_same_put_whatever_the_partition_had(h: Harness, there: list[str]) -> None:
+def test_a_prepared_put_equals_a_direct_one(h: Harness, there: list[str]) -> None:
     first = h.put(2, there) if len(there) < COUNT else rows_of(ended(h, h.send(h.publish(2, there))))
     kinds = {name: tensor(shape=[(1,), (number % 3,)]) for number, name in enumerate(NAMES)}
     second = rows_of(ended(h, h.send(h.publish(2, kinds))))
@@ -113,7 +113,7 @@ def test_a_block_with_a_wrong_description_is_refused(h: Harness, at: int, wrong:
     assert h.ask(ListPartitions()).value == []
 
 
-def test_the_same_put_again_is_answered_once_on_the_newest_connection(h: Harness) -> None:
+def test_a_repeated_put_is_answered_once_on_the_newest_connection(h: Harness) -> None:
     request = h.publish(2, NAMES)
     sequence = h.send(request)
     h.tick(h.now)
@@ -166,7 +166,7 @@ def test_others_may_fill_the_chunk_between_the_steps(h: Harness, others: int) ->
     assert [slot for _, slot in (row["f7"] for row in h.lookup(rows, ["f7"]))] == [0, 1]
 
 
-def test_puts_of_the_same_fields_again_and_again_lie_where_the_last_one_was_put(h: Harness) -> None:
+def test_repeated_puts_of_the_same_fields_use_the_columns_of_the_last_one(h: Harness) -> None:
     last: dict[int, object] = {}
     rows: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Lists of keys come in pages: whole ones, in order, whatever happens between two of them."""
+"""Lists of keys come in pages, in order, whatever happens between two pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Listed = dict[str, dict[str, dict[str, Any]]]
 
 
 def pages(h: Harness, request: ListKeys, between: Any = lambda: None) -> tuple[Listed, int]:
-    """Everything that is listed, and in how many pages."""
+    """Return everything that is listed, and the number of pages."""
     listed: Listed = {}
     count = 0
     while True:
@@ -34,7 +34,7 @@ def pages(h: Harness, request: ListKeys, between: Any = lambda: None) -> tuple[L
 
 
 def put(h: Harness, partition: str, keys: list[str]) -> None:
-    """One row for each, tagged with its own key."""
+    """Put one row for each key, tagged with this key."""
     h.ask(h.publish(len(keys), {"x": tensor()}, partition=partition, keys=keys, tags=[{"k": key} for key in keys]))
 
 
@@ -67,8 +67,8 @@ def test_pages_together_are_the_list(sizes: list[int], page_keys: int, page_rows
         assert some == {"p0": {key: {"k": key}} if key in want["p0"] else {}}
 
 
-def test_what_happens_between_two_pages(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that were there all the time are listed once; a partition made anew is not taken for the one before."""
+def test_changes_between_two_pages(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that exist all the time are listed once; a partition created again is not mistaken for the old one."""
     monkeypatch.setattr(partition_view, "PAGE_KEYS", 2)
     put(h, "p", ["a", "b", "c", "d", "e"])
 

@@ -1,4 +1,4 @@
-"""Snapshots of partitions: pages of rows, each of one moment; and a sampler that takes another's place."""
+"""Snapshots of partitions: pages of rows, each of one moment; and a sampler that replaces another one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_page() -> None:
     assert page.tags == [{"k": "a"}, {"k": "c"}]
 
 
-def test_what_is_not_there() -> None:
+def test_a_snapshot_of_an_unknown_partition_or_without_keys() -> None:
     h = Harness()
     assert not h.look(TakeSnapshot("p")).known
     h.ask(h.publish(1, {"x": tensor()}))
@@ -46,7 +46,7 @@ def test_what_is_not_there() -> None:
 
 
 def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows once, ascending, whatever is cleared in between; a partition made anew is not the same."""
+    """All rows come once, ascending, whatever is cleared in between; a partition created again is another one."""
     monkeypatch.setattr(partition_view, "SNAPSHOT_ROWS", 3)
     h = Harness()
     keys = [f"k{number}" for number in range(8)]
@@ -64,7 +64,7 @@ def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LastFirst(BaseSampler):
-    """One of a user's."""
+    """A user's sampler."""
 
     def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
         chosen = list(reversed(list(ready_indexes)))[:batch_size]
@@ -72,14 +72,14 @@ class LastFirst(BaseSampler):
 
 
 class Nothing(BaseSampler):
-    """One that never gives anything."""
+    """A sampler that never deals anything."""
 
     def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
         return [], []
 
 
-def test_another_sampler_deals_from_now_on() -> None:
-    """Also from tags that the partition did not keep as columns before."""
+def test_a_new_sampler_deals_all_later_batches() -> None:
+    """The new sampler may read tags that the partition did not keep in columns before."""
     h = Harness()
     put(h, ["a", "b", "c"])
     assert h.dealt(1) == [0]
@@ -94,8 +94,8 @@ def test_another_sampler_deals_from_now_on() -> None:
     assert h.dealt(2, "other") == [1, 2]
 
 
-def test_who_waits_is_looked_at_again() -> None:
-    """By the new sampler, which may give what the old one did not."""
+def test_waiting_claims_are_decided_again_by_the_new_sampler() -> None:
+    """The new sampler may deal rows that the old one did not deal."""
     h = Harness(Nothing())
     put(h, ["a"])
     waiting = h.claim(1, wait=10.0)

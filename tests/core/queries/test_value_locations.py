@@ -133,7 +133,7 @@ def check_shapes(h: Harness, model: Model, names: list[str]) -> None:
 
 @given(st.data())
 @differential(25)
-def test_what_was_put_last_is_found(data: st.DataObject) -> None:
+def test_a_lookup_returns_the_last_values(data: st.DataObject) -> None:
     h, model = Harness(), Model()
     for _ in range(data.draw(st.integers(2, 12))):
         live = list(model.rows)
@@ -164,7 +164,7 @@ def test_what_was_put_last_is_found(data: st.DataObject) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([b"", b"\0", b"\0\0", b"a", b"aa"])), max_size=40))
 @differential(60)
-def test_interned_values_are_those_that_were_added(steps: list[tuple[bool, bytes]]) -> None:
+def test_interned_values_equal_the_added_ones(steps: list[tuple[bool, bytes]]) -> None:
     table: InternTable[bytes] = InternTable()
     held: list[tuple[int, bytes]] = []
     for add, value in steps:

@@ -1,4 +1,4 @@
-"""When every put waits for space and every claim for rows, the puts fail at once, with the cycle in words."""
+"""If every put waits for space and every claim for rows, the puts fail at once, with an explanation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transfer_queue.messages.unit_reports import SpaceShortReport
 
 
 def full(**more) -> Harness:
-    """Two rows, and no room for another."""
+    """Return a harness with two rows, and no space for another one."""
     h = Harness(capacity=2)
     h.create(**more)
     h.put(2)
@@ -28,7 +28,7 @@ def waits(h: Harness, name: str = "w") -> int:
 @pytest.mark.design(
     "when every put waits for space and every claim for rows, the puts fail at once, with the cycle in words"
 )
-def test_it_is_told_at_once_by_the_last_who_comes_to_wait():
+def test_the_last_waiting_request_ends_the_deadlock_at_once():
     h = full()
     put = waits(h)
     assert h.parked(put, "w"), "somebody may still claim what is there"
@@ -39,7 +39,7 @@ def test_it_is_told_at_once_by_the_last_who_comes_to_wait():
     assert "task 'train' waits for 4 samples with ['x'] in partition 'p', where 2 are ready" in str(told.value)
 
 
-def test_a_put_that_comes_last_is_told_itself():
+def test_a_put_that_completes_the_deadlock_fails():
     h = full()
     claim = h.claim(4, wait=1000.0)
     with pytest.raises(DeadlockError):
@@ -47,7 +47,7 @@ def test_a_put_that_comes_last_is_told_itself():
     assert h.parked(claim, "r"), "claims wait on: fields of old rows may come, and room by hand"
 
 
-def test_who_was_given_rows_may_still_clear_them():
+def test_clients_that_fetched_rows_may_still_clear_them():
     h = full()
     assert h.dealt(1) == [0]
     h.claim(4, "other", name="o", wait=1000.0)
@@ -58,7 +58,7 @@ def test_who_was_given_rows_may_still_clear_them():
 
 
 @pytest.mark.parametrize("who", ["r", "late"])
-def test_rows_that_all_who_wait_have_consumed_are_there_for_others(who):
+def test_rows_consumed_by_all_waiting_tasks_may_be_cleared_by_others(who):
     """A trainer that still loads its model, or asks now and then, or reads by key; a driver that clears a step late."""
     h = full()
     assert h.dealt(2, "reward") == [0, 1]
@@ -69,7 +69,7 @@ def test_rows_that_all_who_wait_have_consumed_are_there_for_others(who):
     assert len(h.result(put).rows) == 8
 
 
-def test_rows_that_somebody_who_waits_still_needs_are_not():
+def test_rows_that_a_waiting_task_needs_are_not_cleared():
     h = full()
     assert h.dealt(1, "reward") == [0]
     h.claim(2, "reward", wait=1000.0)
@@ -80,7 +80,7 @@ def test_rows_that_somebody_who_waits_still_needs_are_not():
         h.result(put)
 
 
-def test_who_comes_back_for_more_will_not():
+def test_a_client_that_fetches_again_does_not_clear():
     h = full(free_when=["t"])
     h.claim(1, hold=True)
     put = waits(h)
@@ -93,8 +93,8 @@ def test_who_comes_back_for_more_will_not():
 
 
 @pytest.mark.parametrize("free_when", [[], ["train"]])
-def test_a_claim_that_lacks_fields_alone_waits_for_who_puts_them(free_when):
-    """The reward model is still being loaded."""
+def test_a_claim_that_lacks_only_fields_is_no_part_of_a_deadlock(free_when):
+    """A client that still loads its reward model has not fetched any rows."""
     h = full(free_when=free_when)
     h.claim(2, "train", wait=1000.0, fields=["x", "r"])
     put = waits(h)
@@ -103,7 +103,7 @@ def test_a_claim_that_lacks_fields_alone_waits_for_who_puts_them(free_when):
     assert h.parked(put, "w")
 
 
-def test_who_watches_may_act_while_another_thread_of_its_process_puts():
+def test_a_watching_client_may_act_while_its_other_thread_puts():
     """One process that produces, and that clears in a loop over `subscribe`."""
     h = full()
     h.ask(Watch("p"), "w")
@@ -114,8 +114,8 @@ def test_who_watches_may_act_while_another_thread_of_its_process_puts():
     assert len(h.result(put).rows) == 8
 
 
-def test_a_fetch_that_holds_is_not_through_by_asking_for_more():
-    """A prefetching worker asks ahead of the process that trains."""
+def test_a_fetch_that_keeps_its_rows_may_still_clear_them():
+    """A prefetching worker fetches ahead of the process that trains."""
     h = full(free_when=["t"])
     assert h.got(h.claim(2, hold=True)) == [0, 1]
     h.claim(1, wait=1000.0, hold=True)
@@ -142,7 +142,7 @@ def test_a_client_that_has_changed_something_may_do_so_again(other):
         h.result(put)
 
 
-def test_a_task_that_is_to_free_rows_is_waited_for():
+def test_a_task_that_may_free_rows_prevents_a_deadlock():
     h = full(free_when=["t", "u"])
     h.claim(4, wait=1000.0)
     put = waits(h)
@@ -152,7 +152,7 @@ def test_a_task_that_is_to_free_rows_is_waited_for():
         h.result(put)
 
 
-def test_an_onlooker_moves_nothing():
+def test_a_control_client_does_not_prevent_a_deadlock():
     h = full()
     h.client("onlooker")
     h.claim(4, wait=1000.0)
@@ -161,8 +161,8 @@ def test_an_onlooker_moves_nothing():
 
 
 @pytest.mark.parametrize("waiting", [True, False])
-def test_who_watches_a_partition_may_clear_it(waiting):
-    """A controller loop, which is told of what is done and clears that."""
+def test_a_client_that_watches_a_partition_may_clear_it(waiting):
+    """A driver loop that watches for finished rows and clears them."""
     h = full()
     h.ask(Watch("p"), "loop")
     if waiting:
@@ -175,8 +175,8 @@ def test_who_watches_a_partition_may_clear_it(waiting):
         h.result(put)
 
 
-def test_a_partition_of_rows_in_which_nobody_waits_will_be_cleared():
-    """The last step's partition, which its driver drops when it is done with it."""
+def test_a_partition_without_waiting_claims_may_still_be_cleared():
+    """The partition of the last step, which its driver drops when the step is done."""
     h = Harness(capacity=4)
     h.put(2, partition="last")
     h.put(2)
@@ -187,7 +187,7 @@ def test_a_partition_of_rows_in_which_nobody_waits_will_be_cleared():
     assert h.result(put) is not None
 
 
-def test_who_made_a_partition_that_is_gone_does_not_matter():
+def test_producers_of_dropped_partitions_do_not_count():
     h = Harness(capacity=2)
     h.put(1, partition="gone", name="driver")
     h.ask(ClearPartition("gone"), "driver")
@@ -219,12 +219,12 @@ def test_admission_can_deadlock_too():
 
 
 class TestBytes:
-    """Who waits for bytes waits at the storage unit, which tells the controller."""
+    """A writer that waits for bytes waits at the storage unit, which reports it to the controller."""
 
     def short(self, h: Harness, *writers: str, freed: int = 0) -> None:
         h.ask(SpaceShortReport(0, list(writers), freed), "unit-0")
 
-    def test_the_unit_is_told_to_refuse(self):
+    def test_the_unit_gets_the_order_to_refuse_leases(self):
         h = Harness()
         h.put(2)
         h.claim(4, wait=1000.0)
@@ -233,7 +233,7 @@ class TestBytes:
         assert unit == 0
         assert "w waits for bytes of storage unit 0" in words
 
-    def test_what_is_being_freed_is_waited_for(self):
+    def test_extents_that_are_being_freed_prevent_a_deadlock(self):
         h = Harness()
         for _ in range(4):
             rows = h.put(1)
@@ -245,14 +245,14 @@ class TestBytes:
         self.short(h, "w", freed=1)
         assert len(h.refused) == 1
 
-    def test_nobody_else_may_say_it(self):
+    def test_only_the_unit_itself_may_report_short_space(self):
         h = Harness()
         with pytest.raises(ProtocolError, match="only the unit itself"):
             h.ask(SpaceShortReport(0, ["w"], 0), "w")
 
 
-def test_what_was_done_in_partitions_that_are_gone_is_forgotten():
-    """A run makes a partition a step, and goes on for ever."""
+def test_activity_in_dropped_partitions_is_forgotten():
+    """A run creates a partition for each step, without end."""
     h = Harness()
     for step in range(20):
         name = f"train_{step}"

@@ -1,4 +1,4 @@
-"""Why a sample is not handed out, in words."""
+"""Explanations of why a sample is not delivered."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_consumption(h: Harness) -> None:
     assert "is not consumed by task 'u'" in explain(h, row=0, task="u")
 
 
-def test_a_sample_whose_group_is_not_whole_is_not_ready() -> None:
-    """Nor one without a group: the sampler would not deal it."""
+def test_a_sample_of_an_incomplete_group_is_not_ready() -> None:
+    """A sample without a group is not ready either, since the sampler does not deal it."""
     h = Harness(GRPOGroupNSampler(2))
     h.put(2, groups=["g", "g"])
     h.put(1, ("y",), rows=[0])
@@ -106,7 +106,7 @@ def test_a_whole_partition(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_whole_partition_says_once_what_a_group_waits_for(declared: bool) -> None:
+def test_an_explanation_names_what_a_group_waits_for_once(declared: bool) -> None:
     """The samples that are nearest to ready are often of one group."""
     h = Harness(GRPOGroupNSampler(2))
     h.put(4, groups=["g", "g", "f", "f"] if declared else None)

@@ -1,4 +1,4 @@
-"""What `status` counts for ever: rates are taken of it, so a clear must not take from it."""
+"""The totals in `status`: rates are computed from them, so a clear must not reduce them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def ever(h: Harness) -> tuple[dict[str, int], dict[str, int]]:
     return {f.name: f.produced_ever for f in partition.fields}, {t.name: t.consumed_ever for t in partition.tasks}
 
 
-def test_counts_for_ever_outlive_clears(h: Harness) -> None:
+def test_total_counts_outlive_clears(h: Harness) -> None:
     h.put(3, ("x",))
     h.put(1, ("y",), rows=[1])
     h.ask(Claim("p", "t", ["x"], 2))
@@ -34,7 +34,7 @@ def test_a_value_that_is_replaced_is_not_produced_again(h: Harness) -> None:
     assert ever(h)[0] == {"x": 2}
 
 
-def test_rows_consumed_anew_count_anew(h: Harness) -> None:
+def test_rows_consumed_again_count_again(h: Harness) -> None:
     h.put(2, ("x",))
     h.ask(Claim("p", "t", ["x"], 2))
     h.ask(ResetConsumption("p"))

@@ -31,7 +31,7 @@ def end_of(steps: Generator[None, None, StateMeasures]) -> StateMeasures:
             return found
 
 
-def test_partitions_beyond_the_named_are_told_as_one(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_beyond_the_named_ones_are_reported_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_metrics, "NAMED", 2)
     for number in range(5):
         h.put(number + 1, partition=f"p{number}")
@@ -48,7 +48,7 @@ def test_partitions_beyond_the_named_are_told_as_one(h: Harness, monkeypatch: py
     assert (task.name, task.waiting, task.longest_wait) == ("t", 2, 4.0)
 
 
-def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are counted with every copy, bytes too; what lies in an external store is told as that."""
     monkeypatch.setattr(state_metrics, "NAMED", 2)
     h = Harness()
@@ -76,7 +76,7 @@ def test_what_partitions_have_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> N
     assert tiers == {"old": {"memory": 10}, "q": {"store": 40}}
 
 
-def test_live_bytes_of_each_unit_are_what_a_count_one_by_one_gives(h: Harness) -> None:
+def test_live_bytes_of_each_unit_equal_a_count_of_all_blocks(h: Harness) -> None:
     for _ in range(5):
         h.put(3, ("x", "y"))
     h.clear([0, 1, 2, 4])
@@ -87,7 +87,7 @@ def test_live_bytes_of_each_unit_are_what_a_count_one_by_one_gives(h: Harness) -
     assert expected.total() == h.state.blocks.live_bytes > 0
 
 
-def test_what_is_dropped_between_two_steps_is_passed_over(h: Harness) -> None:
+def test_partitions_dropped_between_two_steps_are_left_out(h: Harness) -> None:
     for number in range(3):
         h.put(2, partition=f"p{number}")
     steps = measure(h.controller.context, 0.0)
@@ -114,7 +114,7 @@ def test_waits_are_counted_by_request_and_task_when_they_end(h: Harness) -> None
     }  # fmt: skip
 
 
-def test_what_became_of_leases_is_counted(h: Harness) -> None:
+def test_ends_of_leases_are_counted(h: Harness) -> None:
     h.put(8)
     counts = h.controller.context.measures.lease_counts
     first, second = h.lease(3), h.lease(2, lease=5.0)
@@ -131,7 +131,7 @@ def test_what_became_of_leases_is_counted(h: Harness) -> None:
     assert ("u", "nacked") not in counts.redelivered, "its client had not seen them"
 
 
-def test_what_a_rank_left_is_delivered_again() -> None:
+def test_rows_of_a_gone_rank_count_as_delivered_again() -> None:
     h = Harness(RankAwareSampler())
     h.put(4)
     h.lease(2, dp_rank=0, batch_index=0)
@@ -139,7 +139,7 @@ def test_what_a_rank_left_is_delivered_again() -> None:
     assert h.controller.context.measures.lease_counts.redelivered == {("t", "rank gone"): 2}
 
 
-def test_tasks_without_end_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_tasks_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "MOST_NAMES", 2)
     h.put(1)
     for task in "abcd":
@@ -148,7 +148,7 @@ def test_tasks_without_end_are_counted_together(h: Harness, monkeypatch: pytest.
     assert h.controller.context.measures.lease_counts.acknowledged == {"a": 1, "b": 1, OTHER: 2}
 
 
-def test_status_tells_what_requests_took_and_the_longest_event(h: Harness) -> None:
+def test_status_reports_times_of_requests_and_the_longest_event(h: Harness) -> None:
     assert h.look(Status()).longest == ("", 0.0)
     h.controller.context.measures.load.served(Status, h.now, h.now + 0.004)
     status = h.look(Status())

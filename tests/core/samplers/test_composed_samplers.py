@@ -84,7 +84,7 @@ def test_a_balanced_deal_of_the_highest() -> None:
     assert h.dealt(2, **rank(1)) == [4, 3]
 
 
-def test_the_rest_after_a_seal() -> None:
+def test_the_remainder_after_a_seal() -> None:
     h = Harness(PrioritySampler(inner=RankAwareSampler()))
     h.put(3, tags=by("priority", 0, 1, 2))
     assert h.dealt(2, **rank(0)) == [2, 1]
@@ -93,7 +93,7 @@ def test_the_rest_after_a_seal() -> None:
     assert h.dealt(2, **rank(0, 2)) is None
 
 
-def test_a_priority_that_is_no_number() -> None:
+def test_a_priority_that_is_not_a_number() -> None:
     h = Harness(PrioritySampler())
     h.put(2, tags=by("priority", "high", 1))
     before = h.state.snapshot()
@@ -106,7 +106,7 @@ def test_a_priority_that_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("inner", [SequentialSampler, RankAwareSampler], ids=["sample", "deal"])
-def test_too_old_is_passed_over_and_counted(inner: type[BaseSampler]) -> None:
+def test_rows_that_are_too_old_are_skipped_and_counted(inner: type[BaseSampler]) -> None:
     h = Harness(FreshnessSampler(inner(), 1))
     h.put(5, tags=versions(0, 1, None, 2, 0))
     advance(h, 2)
@@ -120,7 +120,7 @@ def test_too_old_is_passed_over_and_counted(inner: type[BaseSampler]) -> None:
     assert h.got(waiting) == [5]
 
 
-def test_a_claim_may_say_the_version() -> None:
+def test_a_claim_may_pass_the_policy_version() -> None:
     h = Harness(FreshnessSampler(SequentialSampler(), 0))
     h.put(2, tags=versions(3, 4))
     assert h.dealt(1, policy_version=4) == [1]
@@ -128,8 +128,8 @@ def test_a_claim_may_say_the_version() -> None:
         h.dealt(1, policy_version="4")
 
 
-def test_a_new_version_lets_go_what_waits() -> None:
-    """The claim gets nothing of it, and another's fresh rows do not wait behind the old."""
+def test_a_new_policy_version_ends_waits() -> None:
+    """The claim gets none of its rows, and fresh rows of another group do not wait behind the old ones."""
     h = Harness(FreshnessSampler(SequentialSampler(), 1))
     h.put(2, tags=versions(0, 0))
     waiting = h.claim(3, wait=10)
@@ -142,7 +142,7 @@ def test_a_new_version_lets_go_what_waits() -> None:
     assert passed(h) == {STALE: 2}
 
 
-def test_all_too_old_is_the_end() -> None:
+def test_a_sealed_partition_with_only_old_rows_has_ended() -> None:
     h = Harness(FreshnessSampler(GRPOGroupNSampler(2), 1))
     h.put(4, tags=versions(0, 0, 0, 0))
     h.ask(Seal("p"))
@@ -154,7 +154,7 @@ def test_all_too_old_is_the_end() -> None:
     assert h.dealt(2, partition="q", **rank(0)) is None
 
 
-def test_a_group_goes_as_a_whole_and_those_of_it_that_come_later() -> None:
+def test_a_group_is_skipped_with_its_late_members() -> None:
     h = Harness(FreshnessSampler(GRPOGroupNSampler(3), 1))
     h.put(3, groups=["a", "a", "b"], tags=versions(0, 5, 5))
     h.put(1, ("other",), groups=["a"])
@@ -171,7 +171,7 @@ def test_a_group_goes_as_a_whole_and_those_of_it_that_come_later() -> None:
     assert h.state.partitions["p"].wholly_consumed("t")
 
 
-def test_what_is_passed_over_is_freed_where_tasks_free() -> None:
+def test_skipped_rows_are_freed_by_free_when() -> None:
     h = Harness(FreshnessSampler(SequentialSampler(), 1))
     h.create(free_when=["t"])
     h.put(3, tags=versions(0, 5, 0))
@@ -180,7 +180,7 @@ def test_what_is_passed_over_is_freed_where_tasks_free() -> None:
     assert h.state.partitions["p"].rows.live_positions().tolist() == [1]
 
 
-def test_what_nothing_new_came_to_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_rows_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from transfer_queue.core.ready.rankings import Ranking
 
     h = Harness(FreshnessSampler(RankAwareSampler(), 1))
@@ -269,7 +269,9 @@ def test_a_missing_length() -> None:
     st.integers(0, 3),
 )
 @settings(max_examples=40)
-def test_every_rank_gets_as_many(samples: list[tuple[int, int]], ranks: int, size: int, version: int) -> None:
+def test_every_rank_gets_equally_many_batches(
+    samples: list[tuple[int, int]], ranks: int, size: int, version: int
+) -> None:
     h = Harness(FreshnessSampler(PrioritySampler(inner=TokenBudgetSampler(16, size, ranks)), 1))
     h.create()
     tags = [{"total_lengths": length, "policy_version": made, "priority": length} for length, made in samples]
@@ -298,7 +300,7 @@ def test_every_rank_gets_as_many(samples: list[tuple[int, int]], ranks: int, siz
 
 
 class Mine(BaseSampler):
-    """Deals the last of what it is shown."""
+    """Deals the last of the rows that it is shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +336,7 @@ def test_a_users_sampler_may_take_the_rows_lazily() -> None:
 
 
 class OnlyEven(SamplerWrapper):
-    """Shows the rows of even index to the sampler inside."""
+    """Shows the rows with an even index to the inner sampler."""
 
     def view(self, ready_indexes: Any, config: Any) -> Any:
         return [row for row in ready_indexes if row % 2 == 0]
@@ -350,7 +352,7 @@ def test_a_users_wrapper() -> None:
 
 
 class Picky(Mine):
-    """Passes over what its `passed` says."""
+    """Skips the rows in its `passed`."""
 
     passed: Any = None
 
@@ -358,7 +360,7 @@ class Picky(Mine):
         return self.passed or {}
 
 
-def test_a_users_sampler_may_pass_over() -> None:
+def test_a_users_sampler_may_skip_rows() -> None:
     picky = Picky()
     h = Harness(picky)
     h.put(3)
@@ -375,7 +377,7 @@ def test_a_users_sampler_may_pass_over() -> None:
 
 
 @pytest.mark.parametrize("final", [False, True])
-def test_a_large_micro_batch_is_filled_beside_the_loop(final: bool) -> None:
+def test_a_large_micro_batch_is_filled_in_the_background(final: bool) -> None:
     h = Harness(FreshnessSampler(TokenBudgetSampler(1000, dp_size=2), 1))
     count = 999 if final else 1001
     h.put(count, tags=by("total_lengths", *[2] * count))

@@ -75,7 +75,7 @@ def test_the_call_is_repeated_if_its_rows_were_taken_meanwhile(h: Harness, mine:
     assert mine.calls == [[0, 1, 2, 3], [2, 3]]
 
 
-def test_an_answer_that_was_never_right_is_refused_though_rows_were_taken(h: Harness, mine: Mine) -> None:
+def test_an_invalid_answer_is_refused_although_rows_were_taken(h: Harness, mine: Mine) -> None:
     h.put(4)
     slow = h.claim(2)
     h.clear([1])
@@ -230,7 +230,7 @@ def test_a_claim_that_does_not_wait_is_answered_when_its_sampler_is_replaced(h: 
     assert not h.state.waiting.by_waiter
 
 
-def test_a_claim_that_was_never_decided_is_begun_anew_by_the_next_sampler(h: Harness) -> None:
+def test_an_undecided_claim_starts_again_with_the_next_sampler(h: Harness) -> None:
     """It wants no rows, and it says that its client is done with the rows that it was given before."""
     h.create(free_when=["t"])
     h.put(4)

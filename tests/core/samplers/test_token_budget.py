@@ -1,4 +1,4 @@
-"""Micro-batches by tokens through the controller: four ranks of two replicas each, while rows still come."""
+"""Micro-batches by tokens through the controller: four ranks of two replicas each, while rows are still put."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Trainers:
         self.batches: dict[int, dict[int, list[int]]] = {}
 
     def ask(self, index: int, rank: int, replica: int) -> list[int] | None:
-        """One replica asks; whoever of its rank asked before got the same."""
+        """Fetch for one replica. All replicas of a rank get the same."""
         name = f"{rank}.{replica}"
         sequence = self.h.claim(self.batch_size, name=name, dp_rank=rank, batch_index=index)
         while self.h.works:  # deals of many groups are made beside the loop
@@ -41,8 +41,10 @@ class Trainers:
 @pytest.mark.parametrize("size", [1, 2])
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 3), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_lockstep_whoever_asks_when(size: int, lengths: list[int], held: int, chance: random.Random) -> None:
-    """Rounds are whole, within the budget, in order, alike for replicas; what no round takes is the remainder."""
+def test_ranks_stay_in_lockstep_in_any_order_of_claims(
+    size: int, lengths: list[int], held: int, chance: random.Random
+) -> None:
+    """Rounds are complete, within the budget, in order and equal for replicas; the rest is the remainder."""
     lengths = lengths[: len(lengths) // size * size]
     h = Harness(TokenBudgetSampler(BUDGET, size, RANKS))
     h.create()

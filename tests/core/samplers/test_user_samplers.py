@@ -1,4 +1,4 @@
-"""Samplers as users write them: what they are given, what they may give, how they fail."""
+"""Samplers as users write them: their arguments, their results and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSamp
 
 
 class Mine(BaseSampler):
-    """Does what `act` says; by default deals the newest rows."""
+    """Calls `act`; by default deals the newest rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def u(mine: Mine) -> Harness:
 
 
 @pytest.mark.design("a user's sampler that wants a list gets one")
-def test_what_it_is_given(u: Harness, mine: Mine) -> None:
+def test_the_arguments_of_a_call(u: Harness, mine: Mine) -> None:
     def act(ready: Any, size: int, *, partition: Any, **_: object) -> Any:
         assert (partition.partition_id, partition.group_size, partition.policy_version) == ("p", None, 0)
         assert partition.get_custom_meta([2, 1, 77]) == {2: {"n": 3}, 1: {}}
@@ -295,7 +295,7 @@ def test_a_keyboard_interrupt_is_not_an_error_of_the_sampler(u: Harness, mine: M
 
 
 @pytest.mark.parametrize("number", [np.int64(1), np.array(1)], ids=["numpy", "0-d array"])
-def test_whole_numbers_of_any_make(u: Harness, mine: Mine, number: object) -> None:
+def test_integers_of_any_type(u: Harness, mine: Mine, number: object) -> None:
     mine.act = lambda ready, size, **_: ((number,), {1})
     u.put(2)
     assert u.dealt(1) == [1]
@@ -306,7 +306,7 @@ def test_whole_numbers_of_any_make(u: Harness, mine: Mine, number: object) -> No
     [None, 7, [1], ([1], [2], [3]), ([1.5], []), (["0"], []), ([0], None), ([0], [1 << 70]), ([None], [])],
     ids=repr,
 )
-def test_nonsense(u: Harness, mine: Mine, wrong: object) -> None:
+def test_results_of_a_wrong_type(u: Harness, mine: Mine, wrong: object) -> None:
     mine.act = lambda ready, size, **_: wrong
     u.put(2)
     before = u.state.snapshot()
@@ -330,7 +330,7 @@ def test_rows_not_offered(u: Harness, mine: Mine, rows: list[int], where: str) -
 
 
 @pytest.mark.design("a sampler that raises fails its caller; nothing is dealt")
-def test_an_error_of_its_own_comes_with_its_traceback(u: Harness, mine: Mine) -> None:
+def test_an_error_of_a_sampler_has_its_traceback(u: Harness, mine: Mine) -> None:
     def act(ready: list[int], size: int, **_: object) -> None:
         raise KeyError("no such thing")
 
@@ -344,7 +344,7 @@ def test_an_error_of_its_own_comes_with_its_traceback(u: Harness, mine: Mine) ->
     assert "test_user_samplers.py" in text
 
 
-def test_its_value_errors_stay_value_errors(u: Harness, mine: Mine) -> None:
+def test_value_errors_of_a_sampler_stay_value_errors(u: Harness, mine: Mine) -> None:
     def act(ready: list[int], size: int, **_: object) -> None:
         raise ValueError("batch_size must be even")
 
@@ -356,7 +356,7 @@ def test_its_value_errors_stay_value_errors(u: Harness, mine: Mine) -> None:
     assert isinstance(raised.value, RuntimeError), "as every error of a user's sampler"
 
 
-def test_who_waits_is_told_of_an_error_and_others_go_on(u: Harness, mine: Mine) -> None:
+def test_an_error_fails_the_waiting_claim_and_no_other(u: Harness, mine: Mine) -> None:
     first = u.claim(1, wait=10, name="a", fail=True)
     second = u.claim(1, wait=10, name="b")
 
@@ -372,8 +372,8 @@ def test_who_waits_is_told_of_an_error_and_others_go_on(u: Harness, mine: Mine) 
     assert u.got(second, "b") == [0]
 
 
-def test_one_that_gives_nothing_waits_for_any_change(u: Harness, mine: Mine) -> None:
-    """It may look at tags: so a put of tags alone is asked about too."""
+def test_a_claim_without_a_deal_waits_for_any_change(u: Harness, mine: Mine) -> None:
+    """The sampler may read tags, so a put of only tags calls it, too."""
 
     def act(ready: list[int], size: int, partition: Any = None, **_: object) -> Any:
         good = [row for row, tag in partition.get_custom_meta(ready).items() if tag.get("good")][:size]
@@ -390,7 +390,7 @@ def test_one_that_gives_nothing_waits_for_any_change(u: Harness, mine: Mine) -> 
 
 
 def test_a_batch_that_it_dealt_before(u: Harness, mine: Mine) -> None:
-    """It announces it by has_cached_result; then its rows may be consumed, and cleared in part."""
+    """The sampler announces the batch by has_cached_result. Its rows may be consumed, and some may be cleared."""
     u.put(4)
     first = u.dealt(2)
     assert first == [3, 2]
@@ -404,7 +404,7 @@ def test_a_batch_that_it_dealt_before(u: Harness, mine: Mine) -> None:
     assert u.state.partitions["p"].tasks == {"t": 1}
 
 
-def test_the_rest_after_a_seal(u: Harness, mine: Mine) -> None:
+def test_the_remainder_after_a_seal(u: Harness, mine: Mine) -> None:
     u.put(3)
     u.ask(Seal("p"))
     assert u.dealt(2) == [2, 1]
@@ -413,7 +413,7 @@ def test_the_rest_after_a_seal(u: Harness, mine: Mine) -> None:
     assert [size for _, size, _ in mine.calls] == [2, 1]
 
 
-def test_one_that_gives_nothing_of_the_rest_has_ended(u: Harness, mine: Mine) -> None:
+def test_a_claim_ends_if_nothing_of_the_remainder_is_dealt(u: Harness, mine: Mine) -> None:
     mine.act = lambda ready, size, **_: ([], [])
     u.put(3)
     u.ask(Seal("p"))
@@ -421,7 +421,7 @@ def test_one_that_gives_nothing_of_the_rest_has_ended(u: Harness, mine: Mine) ->
     assert u.dealt(4) is None
 
 
-def test_a_probe_does_not_ask_it(u: Harness, mine: Mine) -> None:
+def test_a_probe_does_not_call_the_sampler(u: Harness, mine: Mine) -> None:
     sequence = u.claim(2, wait=10, probe=True)
     u.put(2)
     assert u.got(sequence) == []
@@ -435,7 +435,7 @@ def test_a_dropped_partition_is_forgotten(u: Harness, mine: Mine) -> None:
     assert mine.cleared == ["p", "nobody"]
 
 
-def test_a_claim_may_name_a_built_in_one_instead(u: Harness, mine: Mine) -> None:
+def test_a_claim_may_name_a_built_in_sampler(u: Harness, mine: Mine) -> None:
     u.put(2)
     assert u.dealt(1, sampler="SequentialSampler") == [0]
     waiting = u.claim(2, wait=10, sampler="SequentialSampler")
@@ -445,7 +445,7 @@ def test_a_claim_may_name_a_built_in_one_instead(u: Harness, mine: Mine) -> None
 
 
 class Caching(RankAwareSampler):
-    """A subclass that calls its base: it keeps its batches in `_states`, as all did once."""
+    """A subclass that calls its base class and keeps its batches in `_states`, as older samplers did."""
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         return super().sample(*args, **kwargs)
@@ -483,7 +483,7 @@ def test_a_users_sampler_is_timed_and_named() -> None:
 
 
 class Balancing(SeqlenBalancedSampler):
-    """A subclass that looks at what it has dealt, as old ones do."""
+    """A subclass that reads what it has dealt, as older samplers do."""
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         assert kwargs["batch_index"] not in self._states.get("p", {}).get("t", {}).get(kwargs["dp_rank"], {})
@@ -491,8 +491,8 @@ class Balancing(SeqlenBalancedSampler):
 
 
 @pytest.mark.design("_states on a sampler is a view of the dealt batches for old subclasses")
-def test_the_core_owns_what_an_old_subclass_has_dealt() -> None:
-    """All ranks' shares are dealt at once and kept by the core; `_states` shows them, and stays as small."""
+def test_the_core_keeps_the_batches_of_an_old_subclass() -> None:
+    """The shares of all ranks are dealt at once and kept by the core; `_states` contains them and stays small."""
     sampler = Balancing(dp_size=2)
     h = Harness(sampler)
     for index in range(100):
@@ -520,7 +520,7 @@ class Groups(GRPOGroupNSampler):
         return super().sample(*args, **kwargs)
 
 
-def test_the_rest_of_a_group_subclass_is_whole() -> None:
+def test_the_remainder_of_a_group_subclass_is_complete() -> None:
     h = Harness(Groups(2))
     h.put(7)
     assert h.dealt(4) == [0, 1, 2, 3]

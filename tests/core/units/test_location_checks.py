@@ -1,4 +1,4 @@
-"""Blocks with one place or two: what each counts, when extents go, what is lost with a unit."""
+"""Blocks with one or two locations: their bytes, when extents are freed, and what is lost with a unit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def two_units(h: Harness) -> None:
     assert h.ask(RegisterUnit("other.sock", "/other"), "unit-1") == Done(1)
 
 
-def test_a_block_with_two_places_holds_both_extents(h: Harness) -> None:
+def test_a_block_with_two_locations_references_both_extents(h: Harness) -> None:
     two_units(h)
     h.ask(Publish("p", 2, block=block(0, 1, (1, 7), rows=2)))
     assert h.state.blocks.leased == 2 * 4096
@@ -44,7 +44,7 @@ def test_a_block_with_two_places_holds_both_extents(h: Harness) -> None:
     assert h.state.blocks.leased == 0
 
 
-def test_a_lookup_names_the_first_place(h: Harness) -> None:
+def test_a_lookup_returns_the_first_location(h: Harness) -> None:
     two_units(h)
     h.ask(Publish("p", 1, block=block(1, 3, (0, 2), offset=640)))
     reply = h.ask(Lookup("p", column([0])))
@@ -53,7 +53,7 @@ def test_a_lookup_names_the_first_place(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("wrong", [block(0, 1, (0, 2)), block(0, 1, (1, 2), (2, 2)), block(0, 1, (5, 2))])
-def test_places_that_make_no_sense_are_refused(h: Harness, wrong: NewBlock) -> None:
+def test_invalid_locations_are_refused(h: Harness, wrong: NewBlock) -> None:
     two_units(h)
     with pytest.raises(InvalidArgumentError):
         h.ask(Publish("p", 1, block=wrong))
@@ -69,7 +69,7 @@ def test_a_copy_goes_into_an_open_extent_of_its_writer(h: Harness) -> None:
         h.ask(Publish("p", 1, block=block(0, 1, (1, 1), offset=BYTES)))
 
 
-def test_one_place_costs_no_column_more() -> None:
+def test_single_locations_need_no_further_columns() -> None:
     table = BlockTable()
     for number in range(1, 100):
         table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, SPEC, b""), 1, 1)
@@ -78,7 +78,7 @@ def test_one_place_costs_no_column_more() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_places_against_a_plain_table(data: st.DataObject) -> None:
+def test_locations_against_a_model_table(data: st.DataObject) -> None:
     """add, release, place, lose and close, with a dict of lists as the model."""
     table, model, owners = BlockTable(), dict[int, list[tuple[int, int]]](), dict[int, int]()
     closed: set[tuple[int, int]] = set()

@@ -45,24 +45,24 @@ class Units:
         self.next_extent = 1
 
     def open(self, unit: int) -> int:
-        """A new extent."""
+        """Return the number of a new extent."""
         self.next_extent += 1
         self.held[unit, self.next_extent] = {}
         return self.next_extent
 
     def write(self, unit: int, extent: int, content: Content) -> int:
-        """The offset at which it lies."""
+        """Write a block. Returns its offset."""
         held = self.held[unit, extent]
         offset = (extent << 24) + BYTES * len(held)
         held[offset] = content
         return offset
 
     def at(self, unit: int, offset: int) -> Content:
-        """What lies there."""
+        """Return the content at a location."""
         return next(blocks[offset] for (u, _), blocks in self.held.items() if u == unit and offset in blocks)
 
     def carry_out(self, unit: int, order: Move, gone: set[int]) -> BlocksMovedReport:
-        """Copies; blocks in `gone` are told to have gone meanwhile."""
+        """Carry out a move; blocks in `gone` are reported as gone."""
         blocks = order.blocks
         where = list(
             zip(np.frombuffer(blocks.unit, "<i4").tolist(), np.frombuffer(blocks.offset, "<i8").tolist(), strict=True)
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
             assert self.h.ask(self.registration(unit), f"unit-{unit}") == Done(unit)
 
     def registration(self, unit: int) -> RegisterUnit:
-        """What a unit says when it comes."""
+        """Return the registration of a unit."""
         return RegisterUnit(f"{unit}", f"/{unit}" if unit else "/arena")
 
     def put(self, rows: list[int] | int, fields: list[str], places: list[int], close: bool) -> None:
@@ -205,12 +205,12 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def a_unit_is_proven_dead_to_nobody(self) -> None:
-        """A unit that has connected anew names its own extents: those that are needed stay."""
+        """A unit that connects again reports its extents; those that are needed stay."""
         held = [extent for (unit, extent) in self.units.held if unit == 1 and extent not in self.open.values()]
         self.h.ask(WriterGone("", 1, held), "unit-1")
 
     def forget(self) -> None:
-        """What was freed is overwritten."""
+        """Overwrite freed extents."""
         for place in self.h.freed[self.freed :]:
             self.units.held.pop(place, None)
         self.freed = len(self.h.freed)
@@ -232,7 +232,7 @@ class Life(RuleBasedStateMachine):
                 assert content[name][slot] == self.values[row][name]
 
     def teardown(self) -> None:
-        """With time and obedient units everything settles: no plan goes on for ever."""
+        """With time and units that carry out orders everything settles: each plan ends."""
         for _ in range(400):
             self.forget()
             order = next(((u, o) for u, o in self.h.orders if isinstance(o, Move)), None)
@@ -254,7 +254,7 @@ TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=N
 
 
 def settle(h: Harness, units: Units) -> list[Any]:
-    """Carries out all orders; what was ordered."""
+    """Carry out all orders, and return them."""
     orders = []
     for _ in range(200):
         h.tick(h.now + 1.0)
@@ -268,8 +268,8 @@ def settle(h: Harness, units: Units) -> list[Any]:
     return orders
 
 
-def test_nothing_is_moved_where_it_does_not_pay(h: Harness) -> None:
-    """Extents that are full, or open, or hold little beside what is spared, stay."""
+def test_nothing_is_moved_if_it_frees_too_little(h: Harness) -> None:
+    """Extents stay that are full or open, and those of a unit that has little to free."""
     life = Life()
     life.start(1)
     for _ in range(3):
@@ -278,7 +278,7 @@ def test_nothing_is_moved_where_it_does_not_pay(h: Harness) -> None:
     assert settle(life.h, life.units) == []
 
 
-def test_a_drain_under_way_is_told_again(h: Harness) -> None:
+def test_a_running_drain_is_reported_again(h: Harness) -> None:
     life = Life()
     life.start(1)
     life.put(2, ["x"], [1], close=True)

@@ -1,4 +1,4 @@
-"""A block must lie inside an open extent of its writer and must not overlap other blocks; others are refused."""
+"""A block must be inside an open extent of its writer and must not overlap other blocks."""
 
 import random
 
@@ -54,7 +54,7 @@ def test_an_extent_does_not_grow_into_the_next_one(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_puts_at_once_are_published_in_any_order(h: Harness, restart: bool) -> None:
+def test_concurrent_puts_are_published_in_any_order(h: Harness, restart: bool) -> None:
     offsets = list(range(EXTENT, EXTENT + LENGTH, BYTES))
     random.Random(1).shuffle(offsets)
     for offset in offsets:
@@ -65,7 +65,7 @@ def test_puts_at_once_are_published_in_any_order(h: Harness, restart: bool) -> N
         put(h, 1, EXTENT + LENGTH)
 
 
-def test_a_block_goes_no_further_than_its_extent(h: Harness) -> None:
+def test_a_block_does_not_exceed_its_extent(h: Harness) -> None:
     with pytest.raises(ProtocolError):
         put(h, 1, EXTENT, LENGTH + 64)
     put(h, 1, EXTENT + BYTES)
@@ -73,7 +73,7 @@ def test_a_block_goes_no_further_than_its_extent(h: Harness) -> None:
         put(h, 1, EXTENT + LENGTH, 2 * BYTES)
 
 
-def test_a_second_place_is_checked_like_the_first(h: Harness) -> None:
+def test_a_second_location_is_checked_like_the_first(h: Harness) -> None:
     assert h.ask(RegisterUnit("other.sock", "/other"), "unit-1") == Done(1)
     h.ask(Publish("p", 1, block=block(1, EXTENT, copies=[BlockLocation(1, 4, EXTENT, 1, LENGTH)])))
     for place in (
@@ -85,7 +85,7 @@ def test_a_second_place_is_checked_like_the_first(h: Harness) -> None:
             h.ask(Publish("p", 1, block=block(1, EXTENT + BYTES, copies=[place])))
 
 
-def test_no_block_goes_into_an_extent_that_was_freed(h: Harness) -> None:
+def test_a_block_in_a_freed_extent_is_refused(h: Harness) -> None:
     put(h, 1, EXTENT, closes=[(0, 1)])
     h.clear([0])
     assert h.freed == [(0, 1)]

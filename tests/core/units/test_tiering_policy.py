@@ -68,7 +68,7 @@ def lie_in(life: Tiers) -> list[set[int]]:
     return [{place.unit for place in places} for _, _, places, _ in life.h.state.blocks.live_blocks()]
 
 
-def test_the_oldest_go_until_the_low_watermark(life: Tiers) -> None:
+def test_the_oldest_extents_are_moved_until_the_low_watermark(life: Tiers) -> None:
     for count in range(1, 9):
         life.put(2, ["x"], [0], close=True)
         settle(life.h, life.units)
@@ -82,7 +82,7 @@ def test_the_oldest_go_until_the_low_watermark(life: Tiers) -> None:
     assert settle(life.h, life.units) == []
 
 
-def test_what_is_written_stays(life: Tiers) -> None:
+def test_open_extents_stay(life: Tiers) -> None:
     """Open extents are not moved, however full memory is; they are when they are closed."""
     life.put(2, ["x"], [0], close=False)
     for _ in range(9):
@@ -92,7 +92,7 @@ def test_what_is_written_stays(life: Tiers) -> None:
     assert lie_in(life) == [{0}] * 10
 
 
-def test_who_waits_for_space_gets_it_below_the_watermark(life: Tiers) -> None:
+def test_waiting_writers_get_space_below_the_watermark(life: Tiers) -> None:
     """As for a block that is too large for what is free: more and more is moved, until nobody waits."""
     for _ in range(4):
         life.put(2, ["x"], [0], close=True)
@@ -103,7 +103,7 @@ def test_who_waits_for_space_gets_it_below_the_watermark(life: Tiers) -> None:
     life.every_row_has_its_values()
 
 
-def test_two_places_leave_memory_for_two_units() -> None:
+def test_two_replicas_move_to_two_units_on_disk() -> None:
     life = Tiers()
     life.start(2)
     for _ in range(9):
@@ -177,7 +177,7 @@ def test_drains_over_tiers(life: Tiers) -> None:
     life.every_row_has_its_values()
 
 
-def test_status_tells_bytes_by_tier(life: Tiers) -> None:
+def test_status_reports_bytes_by_tier(life: Tiers) -> None:
     for _ in range(9):
         life.put(2, ["x"], [0], close=True)
     settle(life.h, life.units)

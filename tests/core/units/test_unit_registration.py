@@ -1,4 +1,4 @@
-"""What controller and storage units agree on when a unit registers."""
+"""What controller and storage units compare when a unit registers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from transfer_queue.messages.unit_reports import WriterGone as Gone
 
 
 class Unit:
-    """A unit of the harness, which is told what to free and says what is leased."""
+    """A unit of the harness, which gets orders to free extents and reports what is leased."""
 
     def __init__(self, h: Harness, name: str = "A", boot_id: str = "a") -> None:
         self.h, self.name, self.boot_id = h, name, boot_id
 
     def register(self, *extents: int) -> int:
-        """Registers on a new connection; the number it is given."""
+        """Register on a new connection. Returns the unit's number."""
         if self.name in self.h.clients:
             self.h.disconnect(self.name)
             self.h.connect(self.name)
@@ -66,7 +66,7 @@ def test_an_arena_keeps_its_number_and_another_gets_a_new_one(h: Harness) -> Non
     assert Unit(h, boot_id="a").register() == first + 3, "a number is never used again"
 
 
-def test_what_the_unit_did_not_confirm_is_freed_again(h: Harness) -> None:
+def test_extents_that_the_unit_did_not_confirm_are_freed_again(h: Harness) -> None:
     unit = h.unit
     h.put(1)
     extent = h.clients["w"].extent
@@ -94,7 +94,7 @@ def test_a_confirmed_extent_is_forgotten(h: Harness) -> None:
         h.ask(ExtentsFreedReport(unit, column([6])), "w")
 
 
-def test_what_a_dead_writer_had_is_freed_also_when_everybody_had_died(h: Harness) -> None:
+def test_extents_of_a_dead_writer_are_freed_after_all_processes_died(h: Harness) -> None:
     unit = h.unit
     h.put(1)
     extent = h.clients["w"].extent
@@ -141,7 +141,7 @@ def test_nothing_is_put_into_a_lost_unit(h: Harness) -> None:
 
 
 def test_extents_leased_while_the_unit_registered_are_not_lost(h: Harness) -> None:
-    """A writer publishes in an extent that is newer than what the unit has said, before that arrives."""
+    """A writer publishes in an extent that was leased after the unit sent its report."""
     unit = h.unit
     h.put(1)
     newest = max(extent for of, extent in h.state.blocks.extents if of == unit)
@@ -171,7 +171,7 @@ def test_a_recalled_extent_takes_no_more_blocks_and_is_shorter(h: Harness) -> No
     assert h.freed == [(unit, extent)]
 
 
-def test_a_recalled_extent_in_which_nothing_lives_is_freed(h: Harness) -> None:
+def test_a_recalled_extent_without_live_blocks_is_freed(h: Harness) -> None:
     unit = h.unit
     h.put(1)
     extent = h.clients["w"].extent
@@ -181,7 +181,7 @@ def test_a_recalled_extent_in_which_nothing_lives_is_freed(h: Harness) -> None:
     assert h.freed == [(unit, extent)]
 
 
-def test_only_the_unit_itself_may_say_what_it_has_recalled(h: Harness) -> None:
+def test_only_the_unit_itself_may_report_what_it_has_recalled(h: Harness) -> None:
     with pytest.raises(ProtocolError, match="only the unit itself"):
         h.ask(ExtentsRecalledReport(h.unit, column([1]), column([64])), "w")
     with pytest.raises(ProtocolError, match="report of recalled extents has 2 extents but 1 lengths"):
