@@ -551,7 +551,7 @@ class TestRefusing:
         put("cd")
         save(a, tmp_path / "two")
         (tmp_path / "one" / STATE).write_bytes((tmp_path / "two" / STATE).read_bytes())
-        with pytest.raises(CheckpointError, match="in no file of data"):
+        with pytest.raises(CheckpointError, match="are not in any file of data"):
             a.load_storage_checkpoint(tmp_path / "one")
 
     def test_a_state_that_the_controller_refuses(self, cluster, a, put, tmp_path):
@@ -863,7 +863,7 @@ def test_a_state_that_the_controller_has_let_go_of_is_told(a, put, tmp_path):
     put("ab")
     cut = a.begin_checkpoint()
     cut.state.unlink()
-    with pytest.raises(CheckpointError, match="nothing was saved: the controller has not kept its state"):
+    with pytest.raises(CheckpointError, match="nothing was saved: the controller has removed its saved state"):
         a.save_controller_checkpoint(tmp_path / "ck" / STATE, cut=cut)
     assert list((tmp_path / "ck").iterdir()) == []
     a.end_checkpoint(cut)

@@ -207,5 +207,5 @@ class TestCheck:
     def test_user_metadata(self):
         """What is no JSON is told before anything is written."""
         assert checkpoint_folder.user_metadata({"a": (1, 2), "b": None}) == {"a": [1, 2], "b": None}
-        with pytest.raises(CheckpointError, match="kept as JSON"):
+        with pytest.raises(CheckpointError, match="must be JSON"):
             checkpoint_folder.user_metadata({"a": object()})

@@ -1,1 +1,1 @@
-"""The files of a checkpoint."""
+"""Writes and reads the files of a checkpoint."""

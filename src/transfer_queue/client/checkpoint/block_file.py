@@ -1,13 +1,13 @@
-"""Files of blocks: what a checkpoint keeps of the samples' bytes.
+"""Files of blocks, which contain the samples' bytes in a checkpoint.
 
-    head (64 bytes)   magic, version, where the index lies and its checksum
-    data              blocks, each from a multiple of 64 bytes on, in segments of some MiB with a checksum each
-    index             which blocks lie where (`BlockIndex`)
+    head (64 bytes)   magic, version, position and checksum of the index
+    data              blocks, each at a multiple of 64 bytes, in segments of some MiB with a checksum each
+    index             the positions of the blocks (`BlockIndex`)
 
-A file is written once, in one pass, straight out of mapped arenas, or piece by piece from where blocks lie else, and
-its head last; what is not whole is no such file.
-Blocks never change and have numbers for ever, so later checkpoints link to a file that still holds enough of theirs.
-This module knows nothing of what a block contains, nor of folders.
+A file is written once, in one pass, directly out of mapped arenas, or in pieces from blocks elsewhere. The head is
+written last, so that an incomplete file is not valid. Blocks never change and keep their numbers, so later checkpoints
+link to a file that contains enough of their blocks. This module does not depend on folders, and does not interpret
+blocks.
 """
 
 from __future__ import annotations
@@ -31,37 +31,39 @@ MAGIC = b"TQblocks"
 VERSION = 1
 ALIGNMENT = 64
 SEGMENT = 8 << 20
-"""Bytes that share a checksum; a larger block has a segment of its own."""
+"""Bytes with one checksum. A larger block has a segment of its own."""
 
-_HEAD = struct.Struct(
-    "<8sIIQQI"
-)  # magic, version, checksum of the index, where it begins, its length, of what is before
-_PIECES = 512  # of one writev
+_HEAD = struct.Struct("<8sIIQQI")
+"""Magic, version, checksum of the index, its position, its length, and the checksum of all these."""
+_PIECES = 512  # buffers of one writev
 
 Numbers = np.ndarray
 
 
 class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
-    """What a file holds, in order of position; columns as little-endian bytes.
-
-    origin: whose block numbers they are. number, position, nbytes i8: a block each. first i8: the first block of each
-    segment; checksum u4: of its bytes, which end where the next segment begins.
-    """
+    """The blocks of a file in the order of their positions, as columns of little-endian bytes."""
 
     origin: str
+    """The origin of the block numbers (`messages.checkpoints.BeginCheckpointReply`)."""
     number: bytes
+    """The number of each block, i8."""
     position: bytes
+    """The position of each block in the file, i8."""
     nbytes: bytes
+    """The length of each block in bytes, i8."""
     first: bytes
+    """The first block of each segment, i8."""
     checksum: bytes
+    """The checksum of each segment, u4. A segment ends at the start of the next one."""
     end: int
+    """The end of the last segment."""
 
     def column(self, name: str) -> Numbers:
-        """number, position, nbytes or first as an array."""
+        """Return number, position, nbytes or first as an array."""
         return np.frombuffer(getattr(self, name), "<i8")
 
     def is_sound(self, end: int) -> bool:
-        """Whether all columns have one length, and all blocks and segments are in order and end before `end`."""
+        """Whether the columns have equal lengths, and all blocks and segments are in order and end before `end`."""
         columns = (self.number, self.position, self.nbytes, self.first)
         if any(len(column) % 8 for column in columns) or len(self.checksum) != len(self.first) // 2:
             return False
@@ -76,7 +78,7 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
         return in_order and segments and position[0] >= ALIGNMENT and int(ends[-1]) <= self.end
 
     def segments(self) -> Iterator[tuple[slice, int, int, int]]:
-        """(its blocks, where it begins, its length in bytes, its checksum) of each segment."""
+        """Yield (its blocks, its position, its length in bytes, its checksum) of each segment."""
         position = self.column("position")
         edges = [*self.column("first").tolist(), len(position)]
         checksums = np.frombuffer(self.checksum, "<u4").tolist()
@@ -87,26 +89,26 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
 
 
 def aligned(nbytes: Numbers) -> Numbers:
-    """What blocks of so many bytes take, in an arena and here."""
+    """Return the space that blocks of these lengths need, in an arena and in a file."""
     taken: Numbers = np.maximum(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
     return taken
 
 
 class BlockSource(Protocol):
-    """The blocks of one unit, wherever they are."""
+    """The blocks of one unit, in an arena of this node or elsewhere."""
 
     def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
-        """What these blocks take (`aligned`), one after the other, and never much of it at once."""
+        """Yield the space of these blocks (`aligned`), one after the other, in parts that fit in memory."""
 
 
 class Mapped(BlockSource):
-    """Those of an arena that is mapped here: memory is all of it."""
+    """The blocks of an arena that this process has mapped."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory.data
 
     def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
-        """See `BlockSource.pieces`. Nothing is copied."""
+        """See `BlockSource.pieces`. The pieces are views of the arena."""
         starts, lengths = runs(offset, nbytes)
         for at in range(0, len(starts), _PIECES):
             some = slice(at, at + _PIECES)
@@ -114,7 +116,7 @@ class Mapped(BlockSource):
 
 
 def runs(offset: Numbers, nbytes: Numbers) -> tuple[list[int], list[int]]:
-    """Where pieces of blocks begin that lie side by side, and how long they are."""
+    """Join blocks that are neighbours into pieces, and return the starts and lengths of the pieces."""
     taken = aligned(nbytes)
     first = np.flatnonzero(np.concatenate([[-1], offset[:-1] + taken[:-1]]) != offset)
     return offset[first].tolist(), np.add.reduceat(taken, first).tolist()
@@ -124,9 +126,10 @@ def write_blocks(
     path: Path, origin: str, number: Numbers, unit: Numbers, offset: Numbers, nbytes: Numbers,
     held: Callable[[int], BlockSource],
 ) -> int:  # fmt: skip
-    """Writes these blocks (columns of equal length) into a new file, and syncs it; how many bytes it has.
+    """Write these blocks (columns of equal length) into a new file, sync it, and return its length in bytes.
 
-    held: what a unit has. OSError where the disk refuses; what was written is left to the caller then.
+    `held` returns the blocks of a unit. Raises `OSError` if the disk is full or cannot be written to; the caller then
+    removes the file.
     """
     order = np.lexsort((offset, unit))
     number, unit, offset, nbytes = number[order], unit[order], offset[order], nbytes[order]
@@ -156,7 +159,7 @@ def write_blocks(
 
 
 def _write_segment(file: int, unit: Numbers, offset: Numbers, nbytes: Numbers, units: Mapping[int, BlockSource]) -> int:
-    """Writes the blocks of one segment; its checksum."""
+    """Write the blocks of one segment and return its checksum."""
     checksum = 0
     for one in np.unique(unit).tolist():
         mine = unit == one
@@ -178,10 +181,10 @@ def _write(file: int, pieces: list[memoryview] | list[bytes]) -> None:
 
 
 class BlockFile:
-    """An open file of blocks. path, index: which and what is in it.
+    """An open file of blocks, with its path and its index.
 
     Raises:
-        CheckpointError: it is none, of another version, or damaged.
+        CheckpointError: The file is not a file of blocks, has another version, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -202,7 +205,7 @@ class BlockFile:
             raise
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Close the file."""
         os.close(self._file)
 
     def __enter__(self) -> BlockFile:
@@ -212,7 +215,7 @@ class BlockFile:
         self.close()
 
     def read(self, into: Bytes, position: int, checksum: int) -> None:
-        """Fills `into` with a segment that begins at `position`. CheckpointError where it is not what it was."""
+        """Read the segment at `position` into `into`. Raises `CheckpointError` if its checksum is wrong."""
         view, done = into.data, 0
         while done < len(view):
             try:
@@ -229,13 +232,13 @@ class BlockFile:
         head = os.pread(self._file, _HEAD.size, 0)
         if len(head) < _HEAD.size or head[: len(MAGIC)] != MAGIC:
             raise CheckpointError(
-                f"{self.path} is no file of blocks: it begins with {head[:8]!r} and not with {MAGIC!r}; it is another "
-                f"program's, or was not written to its end"
+                f"{self.path} is not a file of blocks: it must begin with {MAGIC!r}, got {head[:8]!r}; it is a file of "
+                f"another program, or is not complete"
             )
         _, version, checksum, start, length, check = _HEAD.unpack(head)
         if version != VERSION:
             raise CheckpointError(
-                f"{self.path} is of version {version} and this release reads version {VERSION}; load it with the "
+                f"{self.path} must have version {VERSION} for this release, got version {version}; load it with the "
                 f"release that wrote it"
             )
         size = os.fstat(self._file).st_size
@@ -248,7 +251,7 @@ class BlockFile:
         except (msgspec.MsgspecError, ValueError) as error:
             raise self._damaged(f"its index cannot be decoded ({error})") from None
         if not found.is_sound(start):
-            raise self._damaged("its index contradicts itself")
+            raise self._damaged("its index is not consistent")
         return found
 
     def _unreadable(self, error: OSError) -> CheckpointError:

@@ -1,7 +1,7 @@
-"""The data of a checkpoint: which files of blocks it is made of, and how their blocks get back into arenas.
+"""The data of a checkpoint: which files of blocks a save writes, and how a load copies their blocks into arenas.
 
-A save links to the files of the checkpoint before it that still hold enough of what is needed, and writes the rest
-into one more. A load copies what is needed out of the files into space that a client has reserved.
+A save links to those files of the previous checkpoint that contain enough of the needed blocks, and writes the rest
+into a new file. A load copies the needed blocks out of the files into space that a client has reserved.
 """
 
 from __future__ import annotations
@@ -27,39 +27,50 @@ from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved
 
 PIECE = 16 << 20
-"""Bytes that a load reserves at once; a larger block is reserved alone."""
-LEAST_PIECE = 1 << 20  # so that each piece is an extent of its own
-MOST_FILES = 32  # of one checkpoint; what is beyond is written anew, the smallest first
+"""Bytes that a load reserves at once. A larger block is reserved alone."""
+LEAST_PIECE = 1 << 20
+"""The least bytes of a piece, so that each piece is an extent of its own."""
+MOST_FILES = 32
+"""The files of one checkpoint. The blocks of further files, the smallest ones, are written again into a new file."""
 
 # ------------------------------------------------------------ saving
 
 
 @dataclass(frozen=True)
 class CheckpointSave:
-    """What is being saved. name, origin, origins: see `messages.BeginCheckpoint` and `CutReply`.
-
-    state: the file of the state. blocks: number, unit, offset, generation, nbytes of all that it needs, ascending by
-    number.
-    """
+    """A pending save."""
 
     name: str
+    """See `messages.checkpoints.BeginCheckpoint`."""
     origin: str
+    """See `messages.checkpoints.BeginCheckpointReply`."""
     state: Path
+    """The file of the state."""
     blocks: Columns
+    """Number, unit, offset, generation and nbytes of all blocks that the state needs, ascending by number."""
     origins: dict[str, int] = field(default_factory=dict)
+    """See `messages.checkpoints.BeginCheckpointReply`."""
 
 
 def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: Callable[[int], BlockSource]) -> None:
-    """Fills a folder with all blocks of a cut, and says in its manifest which files they are in.
+    """Fill a folder with the files of all blocks of a pending save, and with a manifest of these files.
 
-    previous: a folder of an older checkpoint; its files are shared where they hold enough that is needed. held: what a
-    unit has. All is synced, but the folder itself. OSError where the disk refuses.
+    Everything except the folder itself is synced.
+
+    Args:
+        draft: The folder.
+        cut: The pending save.
+        previous: The folder of an older checkpoint, whose files are linked to if they contain enough needed blocks.
+        held: Returns the blocks of a unit.
+
+    Raises:
+        OSError: The disk is full or cannot be written to.
     """
     numbers = cut.blocks["number"]
     left = np.ones(len(numbers), bool)
     entries: list[BlockFileEntry] = []
     for path, shared in reusable(previous, cut) if previous is not None else ():
-        with contextlib.suppress(OSError):  # a file system without links: it is written anew
+        with contextlib.suppress(OSError):  # a file system without links: its blocks are written again
             os.link(path, draft / path.name, follow_symlinks=False)
             left[np.searchsorted(numbers, shared)] = False
             entries.append(BlockFileEntry(len(entries), path.stem, path.name, len(shared), path.stat().st_size))
@@ -73,7 +84,7 @@ def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: C
 
 
 def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
-    """Returns the number below which blocks of another origin are the same blocks as those of the state.
+    """Return the number below which blocks of another origin are the same blocks as those of the state.
 
     Args:
         origin: The origin of the numbers.
@@ -84,7 +95,7 @@ def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
 
 
 def reusable(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray]]:
-    """Returns the files of an older checkpoint that this one can share, and which of its blocks each file holds.
+    """Return the files of an older checkpoint that this one can share, and the needed blocks in each of them.
 
     At least half of the bytes of such a file are needed, and none of the needed numbers is another block in it.
     """
@@ -94,12 +105,12 @@ def reusable(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray
             with BlockFile(path) as file:
                 index = file.index
         except (TransferQueueError, OSError):
-            continue  # damaged, or another program's: nothing of it is shared
+            continue  # damaged, or a file of another program, so it cannot be shared
         held = index.column("number")
         taken = aligned(index.column("nbytes"))
         needed = np.isin(held, cut.blocks["number"])
         if (held[needed] >= numbers_shared(index.origin, cut.origin, cut.origins)).any():
-            continue  # a load finds blocks by their numbers, and would take another block for one of this cut
+            continue  # a load finds blocks by their numbers, and would use another block as one of this save
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
             found.append((int(taken.sum()), path, held[needed]))
     found.sort(key=lambda each: -each[0])
@@ -111,38 +122,43 @@ def reusable(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray
 
 @dataclass
 class Loaded:
-    """Blocks that a load has written and nobody knows of yet. placed: see `core.state.serialization.relocate`."""
+    """Blocks that a load has written and not published yet."""
 
     placed: list[Columns]
+    """See `core.state.serialization.relocate`."""
     reserved: list[Reserved] = field(default_factory=list)
+    """The space that contains them."""
     pickled: PickledValues | None = None
     """The values that were refused, if the samples were loaded without pickle; else None."""
 
 
 @dataclass(frozen=True)
 class BlockLoadSource:
-    """Blocks to load, in the order of files and positions. file: which; position, nbytes: where in it."""
+    """Blocks to load, in the order of files and positions."""
 
     files: list[BlockFile]
     file: np.ndarray
+    """The position of the file of each block in `files`."""
     number: np.ndarray
     position: np.ndarray
+    """The position of each block in its file."""
     nbytes: np.ndarray
+    """The length of each block in bytes."""
 
 
 def sources(
     files: list[BlockFile], numbers: np.ndarray | None, shared: Callable[[str], int] = lambda origin: MOST
 ) -> BlockLoadSource:
-    """Returns where blocks lie in files. A block that is in two of them is taken from the first.
+    """Return the places of blocks in files. A block that is in two files is read from the first one.
 
     Args:
         files: The files of one checkpoint.
-        numbers: The blocks that are wanted, ascending. Default: None, all.
+        numbers: The requested blocks, ascending. Default: None, all.
         shared: Returns, for the origin of a file, the number below which its blocks are those of the state. The other
             blocks of the file are left out. Default: all its blocks are those of the state.
 
     Raises:
-        CheckpointError: A block that is wanted is not in any file.
+        CheckpointError: A requested block is not in any file.
     """
     columns = {name: [np.zeros(0, "i8")] for name in ("file", "number", "position", "nbytes")}
     for at, file in enumerate(files):
@@ -157,17 +173,17 @@ def sources(
         if len(first) != len(numbers):
             missing = np.setdiff1d(numbers, whole["number"])
             raise CheckpointError(
-                f"{len(missing)} blocks of the state are in no file of data, among them {missing[:5].tolist()}; the "
-                f"state is of another checkpoint than the data: load both of one"
+                f"{len(missing)} blocks of the state are not in any file of data, among them {missing[:5].tolist()}; "
+                f"the state and the data are of different checkpoints: load both from one"
             )
     chosen = {name: column[np.sort(first)] for name, column in whole.items()}
     return BlockLoadSource(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
 
 
 def pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """(piece of each block, where in it, bytes of each piece): how the blocks are laid out where they are loaded.
+    """Divide the blocks into pieces of space: return (piece of each block, its offset there, bytes of each piece).
 
-    external: in a store, where an extent is one object, freed whole: large blocks have one of their own.
+    In an external store, an extent is one object, which is freed as a whole, so each large block has its own piece.
     """
     taken = aligned(source.nbytes)
     end = np.cumsum(taken)
@@ -191,9 +207,9 @@ def copy_in(
     spaces: list[list[Bytes]],
     amend: Callable[[int, np.ndarray], None] | None = None,
 ) -> None:
-    """Copies blocks out of their files, segment by segment, into the spaces of their pieces; checks all checksums.
+    """Copy blocks out of their files, segment by segment, into the spaces of their pieces, and check all checksums.
 
-    amend: called with the number and the bytes of each block before it is copied; it may change the bytes.
+    `amend` is called with the number and the bytes of each block before the copy, and may change the bytes.
     """
     if not len(source.number):
         return
@@ -230,7 +246,7 @@ def copy_in(
 
 
 def placed(source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]) -> list[Columns]:
-    """Where the blocks lie now, ascending by number; and where their copies do."""
+    """Return the locations of the loaded blocks, ascending by number, and those of their copies."""
     order = np.argsort(source.number)
     found = []
     for spaces in zip(*(space.places for space in reserved), strict=True):
@@ -242,7 +258,7 @@ def placed(source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reser
 
 
 def stale(blocks: Columns, is_stale: Callable[[int, np.ndarray, np.ndarray], bool]) -> bool:
-    """Whether blocks do not lie any more where they did. is_stale: whether some of these in a unit do not."""
+    """Whether any block is not at its location any more. `is_stale` checks blocks of one unit."""
     units = blocks["unit"]
     return any(
         is_stale(unit, blocks["offset"][units == unit], blocks["generation"][units == unit])

@@ -1,15 +1,15 @@
-"""The folder of a checkpoint: made beside its place and put there in one step, checked before it is loaded.
+"""The folder of a checkpoint: it is written beside its place and moved there in one step, and checked before a load.
 
     <checkpoint>/metadata.json                      {"storage_saved": true, "user_metadata": {...}}, written last
-    <checkpoint>/controller_state.pkl               the controller's state (`journal.state_file`; the name is callers')
-    <checkpoint>/simple_storage/storage_unit_info.json   which files of blocks there are
+    <checkpoint>/controller_state.pkl               the controller's state (`journal.state_file`; callers name it)
+    <checkpoint>/simple_storage/storage_unit_info.json   the manifest: which files of blocks there are
     <checkpoint>/simple_storage/<id>.blocks         `client.checkpoint.block_file`
-    .<checkpoint>.draft                             beside it, while one is being saved, or what a killed save left
-    .<checkpoint>.old                               the older one, for a moment, where folders cannot be exchanged
+    .<checkpoint>.draft                             the draft of a save that is running or was killed
+    .<checkpoint>.old                               the older checkpoint, if folders cannot be exchanged in one step
 
-What is saved is written into the draft and synced; then draft and checkpoint change places, and the older one goes.
-Whoever dies in between leaves a whole checkpoint in its place (or, where folders cannot be exchanged, the older one
-beside it, which is put back), and the next save sweeps the rest.
+A save writes everything into the draft and syncs it. Then draft and checkpoint are exchanged, and the older checkpoint
+is removed. If the process dies at any point, there is a complete checkpoint in its place (or, if folders cannot be
+exchanged, the older one is beside it and is put back). The next save removes the rest.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class BlockFileEntry(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `target` at the end of the block, whole; target's parents are made.
+    """Provide a new folder that replaces `target` in one step at the end of the block. Creates missing parents.
 
-    If the block fails, the folder goes and everything is as it was. Whoever else saves there meanwhile is refused.
+    If the block fails, the folder is removed and nothing has changed. Other saves to `target` meanwhile are refused.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.draft")
@@ -76,17 +76,17 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def _own(draft: Path, target: Path) -> int:
-    """Makes the draft and locks it: the descriptor that holds the lock. What a killed save has left is removed."""
+    """Create the draft, lock it, and return the descriptor with the lock. Removes the draft of a killed save."""
     while True:
         with contextlib.suppress(FileExistsError):
             draft.mkdir(mode=0o700)
         try:
             folder = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # another one has just ended
+            continue  # another save has just ended
         except OSError as error:
             raise CheckpointError(
-                f"{draft} is needed for the new checkpoint, but cannot be replaced: {error}. It was not left by an "
+                f"{draft} is needed for the new checkpoint, but cannot be replaced: {error}. It is not the draft of an "
                 f"earlier save: remove it, or save to another folder"
             ) from error
         try:
@@ -97,8 +97,8 @@ def _own(draft: Path, target: Path) -> int:
         except BlockingIOError:
             os.close(folder)
             raise CheckpointError(
-                f"a checkpoint is being saved to {target} at this moment, by this or another process; save again when "
-                f"that has ended, or to another folder"
+                f"another save to {target} is running, in this or another process; save again when it has ended, or to "
+                f"another folder"
             ) from None
         except BaseException:
             os.close(folder)
@@ -111,10 +111,10 @@ def _own(draft: Path, target: Path) -> int:
 
 
 def put_back(target: Path) -> None:
-    """Puts an older checkpoint back that a killed save had moved aside, or removes it where the new one is there."""
+    """Put an older checkpoint back that a killed save has moved aside, or remove it if the new one is in its place."""
     old = target.with_name(f".{target.name}.old")
     if old.is_symlink() or not old.is_dir():
-        return  # nothing is there, or it was not moved there by a save
+        return  # there is no such folder, or no save has moved it there
     if target.exists():
         shutil.rmtree(old)
     else:
@@ -122,19 +122,19 @@ def put_back(target: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """CheckpointError where saving would replace something that is no checkpoint."""
+    """Raise `CheckpointError` if a save would replace something that is not a checkpoint."""
     if not target.exists():
         return
     if not target.is_dir():
-        raise CheckpointError(f"{target} is a file; a checkpoint is a folder: save it to another place")
+        raise CheckpointError(f"a checkpoint must be a folder, got the file {target}; save to another place")
     if any(target.iterdir()) and not any((target / name).exists() for name in SAVED):
         raise CheckpointError(
-            f"{target} has files in it and is no checkpoint; saving replaces a folder whole: name a new or empty one"
+            f"{target} has files and is not a checkpoint. A save replaces the entire folder: name a new or empty one"
         )
 
 
 def swap(draft: Path, target: Path) -> None:
-    """Puts the draft into the place of target; what was there is under the draft's name then, or gone."""
+    """Move the draft to the place of the target. The previous target then has the draft's name, or is removed."""
     if not target.exists():
         draft.rename(target)
     elif not _exchange(draft, target):
@@ -150,7 +150,7 @@ def swap(draft: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Lets two folders change places in one step; False where the system cannot."""
+    """Exchange two folders in one step. Returns False if the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -164,13 +164,13 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def sync(folder: Path) -> None:
-    """Sees to it that the names in a folder, and in those below it, survive a crash; the files are synced already."""
+    """Sync the names in a folder and in those below it. The files must be synced already."""
     for path, _, _ in os.walk(folder):
         sync_folder(Path(path))
 
 
 def sync_folder(folder: Path) -> None:
-    """Sees to it that the names in one folder survive a crash."""
+    """Sync the names in one folder, so that they survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -179,7 +179,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """A JSON file that survives a crash."""
+    """Write a new JSON file and sync it."""
     with open(path, "x", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.flush()
@@ -187,31 +187,31 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_manifest(storage: Path, entries: list[BlockFileEntry]) -> None:
-    """Says which files of blocks a folder has."""
+    """Write the manifest: which files of blocks a folder has."""
     write_json(storage / MANIFEST, msgspec.to_builtins(entries))
 
 
 def broken(target: Path) -> CheckpointError:
-    """What a save ends with that found something gone at its end."""
+    """Return the error of a save whose samples were not available until its end."""
     return CheckpointError(
-        f"the checkpoint {target} was not saved: the controller or a storage unit was restarted meanwhile, so that "
-        f"what was copied may not be whole; an older one there is as it was. Save again"
+        f"the checkpoint {target} was not saved: the controller or a storage unit was restarted meanwhile, so the "
+        f"copies may not be complete; an older checkpoint there is unchanged. Save again"
     )
 
 
 def user_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a user keeps with a checkpoint, as JSON values. CheckpointError where it cannot be."""
+    """Return a user's metadata of a checkpoint as JSON values. Raises `CheckpointError` if this is not possible."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the metadata of a checkpoint is kept as JSON, and {error}; keep other things in a file of your own"
+            f"the metadata of a checkpoint must be JSON, but {error}; write other data into a file of your own"
         ) from None
     return plain
 
 
 def move(source: Path, target: Path) -> None:
-    """Moves a file whose content is synced; copies it where it lies on another file system."""
+    """Move a file whose content is synced; copy it if the target is on another file system."""
     try:
         source.rename(target)
     except OSError as error:
@@ -222,7 +222,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies a file, and syncs it."""
+    """Copy a file and sync it."""
     with open(source, "rb") as opened, open(target, "xb") as made:
         os.fchmod(made.fileno(), 0o600)
         shutil.copyfileobj(opened, made, 1 << 20)
@@ -250,11 +250,11 @@ def reading(what: Path) -> Iterator[None]:
 
 
 def check(folder: Path) -> None:
-    """Raises where this is no checkpoint, or not all of one; nothing has changed then.
+    """Check that a folder is a complete checkpoint.
 
     Raises:
-        CheckpointNotFoundError: the folder, metadata.json or the state file is missing.
-        CheckpointError: the manifest does not match the files ("count mismatch"), metadata.json is not valid, or a file
+        CheckpointNotFoundError: The folder, metadata.json or the state file is missing.
+        CheckpointError: The manifest does not match the files ("count mismatch"), metadata.json is not valid, or a file
             cannot be read.
     """
     with reading(folder):
@@ -267,20 +267,20 @@ def _check(folder: Path) -> None:
     for name in (METADATA, STATE):
         if not (folder / name).is_file():
             raise CheckpointNotFoundError(
-                f"{folder / name} is missing: {folder} is no checkpoint, or not all of one; it holds "
+                f"{folder / name} is missing: {folder} is not a complete checkpoint; it contains "
                 f"{sorted(path.name for path in folder.iterdir())[:8]}"
             )
     try:
         content = json.loads((folder / METADATA).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / METADATA} is no JSON: {error}; load another checkpoint") from None
+        raise CheckpointError(f"{folder / METADATA} is not valid JSON: {error}; load another checkpoint") from None
     if not isinstance(content, dict) or "storage_saved" not in content:
-        raise CheckpointError(f"{folder / METADATA} is not that of a checkpoint: {str(content)[:80]}")
+        raise CheckpointError(f"{folder / METADATA} is not the metadata of a checkpoint: {str(content)[:80]}")
     manifest(folder / STORAGE)
 
 
 def manifest(storage: Path) -> list[BlockFileEntry]:
-    """The files of blocks of a checkpoint; see `check`."""
+    """Return the files of blocks of a checkpoint; see `check`."""
     with reading(storage):
         return _manifest(storage)
 
@@ -288,19 +288,19 @@ def manifest(storage: Path) -> list[BlockFileEntry]:
 def _manifest(storage: Path) -> list[BlockFileEntry]:
     path = storage / MANIFEST
     if not path.is_file():
-        raise CheckpointNotFoundError(f"{path} is missing: the checkpoint is not whole, or another program's")
+        raise CheckpointNotFoundError(f"{path} is missing: the checkpoint is not complete, or of another program")
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=list[BlockFileEntry])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are not text
         raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
     there = sorted(found.name for found in storage.iterdir() if found.name != MANIFEST)
     named = sorted(entry.file for entry in entries)
     if len(there) != len(named):
         raise CheckpointError(
-            f"count mismatch: {path} names {len(named)} files of data and {len(there)} are there "
-            f"({there[:4]}); the checkpoint is not whole"
+            f"count mismatch: {path} names {len(named)} files of data, but there are {len(there)} ({there[:4]}); the "
+            f"checkpoint is not complete"
         )
     if there != named:
         strange = sorted(set(named) ^ set(there))[:4]
-        raise CheckpointError(f"count mismatch: {path} and the files beside it do not name the same: {strange}")
+        raise CheckpointError(f"count mismatch: {path} does not name the files of data that there are: {strange}")
     return entries

@@ -24,10 +24,11 @@ from transfer_queue.wire.objects.object_values import OBJECT_CODE
 
 
 class PickledValues:
-    """Removes the values of a saved state that need pickle. found: (partition, field or tag) -> how many."""
+    """Removes the values of a saved state that need pickle."""
 
     def __init__(self, state: State) -> None:
         self.found: Counter[tuple[str, str]] = Counter()
+        """(partition, field or tag) -> number of removed values."""
         self._blocks = state.blocks
         self._objects = {at for at, schema in enumerate(state.blocks.schemas.values) if _has_objects(schema)}
         self._rows: dict[tuple[int, str, int], tuple[str, int]] = {}

@@ -1,4 +1,4 @@
-"""Define the operations that save and load checkpoints, in the manner of `operations.py`.
+"""Defines the operations that save and load checkpoints, as generators of calls.
 
 A save consists of the controller's state at one moment, and a copy of the bytes that this state needs. A load first
 writes the bytes into leased space, and then replaces the state in one step. The client writes and reads the files: in
@@ -43,7 +43,8 @@ from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")
-STATE_SECONDS = 600.0  # for the controller to write its state, or to take one over
+STATE_SECONDS = 600.0
+"""The time limit for the controller to write its state, or to replace it by a loaded one."""
 
 
 class CheckpointOperations(DataPath):
@@ -94,7 +95,7 @@ class CheckpointOperations(DataPath):
                 blocks.restore(state_file.read(path)["state"]["blocks"])
             cut = CheckpointSave(name, reply.origin, path, needed(blocks), reply.origins)
             if not (yield from self._state.reach(np.unique(cut.blocks["unit"]).tolist())):
-                raise UnitLostError("a storage unit was lost while its samples were about to be saved; save again")
+                raise UnitLostError("a storage unit was lost before its samples were saved; save again")
             if checkpoint_dir is not None:
                 self._state.cuts[os.path.abspath(checkpoint_dir)] = (cut, previous)
             return cut
@@ -136,7 +137,7 @@ class CheckpointOperations(DataPath):
         return bool(held) and not gone and lost is None
 
     def _lost_or(self, cut: CheckpointSave, error: TransferQueueError) -> Operation[TransferQueueError]:
-        """Return UnitLostError if an error means that a unit with samples of the cut is lost; else the error itself."""
+        """Return UnitLostError if an error means that a unit with samples of the save is lost, or the error itself."""
         if not isinstance(error, UnitLostError):
             yield from self._state.learn_again()
             if set(np.unique(cut.blocks["unit"]).tolist()) <= self._state.units.keys():
@@ -271,9 +272,9 @@ class CheckpointOperations(DataPath):
         pickled: PickledValues | None,
         timeout: float | None,
     ) -> Operation[Loaded]:
-        """Write blocks of a checkpoint into storage. Raises UnitLostError if a unit is lost meanwhile.
+        """Write blocks of a checkpoint into storage. Raises `UnitLostError` if a unit is lost meanwhile.
 
-        sources: returns which blocks of the files to write. pickled: removes values that need pickle; None: keep them.
+        `sources` returns the blocks of the files to write. `pickled` removes values that need pickle; None keeps them.
         """
         entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)
@@ -287,7 +288,7 @@ class CheckpointOperations(DataPath):
             reserved: list[Reserved] = []
             try:
                 for size in sizes:
-                    # what is loaded is not published yet, so that it is no use to wait until it is moved to disk
+                    # loaded blocks are not published yet, so waiting until they are moved to disk would not help
                     reserved.append((yield from self._reserve(size, timeout, patience=0.0)))
                 spaces = [
                     [self._state.space_in(place, space.nbytes, seconds) for place in space.places] for space in reserved
@@ -299,7 +300,7 @@ class CheckpointOperations(DataPath):
                         self._state.space.renounce(space)
                     yield from self._abandon(space)
                 raise
-            except BaseException:  # interrupted: nothing may be asked any more
+            except BaseException:  # interrupted: the operation must not make further calls
                 for space in reserved:
                     self._state.space.abandon(space)
                 raise
@@ -339,8 +340,8 @@ class CheckpointOperations(DataPath):
             _check_loaded(state.blocks, loaded, path)
             if (loaded.pickled is None) != allow_pickle and len(loaded.placed[0]["number"]):
                 raise CheckpointError(
-                    f"the state of {path} was to be loaded with allow_pickle={allow_pickle}, but its samples were "
-                    f"loaded with allow_pickle={not allow_pickle}; load both with the same"
+                    f"the state of {path} must be loaded like its samples, with allow_pickle={not allow_pickle}, got "
+                    f"allow_pickle={allow_pickle}"
                 )
             if not allow_pickle:
                 pickled = loaded.pickled or PickledValues(state)
@@ -358,7 +359,7 @@ class CheckpointOperations(DataPath):
             for each in loaded.reserved:
                 if refused:
                     yield from self._abandon(each)
-                else:  # nobody knows, or it was interrupted and may be on its way
+                else:  # the controller may have loaded the state, or may still do so
                     space.published(each, certain=False)
             raise
         finally:
@@ -374,16 +375,16 @@ class CheckpointOperations(DataPath):
     def _cut_of(
         self, folder: Path, cut: CheckpointSave | None
     ) -> tuple[CheckpointSave | None, str | os.PathLike[str] | None]:
-        """The cut that is saved into a folder, as given or as `begin_checkpoint` was told, and the older checkpoint."""
+        """Return `cut`, or the pending save of `begin_checkpoint` for this folder, and the older checkpoint."""
         return (cut, None) if cut is not None else self._state.cuts.get(os.path.abspath(folder), (None, None))
 
     def _forget_copy(self, name: str) -> None:
-        """Removes the copy of a state file, which a client on another node than the controller's has made."""
+        """Remove the copy of a state file, which exists if the client is not on the controller's node."""
         if not self._state.system.shares_states:
             (self._state.system.states / name).unlink(missing_ok=True)
 
     def _end_badly(self, name: str, error: BaseException | None) -> Operation[None]:
-        """Ends a cut of which nothing came. After an interruption nothing may be asked: the next save does it."""
+        """End a pending save that failed. After an interruption no call may be made, so the next save ends it."""
         self._forget_copy(name)
         if error is None or isinstance(error, Exception):
             with contextlib.suppress(TransferQueueError):
@@ -399,18 +400,18 @@ class CheckpointOperations(DataPath):
 
 @contextlib.contextmanager
 def _there() -> Iterator[None]:
-    """CheckpointError where the file of a cut is gone: the controller has let go of it without being asked to."""
+    """Raise `CheckpointError` if the state file of a pending save is missing, because the controller has removed it."""
     try:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"nothing was saved: the controller has not kept its state of that moment ({error.filename}), because it "
-            f"was restarted, or had lost its connection to this client; save again"
+            f"nothing was saved: the controller has removed its saved state ({error.filename}), because it was "
+            f"restarted, or lost its connection to this client; save again"
         ) from None
 
 
 def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
-    """(the tree in a file, the state that it holds). Raises CheckpointNotFoundError, CheckpointError."""
+    """Return (the tree in a file, its state). Raises `CheckpointNotFoundError` or `CheckpointError`."""
     try:
         with checkpoint_folder.reading(path):
             if path.exists() and not path.is_file():
@@ -434,6 +435,6 @@ def _check_loaded(blocks: BlockTable, loaded: Loaded, path: str | os.PathLike[st
     missing = np.setdiff1d(numbers, loaded.placed[0]["number"])
     if len(missing):
         raise CheckpointError(
-            f"{path} names {len(numbers)} blocks of samples, of which {len(missing)} were not loaded; call "
+            f"{path} needs {len(numbers)} blocks of samples, of which {len(missing)} were not loaded; call "
             f"load_storage_checkpoint with the folder of the same checkpoint first, or tq.load_checkpoint for both"
         )

@@ -1,4 +1,4 @@
-"""Define the operations that fetch samples and read their values, in the manner of `operations.py`."""
+"""Defines the operations that fetch samples and read their values, as generators of calls."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ class FetchOperations(DataPath):
         timeout: float | None,
         places: LookupReply | None = None,
     ) -> Operation[TensorDict]:
-        """See `get_data`. places: where the values lay a moment ago; where they do not any more, they are looked up."""
+        """See `get_data`. `places` has the known locations of the values; if they changed, they are looked up again."""
         if not len(metadata):
             fields = metadata._fields.values()
             tables = [field.name for field in fields if (field.extra or {}).get(TABLE)]
@@ -399,7 +399,7 @@ class FetchOperations(DataPath):
         return (yield from self._ask(claim, ClaimReply, None, parked=left))
 
     def _explained(self, claim: Claim) -> Operation[str]:
-        """Return why a claim waits, in words."""
+        """Return the text that says why a claim waits."""
         request = Explain(claim.partition, None, None, claim.task, claim.fields, claim.count, claim.sampling)
         return str((yield from self._ask(request, Done, None)).value)
 

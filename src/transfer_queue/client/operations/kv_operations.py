@@ -1,4 +1,4 @@
-"""Define the operations on samples under keys, one by one or in batches, in the manner of `operations.py`."""
+"""Defines the operations on samples under keys, one by one or in batches, as generators of calls."""
 
 from __future__ import annotations
 
@@ -233,8 +233,8 @@ class KVOperations(DataPath):
             reply = yield from self._look_up(request, timeout)
             if not reply.count:
                 raise InvalidArgumentError(
-                    f"keys {arguments.describe(wanted)} were not found in partition {partition_id!r}; kv_list() shows "
-                    f"what is there"
+                    f"keys {arguments.describe(wanted)} were not found in partition {partition_id!r}; kv_list() returns"
+                    " its keys"
                 )
             if reply.count > 0 and not reply.types:
                 raise InvalidArgumentError(
@@ -384,7 +384,7 @@ class KVOperations(DataPath):
             tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(),
         )  # fmt: skip
         fields, merged = reply.fields, reply.tags
-        if fields is None:  # none of the keys was known: what they have is what was put
+        if fields is None:  # all keys are new, so their samples have the fields of this put
             fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
             merged = None if sent is None else replies.tags_of_new(sent)
         merged = replies.tags(merged, self._state.settings.allow_pickle)

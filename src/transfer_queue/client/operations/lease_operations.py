@@ -1,4 +1,4 @@
-"""Define the operations on samples that were fetched under a lease, in the manner of `operations.py`."""
+"""Defines the operations on samples that were fetched under a lease, as generators of calls."""
 
 from __future__ import annotations
 

@@ -9,10 +9,7 @@ from transfer_queue.utils.logging_utils import get_logger
 
 
 class LongWait:
-    """The current wait of a caller that waits for one thing after another. clock: returns seconds.
-
-    A wait for one thing may take many requests.
-    """
+    """The current wait of a caller that waits for one thing after another. Each wait may take many requests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -26,9 +23,10 @@ class LongWait:
             self._awaited, self._since, self._reported = awaited, self._clock(), 0.0
 
     def due(self, first: float | None) -> float | None:
-        """Return the seconds of the wait if it is to be logged now, else None.
+        """Return the seconds of the wait if it must be logged now, otherwise None.
 
-        first: seconds after which a wait is logged for the first time; None: never.
+        Args:
+            first: Seconds after which a wait is logged for the first time; None for never.
         """
         waited = self._clock() - self._since
         if first is None or waited < (2 * self._reported or first):
@@ -38,5 +36,5 @@ class LongWait:
 
 
 def report(name: str, waited: float, words: str) -> None:
-    """Log why a caller waits. name: of the logger. words: the text of `explain`."""
+    """Log why a caller waits, with the logger of this name and the text of `explain`."""
     get_logger(name).warning(f"Still waiting after {waited:.3g} s. {words}")

@@ -1,4 +1,4 @@
-"""Puts lookups of several partitions together, so that one gather reads them all."""
+"""Merges lookups of several partitions, so that one gather reads them all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from transfer_queue.wire.blocks.row_addressing import decode_guard
 from transfer_queue.wire.buffers.block_layout import columns
 
 
-@decode_guard("a lookup's reply")
+@decode_guard("the reply of a lookup")
 def merge_lookups(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
-    """One lookup whose row positions[i][j] is row j of replies[i]. All must have the same fields."""
+    """Return one lookup whose row positions[i][j] is row j of replies[i]. All must have the same fields."""
     count = sum(reply.count for reply in replies)
     names = [t.name for t in replies[0].types]
     firsts = np.cumsum([0, *(len(reply.blocks.rows) // 4 for reply in replies)])
@@ -59,7 +59,7 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
     for other in types:
         if other.kind != first.kind:
             raise FieldTypeError(
-                f"field {name!r} holds {first.kind}s in one partition and {other.kind}s in another; fetch the "
+                f"field {name!r} has {first.kind}s in one partition and {other.kind}s in another; fetch the "
                 f"partitions one by one (metadata.chunk_by_partition())"
             )
         differs |= other.differs
@@ -68,7 +68,7 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
     dtypes = listed if len(listed) > 1 else []
     if first.kind != "tensor" or mixed:
         return FieldType(name, first.kind, first.dtype, first.ndim, None, differs, mixed, dtypes)
-    # a dimension that never differed within any partition is told by one row of each
+    # if a dimension never differed within any partition, one row of each partition shows its size
     shapes = [_one_shape(name, known, reply) for known, reply in zip(types, replies)]
     for d in range(first.ndim):
         if any(shape[d] != shapes[0][d] for shape in shapes):
@@ -78,7 +78,7 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
 
 
 def _one_shape(name: str, known: FieldType, reply: LookupReply) -> list[int]:
-    """The shape of the field's first row in a lookup."""
+    """Return the shape of the field's first row in a lookup."""
     if known.shape is not None:
         return known.shape
     placed = next(p for p in reply.placements if name in p.fields)
