@@ -1019,7 +1019,7 @@ class TestWithoutPickle:
 
     def test_samples_and_state_must_be_loaded_with_the_same_allow_pickle(self, a, saved):
         a.load_storage_checkpoint(saved)
-        with pytest.raises(CheckpointError, match="loaded with allow_pickle=True; load both with the same"):
+        with pytest.raises(CheckpointError, match="must be loaded like its samples, with allow_pickle=True"):
             a.load_controller_checkpoint(saved / STATE, allow_pickle=False)
 
 

@@ -83,7 +83,7 @@ def test_never_over_another(tmp_path):
 def test_foreign(tmp_path, content):
     """Another program's file is no file of blocks, and the error says so."""
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(CheckpointError, match="no file of blocks"):
+    with pytest.raises(CheckpointError, match="is not a file of blocks"):
         BlockFile(tmp_path / "a")
 
 
@@ -92,7 +92,7 @@ def test_another_version(tmp_path, monkeypatch):
     monkeypatch.setattr(block_file, "VERSION", 2)
     write(tmp_path / "a", [(1, 0, 0, 10)])
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="version 2 and this release reads version 1"):
+    with pytest.raises(CheckpointError, match="version 2, and this release reads version 1"):
         BlockFile(tmp_path / "a")
 
 

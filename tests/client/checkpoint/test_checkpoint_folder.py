@@ -139,7 +139,7 @@ def test_two_at_once(tmp_path):
     """Who saves where somebody saves is refused, and disturbs nobody."""
     target = tmp_path / "ck"
     with replacing(target) as draft:
-        with pytest.raises(CheckpointError, match="is being saved to"), replacing(target):
+        with pytest.raises(CheckpointError, match="another save to"), replacing(target):
             raise AssertionError("unreachable")
         (draft / "which").write_text("first")
     assert which(target) == "first"

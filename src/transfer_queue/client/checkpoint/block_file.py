@@ -238,7 +238,7 @@ class BlockFile:
         _, version, checksum, start, length, check = _HEAD.unpack(head)
         if version != VERSION:
             raise CheckpointError(
-                f"{self.path} must have version {VERSION} for this release, got version {version}; load it with the "
+                f"{self.path} has version {version}, and this release reads version {VERSION}; load it with the "
                 f"release that wrote it"
             )
         size = os.fstat(self._file).st_size

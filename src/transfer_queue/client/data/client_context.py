@@ -1,7 +1,7 @@
-"""What all operations of one client share: its session, its space, the units' memory, the settings.
+"""The state that all operations of one client share: its session, its space, the units' memory, the settings.
 
-A forked child never uses its parent's: `ClientContext.forked` drops the inherited descriptors, and the child's
-client makes a state of its own, with an id, extents and locks of its own.
+A forked child never uses the state of its parent: `ClientContext.forked` closes the inherited descriptors, and the
+child's client makes a new state, with its own id, extents and locks.
 """
 
 from __future__ import annotations
@@ -63,17 +63,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_WARNINGS = 1000  # a client logs at most this many different warnings
+MOST_WARNINGS = 1000
+"""A client logs at most this many different warnings."""
 
-_ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")  # the unit of one block; its offset and generation
+_ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")
+"""The unit of one block; its offset and generation."""
 
 
 class SystemAddress(Protocol):
-    """Where a system is found: what `node.system.launcher` knows of a running one."""
+    """The address of a running system, which `node.system.launcher` has."""
 
     @property
     def controller(self) -> str | tuple[str, int]:
-        """Where its controller listens."""
+        """The address of its controller."""
 
     @property
     def key(self) -> bytes:
@@ -81,41 +83,41 @@ class SystemAddress(Protocol):
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What connections to other nodes use."""
+        """The TLS context of connections to other nodes; None without TLS."""
 
     @property
     def node(self) -> str:
-        """The node that this process is on; "" where the system has but one."""
+        """The node of this process; "" if the system has only one."""
 
     @property
     def store(self) -> StoreAddress | None:
-        """Where its external store is reached from this node; None where its units say so."""
+        """The address of its external store for this node; None if the address of its units is used."""
 
     @property
     def shares_states(self) -> bool:
-        """Whether `states` is the folder that the controller uses, as on its node."""
+        """Whether `states` is the folder of the controller, because this process is on its node."""
 
     @property
     def states(self) -> Path:
         """The folder of the system's state files."""
 
     def log_of(self, target: Target) -> str:
-        """Where a server of the system writes its log."""
+        """Return the path of the log of a server."""
 
     def presence(self, client_id: str) -> ClientLiveness | None:
-        """Says that a client of this process lives, for as long as it does; None where that cannot be said."""
+        """Report that a client of this process lives, until it ends; None if this cannot be reported."""
 
     def alive(self) -> bool:
-        """Whether the system runs; a server of one that does comes back after it was killed."""
+        """Whether the system runs, so that a killed server is restarted."""
 
 
 class ClientContext:
-    """The session of one client id in one process, and what it has learned of its system.
+    """The session of one client id in one process, and its knowledge of the system.
 
-    settings, config: known after the first call. space: where it writes. hold: locks a slot file.
-    cuts: by the folder that they are saved into, with the older checkpoint.
-    lost_cuts: checkpoints whose saving was interrupted, to be ended by the next. loaded: what is written of one that
-    is being loaded. renewals: its leases. kinds: what it knows about the fields that it puts.
+    Args:
+        system: The address of the system.
+        client_id: The client id. Default: a new one.
+        hold: Locks a slot file.
     """
 
     def __init__(
@@ -135,22 +137,26 @@ class ClientContext:
         self._remote: frozenset[int] = frozenset()
         """The units on other nodes."""
         self._elsewhere: frozenset[int] = frozenset()
-        """Those and the units of external stores, whose blocks are not in arenas of this node."""
+        """The units on other nodes and those with external stores: their blocks are not in arenas of this node."""
         self._keepers: list[int] = []
-        """Units of arenas in memory on this node."""
+        """The units with arenas in memory on this node."""
         self.unreachable: set[int] = set()
-        """Units on other nodes that could not be reached when they were last asked."""
+        """The units on other nodes that could not be reached at the last request."""
         self.stores = StoreConnections()
         self._near: StoreAddress | None = None
-        """Where the system's external store is reached from this node."""
+        """The address of the system's external store for this node."""
         self._space: ExtentAllocator | None = None
         self._presence: ClientLiveness | None = None
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
+        """The system's configuration; empty before `learn` has run."""
         self._warned: set[str] = set()
         self.lost_cuts: set[str] = set()
+        """The names of pending saves that were interrupted. The next save ends them."""
         self.cuts: dict[str, tuple[CheckpointSave, str | os.PathLike[str] | None]] = {}
+        """Folder -> the pending save for it, and the older checkpoint."""
         self.loaded: Loaded | None = None
+        """The blocks of a checkpoint that were written and not published yet."""
         self.kinds = FieldKinds()
 
     def _resolve(self, target: Target) -> str | tuple[str, int]:
@@ -158,23 +164,23 @@ class ClientContext:
             return self.system.controller
         unit = self._units.get(target[1])
         if unit is None:
-            raise UnitLostError(f"there is no storage unit {target[1]} any more")
+            raise UnitLostError(f"storage unit {target[1]} does not exist any more")
         if target[1] not in self._remote:
             return unit.address
         if not unit.remote:
             raise AttachError(
-                f"storage unit {target[1]} is on node {unit.node} and serves no other nodes; this process is on "
-                f"{self.system.node or 'the first'}"
+                f"storage unit {target[1]} on node {unit.node} does not serve other nodes, and this process is on "
+                f"{self.system.node or 'the first node'}"
             )
         return host_and_port(unit.remote)
 
     def _returns(self, target: Target) -> bool | None:
-        """Whether a server that cannot be reached will come back; of one on another node nobody here knows."""
+        """Whether a server that cannot be reached will return; None for one on another node, where this is unknown."""
         return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.alive()
 
     @property
     def settings(self) -> Settings:
-        """The system's settings; `learn` must have run."""
+        """The system's settings. `learn` must have run."""
         if self._settings is None:
             raise NotInitializedError("the client has not reached its system yet")
         return self._settings
@@ -186,12 +192,12 @@ class ClientContext:
 
     @property
     def units(self) -> Mapping[int, UnitInfo]:
-        """The storage units that there are, as far as this client knows."""
+        """The storage units that this client knows."""
         return self._units
 
     @property
     def space(self) -> ExtentAllocator:
-        """Where this client writes; `learn` must have run."""
+        """The space into which this client writes. `learn` must have run."""
         if self._space is None:
             raise NotInitializedError("the client has not reached its system yet")
         return self._space
@@ -205,12 +211,12 @@ class ClientContext:
         get_logger(__name__).warning("%s", words)
 
     def learn(self) -> Generator[Call, AnyReply, None]:
-        """Asks for units and settings, once."""
+        """Request units and settings, once."""
         if self._space is not None:
             return
         reply = yield Call(CONTROLLER, Topology())
         if not isinstance(reply, TopologyReply):
-            raise ProtocolError(f"the controller answered Topology with {type(reply).__name__}")
+            raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
         config = msgspec.json.decode(reply.config)
         with self._lock:
             if self._space is None:
@@ -238,10 +244,10 @@ class ClientContext:
         return {unit.unit: unit.node for unit in self._units.values()}
 
     def learn_again(self) -> Generator[Call, AnyReply, None]:
-        """Asks which units there are, because one was lost or is new; forgets those that are not there any more."""
+        """Request the units again, because one was lost or is new, and forget those that do not exist any more."""
         reply = yield Call(CONTROLLER, Topology())
         if not isinstance(reply, TopologyReply):
-            raise ProtocolError(f"the controller answered Topology with {type(reply).__name__}")
+            raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
         with self._lock:
             self._take(reply.units)
             for unit in self._arenas.keys() - self._units.keys():
@@ -252,18 +258,18 @@ class ClientContext:
         return sorted(unit for unit, info in self._units.items() if info.tier == tier)
 
     def bring(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
-        """What a lookup names, with the memory to gather it from: brought here where it lies elsewhere.
+        """Return a lookup's reply with the memory to gather its values from. Fetches values that are elsewhere.
 
-        None where it is to be looked up again: a unit was lost, or other blocks lie there by now, whose space may have
-        been given back to the file system and is not to be touched.
+        Returns None if the values must be looked up again: a unit was lost, or there are other blocks at the locations
+        now. Their space may have been returned to the file system, and must not be accessed.
         """
         units = sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
         if not (yield from self.reach(units)) or not self.unchanged(reply):
             return None
         if not self._elsewhere:
             return reply, self.memory
-        # what lies in a unit that cannot be reached may lie in another one, too, which the next lookup names; else it
-        # names the same
+        # values in a unit that cannot be reached may also be in another one; the next lookup then names that unit, or
+        # otherwise the same one again
         patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
         try:
             addresses = {unit: self._units[unit].remote if unit in self._remote else "" for unit in self._elsewhere}
@@ -278,16 +284,17 @@ class ClientContext:
             return None
 
     def wishes(self) -> tuple[list[int], list[int]]:
-        """The units in which this client would rather have values lie, and those that it cannot reach."""
+        """Return the units that this client prefers in lookups, and those that it cannot reach."""
         if not self._remote or self.settings.replicas == 1:
             return [], []
         return [unit for unit in self._units if unit not in self._remote], list(self.unreachable)
 
     def minding(self, operation: Generator[Call, AnyReply, T], patient: bool = True) -> Generator[Call, AnyReply, T]:
-        """The same operation; where a unit on another node cannot be reached in it, and is lost, a UnitLostError.
+        """Run an operation, in which an unreachable unit of another node raises `UnitLostError` if it is lost.
 
-        A unit of this node comes back as long as the system lives. Of one that is elsewhere nobody here knows, so the
-        controller is asked. patient: one that is not lost is tried again for `session.grace` seconds.
+        A unit of this node returns as long as the system runs. For a unit of another node, this is unknown here, so the
+        client requests the units from the controller. If `patient`, a call to a unit that is not lost is repeated for
+        `session.grace` seconds.
         """
         limit: float | None = None
         try:
@@ -311,7 +318,7 @@ class ClientContext:
             return result
 
     def _judged(self, call: Call, error: ConnectionLostError) -> Generator[Call, AnyReply, TransferQueueError]:
-        """What the failure to reach a server means."""
+        """Return the error for an unreachable server: `UnitLostError` if it is a lost unit of another node."""
         kind, unit = call.target
         if kind != "unit" or unit not in self._remote:
             return error
@@ -325,7 +332,7 @@ class ClientContext:
     def _receive(
         self, patient: bool, found: RemoteRanges, pieces: RangePieces, buffer: U8
     ) -> Generator[Call, AnyReply, bool]:
-        """Brings the pieces of one unit: from its store, or from its node. patient: see `minding`."""
+        """Read the pieces of one unit from its store or from its node. For `patient` see `minding`."""
         external = self.external(pieces.unit)
         if external is None:
             operation = received(found, pieces, buffer)
@@ -334,12 +341,12 @@ class ClientContext:
         return (yield from self.minding(operation, patient))
 
     def external(self, unit: int) -> tuple[Store, UnitInfo] | None:
-        """The store of a unit whose blocks are in an external one."""
+        """Return the external store of a unit; None if its blocks are in an arena."""
         info = self._units.get(unit)
         return (self.stores.of(info, self._near), info) if info is not None and info.store else None
 
     def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
-        """The store in which all lies that a lookup names, and its unit; None where it is another place, or several."""
+        """Return the external store that has all blocks of a lookup, and its unit; None if there is no such store."""
         if len(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())) != 1:
             return None
         unit: int = _ONE.unpack_from(reply.blocks.unit)[0]
@@ -348,7 +355,7 @@ class ClientContext:
         return self.external(unit)
 
     def reach(self, units: list[int]) -> Generator[Call, AnyReply, bool]:
-        """Open the arenas of the units that a reply names. False if a unit was lost, so that a new reply is needed."""
+        """Open the arenas of the units that a reply names. Returns False if a unit was lost: a new reply is needed."""
         for unit in units:
             if unit not in self._units:
                 yield from self.learn_again()
@@ -359,7 +366,7 @@ class ClientContext:
             except UnitLostError:
                 return False
             except AttachError:
-                yield Call(("unit", unit), UnitStatus())  # it may be about to come back, with another arena
+                yield Call(("unit", unit), UnitStatus())  # the unit may be restarting with another arena
                 yield from self.learn_again()
                 if unit in self._units:
                     self.arena(unit)
@@ -367,7 +374,10 @@ class ClientContext:
         return True
 
     def arena(self, unit: int) -> Arena:
-        """The mapped arena of a unit, opened at its first use. UnitLostError, AttachError if it is not there."""
+        """Return the mapped arena of a unit, opened at its first use.
+
+        Raises `UnitLostError` if the unit does not exist any more, and `AttachError` if its arena does not.
+        """
         found = self._arenas.get(unit)
         if found is None:
             with self._lock:
@@ -375,25 +385,25 @@ class ClientContext:
                 if found is None:
                     info = self._units.get(unit)
                     if info is None:
-                        raise UnitLostError(f"there is no storage unit {unit} any more")
+                        raise UnitLostError(f"storage unit {unit} does not exist any more")
                     found = Arena.open(Path(info.arena))
                     if info.boot_id not in ("", found.boot_id):
                         found.close()
-                        raise AttachError(f"the arena in {info.arena} is not that of storage unit {unit}, but another")
+                        raise AttachError(f"the arena in {info.arena} is not the arena of storage unit {unit}")
                     self._arenas[unit] = found
         return found
 
     def held(self, unit: int) -> BlockSource:
-        """What a unit has, to be saved; where it lies elsewhere it comes in round trips that block."""
+        """Return the blocks of a unit for a checkpoint. Blocks outside this node are read in blocking round trips."""
         external = self.external(unit)
         if external is not None:
             return StoredBlocks(self.session, *external, self.settings.call_timeout)
         return RemoteArena(self.session, unit) if unit in self._remote else Mapped(self.memory(unit))
 
     def space_in(self, place: Reserved, nbytes: int, within: float) -> Any:
-        """Reserved space, to be filled in slices; elsewhere that takes round trips that block.
+        """Return reserved space, to whose slices bytes can be assigned; outside this node with blocking round trips.
 
-        within: seconds for an external store to have room.
+        `within` is the time in seconds in which an external store must have space.
         """
         external = self.external(place.unit)
         if external is not None:
@@ -403,21 +413,21 @@ class ClientContext:
         return self.arena(place.unit).view(place.offset, nbytes)
 
     def stale(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
-        """Whether some block of a unit is not there any more; of a unit on another node after a round trip."""
+        """Whether a unit does not have some block any more. For a unit on another node, this takes a round trip."""
         if self.external(unit) is not None:
-            return False  # a name stands for one block for ever: what was read was it
+            return False  # a name always means the same block
         if unit in self._remote:
             return not RemoteArena(self.session, unit).unchanged(offsets, generations)
         return bool((self.arena(unit).generations[offsets // GRANULE] != generations.view("<u8")).any())
 
     def memory(self, unit: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """All bytes of a unit."""
+        """Return all bytes of a unit's arena."""
         return self.arena(unit).memory
 
     def unchanged(self, reply: LookupReply) -> bool:
-        """Whether every block of a lookup still is what its descriptor says; to be asked after its bytes are copied.
+        """Whether every block of a lookup has the generation of its descriptor. Call it after the bytes were copied.
 
-        Of blocks elsewhere it says nothing: `fetch_remote` has seen to these.
+        Blocks outside this node are not checked, because `fetch_remote` has checked them.
         """
         blocks = reply.blocks
         if len(blocks.unit) == _ONE.size:  # arrays of one element take ten times as long
@@ -435,14 +445,14 @@ class ClientContext:
         return True
 
     def hand_back(self) -> Generator[Call, AnyReply, None]:
-        """Hands back every extent in which no block is being written."""
+        """Return every extent into which no block is being written."""
         space = self.space
         space.drain()
         yield from space.give_back()
         yield from self.tell_closed()
 
     def tell_closed(self) -> Generator[Call, AnyReply, None]:
-        """Tells the controller which extents take no more blocks."""
+        """Report to the controller which extents take no more blocks."""
         closes = self.space.closes()
         if closes:
             try:
@@ -452,12 +462,12 @@ class ClientContext:
                 raise
 
     def leave(self) -> Generator[Call, AnyReply, None]:
-        """Hands every leased extent back: the last thing that a client says."""
+        """Return every leased extent. A client sends these requests last."""
         if self._space is not None:
             yield from self.hand_back()
 
     def close(self) -> None:
-        """Closes connections and gives up the slots' locks."""
+        """Close connections and release the locks of slots."""
         self.session.close()
         self.stores.close()
         if self._space is not None:
@@ -466,7 +476,7 @@ class ClientContext:
             self._presence.end()
 
     def forked(self) -> None:
-        """In a forked child: drops what was inherited."""
+        """In a forked child: close inherited descriptors and forget connections."""
         self.session.forked()
         self.stores.forked()
         if self._presence is not None:

@@ -1,8 +1,7 @@
-"""How operations ask, write and read: what stands behind every put and get of a client.
+"""The requests, puts and gets of which the operations of a client consist.
 
-A put writes its block into leased space and publishes it; one that failed leaves nothing. A get copies out what a
-lookup names, then makes sure that it was still there. What `transfer_queue.client.operations.operations` offers is
-built of these.
+A put writes its block into leased space and publishes it. If it fails, it leaves nothing. A get copies the values that
+a lookup names, and then checks that their blocks were not replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -55,25 +54,29 @@ from transfer_queue.wire.buffers.copies import allocate, copy_bytes
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
 
-KIND_ATTEMPTS = 4  # attempts of a put, if other clients change whether its fields hold tensors meanwhile
-READ_ATTEMPTS = 8  # of a value that is replaced again and again while it is read
-FREEING_SECONDS = 0.25  # what the news that an extent is free may take from the controller to its unit
-OFFLOAD_SECONDS = 2.0  # for which a put waits at most for blocks to be moved to disk, before it is written there itself
-
-# after these nobody can tell whether a request was carried out; any other error is a server's refusal
-PUT_ATTEMPTS = 5  # attempts of a put whose storage unit is lost each time
+KIND_ATTEMPTS = 4
+"""Attempts of a put, if other clients change meanwhile whether its fields contain tensors."""
+READ_ATTEMPTS = 8
+"""Attempts to read values that are replaced while they are read."""
+FREEING_SECONDS = 0.25
+"""Seconds until a unit knows that an extent is free, after the controller does."""
+OFFLOAD_SECONDS = 2.0
+"""Seconds that a put waits at most until blocks are moved to disk, before it is written to disk itself."""
+PUT_ATTEMPTS = 5
+"""Attempts of a put whose storage unit is lost each time."""
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
+"""After these errors it is unknown whether a request was carried out. Any other error means that it was refused."""
 
 
 class DataPath:
-    """Requests, puts and gets of one client, over its state."""
+    """The requests, puts and gets of one client."""
 
     def __init__(self, state: ClientContext) -> None:
         self._state = state
 
     @property
     def renewals(self) -> Renewals:
-        """The leases that this client keeps from running out."""
+        """The leases that this client renews."""
         return self._state.renewals
 
     def _ask(
@@ -84,7 +87,7 @@ class DataPath:
         yield from self._state.learn()
         reply = yield call
         if not isinstance(reply, kind):
-            raise ProtocolError(f"the controller answered {type(request).__name__} with {type(reply).__name__}")
+            raise ProtocolError(f"the controller replied to {type(request).__name__} with {type(reply).__name__}")
         if isinstance(reply, (Done, ClaimReply)) and reply.warning is not None:
             self._state.warn(reply.warning)
         return reply
@@ -96,7 +99,7 @@ class DataPath:
 
     @property
     def report_wait(self) -> float | None:
-        """Seconds after which a wait is logged; None: never, or not known before the first call."""
+        """Seconds after which a wait is logged; None for never, and before the first call."""
         return self._state.report_wait
 
     def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
@@ -108,7 +111,7 @@ class DataPath:
     def _publish(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
     ) -> Operation[PublishReply]:
-        """Writes a block, where there is one with fields, and publishes it. A put that failed leaves nothing.
+        """Write a block, if there is one with fields, and publish it. A put that failed leaves nothing.
 
         If a field holds tensors and the block has other values of it, the client writes these as tensors. It learns
         this when the controller refuses the first such put, and remembers it, so that later puts are not refused.
@@ -135,7 +138,7 @@ class DataPath:
         """Write a block and publish it. If its storage unit is lost meanwhile, write it again into another one.
 
         Raises:
-            UnitLostError: the storage unit was lost in each of PUT_ATTEMPTS attempts.
+            UnitLostError: The storage unit was lost in each of PUT_ATTEMPTS attempts.
         """
         for _ in range(PUT_ATTEMPTS - 1):
             try:
@@ -162,10 +165,10 @@ class DataPath:
             raise
         except BaseException as error:
             if any(place.session for place in reserved.places):
-                space.published(reserved, certain=False)  # what was sent may yet be written there
+                space.published(reserved, certain=False)  # the unit may still write the bytes that were sent
             elif isinstance(error, Exception):
                 yield from self._abandon(reserved)
-            else:  # interrupted: nothing may be asked any more
+            else:  # interrupted: the operation must not make further calls
                 space.abandon(reserved)
             raise
         closes = space.closes(reserved)
@@ -196,7 +199,7 @@ class DataPath:
             else:
                 yield from self._abandon(reserved)
             raise
-        except BaseException:  # cancelled or interrupted: its answer may be on the way
+        except BaseException:  # cancelled or interrupted: the reply may still arrive
             space.keep(closes)
             space.published(reserved, certain=False)
             raise
@@ -204,10 +207,10 @@ class DataPath:
         return _published(reply)
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
-        """Writes a block where it was reserved; the simulation stops a writer in the middle of it.
+        """Write a block into its reserved space. The simulation stops writers in the middle of this method.
 
-        Units on other nodes are asked to write what they are sent. UnitLostError where the space was taken back.
-        wait: seconds for an external store to have room.
+        Units on other nodes write the bytes that they are sent. Raises `UnitLostError` if a unit has taken the space
+        back. `wait` is the time in seconds in which an external store must have space.
         """
         external = self._state.external(reserved.unit)
         if external is not None:
@@ -226,11 +229,11 @@ class DataPath:
                 yield from self._state.minding(write_remote(place, written))
 
     def _reserve(self, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS) -> Operation[Reserved]:
-        """Space for a block. Where there is none, this client first hands back what it has leased and not filled.
+        """Reserve space for a block. If there is none, this client first returns its leased and unfilled extents.
 
-        It then waits FREEING_SECONDS in any case: what was cleared just before is on its way to be free. Where there
-        are units on disk, blocks are moved there meanwhile; where that makes no room within `patience`, this one goes
-        there.
+        It then waits at least FREEING_SECONDS, because space that was cleared just before becomes free within this
+        time. If there are units on disk, blocks are moved there meanwhile. If this frees no space within `patience`,
+        this block is written to disk.
         """
         space, minding = self._state.space, self._state.minding
         try:
@@ -242,12 +245,12 @@ class DataPath:
                 return (yield from minding(self._reserve_beside_disk(nbytes, wait, patience)))
             return (yield from minding(space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS))))
         except CapacityError:
-            with contextlib.suppress(TransferQueueError):  # of what was leased in one of two units
+            with contextlib.suppress(TransferQueueError):  # return an extent that was leased for one of two replicas
                 yield from space.give_back()
             raise
 
     def _reserve_beside_disk(self, nbytes: int, wait: float | None, patience: float) -> Operation[Reserved]:
-        """In memory as soon as blocks were moved out of it, else on disk, else wherever space comes within the wait."""
+        """Reserve space in memory when blocks were moved out of it, else on disk, else in memory within the wait."""
         space = self._state.space
         first = patience if wait is None else min(max(wait, FREEING_SECONDS), patience)
         with contextlib.suppress(CapacityError):
@@ -266,15 +269,15 @@ class DataPath:
             raise told from None
 
     def _abandon(self, reserved: Reserved) -> Operation[None]:
-        """Ends a reservation that was certainly not published, and gives back an extent that it leaves empty."""
+        """End a reservation that was certainly not published, and return an extent that is then empty."""
         self._state.space.abandon(reserved)
-        with contextlib.suppress(TransferQueueError):  # it stays queued; why the put failed matters more
+        with contextlib.suppress(TransferQueueError):  # it stays queued; the error of the put is more important
             yield from self._state.space.give_back()
 
     def _read(
         self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None = None
     ) -> Operation[TensorDict]:
-        """Copies out what a lookup names; looks again where it was replaced or freed meanwhile."""
+        """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
         failure: Exception | None = None
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
@@ -292,14 +295,14 @@ class DataPath:
             try:
                 values = gather(reply, memory, layout, allow_pickle=self._state.settings.allow_pickle)
                 failure = None
-            except Exception as error:  # bytes of another block may look like anything
+            except Exception as error:  # the bytes of another block may cause any error
                 failure = error
             if self._state.unchanged(reply):
                 if failure is not None:
                     raise failure
                 return nested(values if device is None else copy_to_device(values, reply, device), tables)
         raise StorageKeyNotFoundError(
-            f"values were replaced {READ_ATTEMPTS} times while they were read; read them when their writers pause"
+            f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
         )
 
     def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
@@ -330,5 +333,5 @@ class DataPath:
 
 def _published(reply: AnyReply) -> PublishReply:
     if not isinstance(reply, PublishReply):
-        raise ProtocolError(f"the controller answered Publish with {type(reply).__name__}")
+        raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
     return reply

@@ -1,27 +1,27 @@
-"""Where a client writes: extents leased from storage units, and the blocks placed in them.
+"""Allocates the space into which a client writes: extents leased from storage units, and places for blocks in them.
 
-Small blocks are packed into open extents by a bump pointer, so that most puts lease nothing; a block of 1 MiB
-or more gets an extent of its own. Units on disk take a block only where that is asked for (`reserve_anywhere`).
-This is thread-safe and does no input or output of its own but lock its slot files (`storage.arena.writer_locks`). No
-lock is held across a yield. It knows nothing of what a block contains.
+Small blocks are placed in open extents by a bump pointer, so that most puts lease nothing. A block of 1 MiB or more
+gets an extent of its own. Blocks go to units on disk only with `reserve_anywhere`. The allocator is thread-safe. Its
+only input and output is to lock its slot files (`storage.arena.writer_locks`), and it has no lock across a yield. It
+does not interpret blocks.
 
-The life of an extent here:
+The states of an extent:
 
     open      takes blocks while they fit
-    retired   takes no more; waits for the reservations still in flight to end
-    over      nothing in flight: queued to be closed at the controller if a block in it may have been
-              published, else to be returned to its unit
+    retired   takes no more blocks; waits for the end of its reservations in flight
+    over      has no reservations in flight: it is queued to be closed at the controller if a block in it may have been
+              published, otherwise to be returned to its unit
 
-While nothing is in flight in an open extent it is *offered* (`storage.arena.writer_locks`): its unit may recall what
-is not used of it, where space is short. The next reservation sees that, and the extent is over. It is not offered once
-nobody can tell whether a Publish of a block in it was carried out.
+While an open extent has no reservation in flight, it is *offered* (`storage.arena.writer_locks`): if space is short,
+its unit may recall the unused rest. The next reservation detects this, and the extent is then over. An extent is not
+offered any more when it is unknown whether a Publish of a block in it was carried out.
 
-A put goes: reserve, write, then Publish with `closes(reserved)`. If it succeeded, or nobody can tell
-whether it did: `published(reserved)`. If it certainly failed: `keep` what `closes` gave, then
-`abandon(reserved)`, and run `give_back`.
+A put reserves, writes, and sends Publish with `closes(reserved)`. If it succeeded, or if its outcome is unknown, it
+calls `published(reserved)`. If it certainly failed, it calls `keep` with the result of `closes`, then
+`abandon(reserved)`, and runs `give_back`.
 
-A lease whose reply nobody will look at, because its put was interrupted, is cancelled with the next request to a
-unit. Extents of a unit that was lost are forgotten: nothing can be written, closed or returned there.
+If a put is interrupted while it leases an extent, the lease is cancelled with the next request to a unit. Extents of a
+lost unit are forgotten, because nothing can be written, closed or returned there.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ LARGEST_EXTENT = 4 * 1024 * 1024
 DEDICATED = 1024 * 1024
 """Blocks of this many bytes or more get an extent of their own."""
 OPEN_EXTENTS = 4
-"""Most extents open at once: what threads that ran out of space together may bring home."""
+"""The number of extents that may be open at once. Threads that run out of space together each lease one."""
 
 _SLOT_ATTEMPTS = 3
 
 
 class SlotLockProtocol(Protocol):
-    """A lock on a slot file, as `ownership.SlotLock`."""
+    """A lock on a slot file, like `storage.arena.writer_locks.SlotLock`."""
 
     def release(self) -> None:
-        """Gives it up."""
+        """Release the lock."""
 
     def begin(self, place: int) -> bool:
-        """Takes a place at which nothing is offered."""
+        """Take a place at which no extent is offered."""
 
     def take(self, place: int) -> bool:
-        """Begins a put in the extent offered there; False where it was recalled."""
+        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
 
     def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """No put is under way there: the extent is offered, or (0) the place is free."""
+        """End the puts at a place: offer the extent, or (0) free the place."""
 
 
 class _NoLock:
-    """What stands for the lock of a slot on another node, where nothing is offered."""
+    """The lock of a slot on another node, where no extents are offered."""
 
     def release(self) -> None:
         pass
@@ -87,11 +87,12 @@ class _NoLock:
 
 @dataclass(frozen=True, slots=True)
 class _WriterSlot:
-    """session: of one on another node; "" elsewhere."""
+    """The slot of this writer in one unit."""
 
     number: int
     lock: SlotLockProtocol
     session: str = ""
+    """The name under which a slot on another node was opened; "" on this node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,18 +106,18 @@ class _OpenExtent:
     """The bump pointer: bytes from the extent's offset, a multiple of ALIGNMENT."""
     open: bool = True
     published: bool = False
-    """Whether a block in it may be known to the controller."""
+    """Whether the controller may have a block in it."""
     lost: bool = False
-    """Its unit will not come back."""
+    """Whether its unit will not return."""
     certain: bool = True
-    """Whether it is known of every Publish of a block in it that it will not be carried out later."""
+    """False if a Publish of a block in it may be carried out later."""
     place: int = -1
-    """Where it is offered; -1 where it never is."""
+    """The place at which it is offered; -1 if it never is."""
     offered: bool = False
     closing: bool = False
-    """Taken by `closes` together with the reservation that is its last."""
+    """Whether `closes` has returned it together with its last reservation."""
     flights: set[int] = field(default_factory=set)
-    """Offsets of all and only the reservations that have not ended."""
+    """The offsets of the reservations that have not ended."""
 
     @property
     def name(self) -> tuple[int, int]:
@@ -124,12 +125,20 @@ class _OpenExtent:
 
 
 class ExtentAllocator(Allocator[Call]):
-    """The space of one client, `writer` by name, in these storage units; the first is preferred.
+    """The space of one client in storage units.
 
-    hold: locks a slot file for the life of the client. replicas: units that each block is to lie in. disks: units on
-    disk, which are not among `units`. nodes: on which each unit is; node: the client's own. Its own units come first,
-    and copies go to other nodes than the first, where there are any. alone: each block
-    gets an extent of its own, however small.
+    Units of the client's own node are preferred, and then the first ones. If there are other nodes, copies are written
+    to another node than the first copy.
+
+    Args:
+        writer: The name of the client.
+        units: The units in memory.
+        hold: Locks a slot file for the life of the client.
+        replicas: The number of units to which each block is written.
+        disks: The units on disk, which are not among `units`.
+        nodes: Unit -> its node.
+        node: The client's node.
+        alone: Whether each block gets an extent of its own, also a small one.
     """
 
     def __init__(
@@ -144,7 +153,9 @@ class ExtentAllocator(Allocator[Call]):
         alone: bool = False,
     ) -> None:
         if len(units) < replicas:
-            raise InvalidArgumentError(f"a client needs {replicas} storage units or more to write to; start some")
+            raise InvalidArgumentError(
+                f"a client needs at least {replicas} storage units for {replicas} replicas, got {len(units)}"
+            )
         self.replicas = replicas
         self._alone = alone
         self.writer = writer
@@ -155,39 +166,39 @@ class ExtentAllocator(Allocator[Call]):
         self._hold = hold
         self._mutex = threading.Lock()
         self._sessions: dict[int, str] = {}
-        """Unit on another node -> under which name the slot there was asked for, until it is over."""
+        """Unit on another node -> the name under which the slot there was opened, until the slot ends."""
         self._session_numbers = itertools.count(1)
         self._slots: dict[int, _WriterSlot] = {}
-        """Unit -> this writer's slot there and the lock on it, of all and only the units it has leased from."""
+        """Unit -> this writer's slot there, for exactly the units from which it has leased."""
         self._extents: dict[tuple[int, int], _OpenExtent] = {}
-        """(unit, extent) -> all and only the extents that are open or have reservations in flight."""
+        """(unit, extent) -> exactly the extents that are open or have reservations in flight."""
         self._open: list[_OpenExtent] = []
-        """The open ones, oldest first; at most OPEN_EXTENTS for each replica."""
+        """The open extents, oldest first; at most OPEN_EXTENTS for each replica."""
         self._places: set[tuple[int, int]] = set()
-        """(unit, place) of the extents that have one."""
+        """(unit, place) of the extents that have a place."""
         self._closes: dict[tuple[int, int], None] = {}
-        """Extents that are over, to be closed at the controller; disjoint from the next."""
+        """Extents that are over and must be closed at the controller. None of them is in `_returns`."""
         self._returns: dict[tuple[int, int], None] = {}
-        """Extents that are over and in which nothing was published."""
+        """Extents that are over and contain no published block."""
         self._orphans: list[tuple[int, int]] = []
-        """(unit, sequence) of leases that may have been granted, and whose replies nobody will look at."""
+        """(unit, sequence) of leases that may have been granted although their put was interrupted."""
         self._next_length = SMALLEST_EXTENT
 
     # ------------------------------------------------------------ one block
 
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
-        """See `Allocator.reserve`. With replicas there is space in as many units, or in none."""
+        """See `Allocator.reserve`. With replicas, space is reserved in that many units or in none."""
         return (yield from self._reserve((self.units,), nbytes, wait))
 
     def reserve_anywhere(self, nbytes: int) -> Generator[Call, AnyReply, Reserved]:
-        """The same, on disk where memory has no room, without a wait."""
+        """Reserve space without a wait, on disk if there is none in memory."""
         return (yield from self._reserve((self.units, self.disks), nbytes, None))
 
     def _reserve(
         self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
     ) -> Generator[Call, AnyReply, Reserved]:
         if nbytes < 0:
-            raise InvalidArgumentError(f"a block of {nbytes} bytes: it must be none or more")
+            raise InvalidArgumentError(f"the length of a block must not be negative, got {nbytes}")
         first = yield from self._reserve_first(tiers, nbytes, wait)
         if self.replicas == 1:
             return first
@@ -202,7 +213,7 @@ class ExtentAllocator(Allocator[Call]):
     def _reserve_first(
         self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
     ) -> Generator[Call, AnyReply, Reserved]:
-        """Space in a unit of the first tier that has some. CapacityError says what each of them has said."""
+        """Reserve space in the first tier that has some. The `CapacityError` has the reasons of all tiers."""
         told: list[str] = []
         for units in tiers:
             try:
@@ -215,7 +226,7 @@ class ExtentAllocator(Allocator[Call]):
         raise CapacityError("; ".join(told) or "there is no storage unit to write to")
 
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
-        """Space in one of these units."""
+        """Reserve space in one of these units."""
         size = _aligned(nbytes)
         dedicated = self._alone or size >= DEDICATED
         extent = None
@@ -235,7 +246,7 @@ class ExtentAllocator(Allocator[Call]):
                 return self._place(extent, nbytes, size)
             self._next_length = min(LARGEST_EXTENT, max(SMALLEST_EXTENT, 2 * extent.length))
             self._allot(extent)
-            # its own block first, so that the lease is worth its round trip whatever other threads found
+            # its own block first, so that the lease is used even if other threads have leased extents, too
             reserved = self._place(extent, nbytes, size)
             for full in [
                 old for old in self._open if old.unit == extent.unit and old.length - old.used < old.length // 4
@@ -257,7 +268,7 @@ class ExtentAllocator(Allocator[Call]):
                 self._settle(extent)
 
     def abandon(self, reserved: Reserved) -> None:
-        """See `Allocator.abandon`. The bytes are used again where nothing was placed after them."""
+        """See `Allocator.abandon`. The bytes are used again if no block was placed after them."""
         size = _aligned(reserved.nbytes)
         with self._mutex:
             for place in reserved.places:
@@ -272,10 +283,11 @@ class ExtentAllocator(Allocator[Call]):
     # ------------------------------------------------------------ extents that are over
 
     def closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
-        """See `Allocator.closes`: put them into the next Publish.
+        """See `Allocator.closes`. Put the result into the next Publish.
 
-        current: the reservation that this Publish is about; its extent is among the answer if nothing
-        else will come in it, so that a writer that falls silent afterwards holds up no space.
+        Args:
+            current: The reservation of this Publish. Its extent is in the result if it gets no more blocks, so that a
+                writer which then stops does not keep the space.
         """
         with self._mutex:
             taken = list(self._closes)
@@ -288,7 +300,7 @@ class ExtentAllocator(Allocator[Call]):
             return taken
 
     def keep(self, closes: Iterable[tuple[int, int]]) -> None:
-        """Takes back what `closes` gave, because the Publish failed."""
+        """Take back the result of `closes`, because the Publish failed."""
         with self._mutex:
             for name in closes:
                 extent = self._extents.get(name)
@@ -298,14 +310,14 @@ class ExtentAllocator(Allocator[Call]):
                     self._closes[name] = None
 
     def returns(self) -> list[tuple[int, int]]:
-        """Takes the (unit, extent) in which nothing was published, to be returned to their units."""
+        """Return, and forget, the (unit, extent) without published blocks, for their units."""
         with self._mutex:
             taken = list(self._returns)
             self._returns.clear()
             return taken
 
     def give_back(self) -> Generator[Call, AnyReply, int]:
-        """Returns what `returns` names to the units; how many extents. What could not be returned stays queued."""
+        """Return the extents of `returns` to their units, and the number of them. If a call fails, they stay queued."""
         yield from self._cancel_orphans()
         pending = self.returns()
         returned = len(pending)
@@ -314,7 +326,7 @@ class ExtentAllocator(Allocator[Call]):
                 numbers = [number for of, number in pending if of == unit]
                 with self._mutex:
                     slot = self._slots.get(unit)
-                if slot is not None:  # else it was lost meanwhile
+                if slot is not None:  # otherwise the unit was lost meanwhile
                     yield Call(("unit", unit), ReturnExtent(slot.number, numbers, unit))
                 pending = [name for name in pending if name[0] != unit]
         finally:
@@ -323,23 +335,23 @@ class ExtentAllocator(Allocator[Call]):
         return returned
 
     def drain(self) -> None:
-        """Retires every open extent, so that `closes` and `returns` come to name all that is leased.
+        """Retire every open extent, so that `closes` and `returns` name all leased extents.
 
-        Those with reservations in flight follow when these end.
+        Extents with reservations in flight follow when these end.
         """
         with self._mutex:
             for extent in list(self._open):
                 self._retire(extent)
 
     def release(self) -> None:
-        """Gives up the slots, for good: the units then take this writer for dead. The last thing a client does."""
+        """Release the slots, so that the units consider this writer dead. A client does this last."""
         with self._mutex:
             for slot in self._slots.values():
                 slot.lock.release()
             self._slots.clear()
 
     def use(self, units: Sequence[int], disks: Sequence[int] = (), nodes: Mapping[int, str] | None = None) -> None:
-        """These are the units now, on these nodes; those that are not among them are lost."""
+        """Set the present units and their nodes. Units that are missing are lost."""
         with self._mutex:
             self._nodes = dict(nodes or {})
             gone = {*self.units, *self.disks} - {*units, *disks}
@@ -349,26 +361,26 @@ class ExtentAllocator(Allocator[Call]):
             self._forget(gone)
 
     def renounce(self, reserved: Reserved) -> None:
-        """What was leased in units on other nodes, where this lies, may have been taken back: it is not used again."""
+        """Forget the extents of a reservation's units on other nodes, because these may have taken them back."""
         with self._mutex:
             self._forget({place.unit for place in reserved.places if place.session})
 
     def is_elsewhere(self, unit: int) -> bool:
-        """Whether a unit is on another node, so that it is asked to write."""
+        """Whether a unit is on another node, so that it writes for this client."""
         return self._nodes.get(unit, self.node) != self.node
 
     def _nearest(self, units: Sequence[int]) -> tuple[int, ...]:
-        """Those of this node first."""
+        """Return the units, those of this node first."""
         return tuple(sorted(units, key=self.is_elsewhere))
 
     def _apart_from(self, first: int, units: Sequence[int]) -> list[int]:
-        """Where a copy may go, those on other nodes first."""
+        """Return the units for a copy, those on other nodes than the first copy first."""
         there = self._nodes.get(first, "")
         others = [unit for unit in units if unit != first]
         return sorted(others, key=lambda unit: self._nodes.get(unit, "") == there)
 
     def _forget(self, gone: Collection[int]) -> None:
-        """Nothing in these units is this client's any more."""
+        """Forget all space in these units."""
         for unit in gone:
             self._sessions.pop(unit, None)
             if unit in self._slots:
@@ -394,9 +406,9 @@ class ExtentAllocator(Allocator[Call]):
         for attempt in range(_SLOT_ATTEMPTS):
             reply = yield Call(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)))
             if not isinstance(reply, SlotReply):
-                raise ProtocolError(f"storage unit {unit} answered OpenSlot with {type(reply).__name__}")
+                raise ProtocolError(f"storage unit {unit} replied to OpenSlot with {type(reply).__name__}")
             with self._mutex:
-                # Another thread may have got here first. Opening the file twice would lose the lock.
+                # Another thread may have opened the slot meanwhile. Opening the file twice would lose the lock.
                 if unit not in self._slots:
                     try:
                         lock = _NoLock() if session else self._hold(Path(reply.lock_path))
@@ -411,9 +423,10 @@ class ExtentAllocator(Allocator[Call]):
     def _lease(
         self, units: Sequence[int], nbytes: int, want: int, wait: float | None, shared: bool
     ) -> Generator[Call, AnyReply, _OpenExtent | None]:
-        """Lease an extent from the first of these units that has room; if none has, wait for the first unit.
+        """Lease an extent from the first of these units that has space; if none has, wait for the first unit.
 
-        shared: all tasks of an event loop that need an extent now share one. None if another task has leased it.
+        If `shared`, all tasks of an event loop that need an extent now share one. The result is None if another task
+        has leased it.
         """
         if len(units) > 1:
             for unit in units:
@@ -436,7 +449,7 @@ class ExtentAllocator(Allocator[Call]):
             if not self.is_elsewhere(unit):
                 raise
         with self._mutex:
-            self._forget({unit})  # its slot is over, as all connections to the unit had ended
+            self._forget({unit})  # its slot has ended, because all connections to the unit had ended
         return (yield from self._lease_once(unit, nbytes, want, wait, shared))
 
     def _lease_once(
@@ -457,7 +470,7 @@ class ExtentAllocator(Allocator[Call]):
         if reply is NOT_MADE:
             return None
         if not isinstance(reply, ExtentLeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
-            raise ProtocolError(f"storage unit {unit} answered a lease of {nbytes} bytes with {reply}")
+            raise ProtocolError(f"storage unit {unit} replied to a lease of {nbytes} bytes with {reply}")
         return _OpenExtent(unit, reply.extent, reply.offset, reply.length, reply.generation)
 
     def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
@@ -478,7 +491,7 @@ class ExtentAllocator(Allocator[Call]):
     # ------------------------------------------------------------ with the mutex held
 
     def _pack(self, units: Sequence[int], nbytes: int, size: int) -> Reserved | None:
-        """Places a block into the first open extent in these units that has room for it."""
+        """Place a block into the first open extent in these units that has space for it."""
         for extent in list(self._open):
             if extent.length - extent.used >= size and extent.unit in units:
                 if self._take(extent):
@@ -487,7 +500,7 @@ class ExtentAllocator(Allocator[Call]):
         return None
 
     def _allot(self, extent: _OpenExtent) -> None:
-        """Finds a place at which the extent can be offered."""
+        """Find a place at which the extent can be offered."""
         slot = self._slots.get(extent.unit)
         place = next((p for p in range(PLACES) if (extent.unit, p) not in self._places), None)
         if slot is not None and place is not None and slot.lock.begin(place):
@@ -495,7 +508,7 @@ class ExtentAllocator(Allocator[Call]):
             self._places.add((extent.unit, place))
 
     def _take(self, extent: _OpenExtent) -> bool:
-        """Whether a block may be written there; where it was offered and recalled it may not."""
+        """Whether a block may be written into the extent: not if it was offered and recalled."""
         if not extent.offered:
             return True
         slot = self._slots.get(extent.unit)
@@ -503,7 +516,7 @@ class ExtentAllocator(Allocator[Call]):
         return slot is not None and slot.lock.take(extent.place)
 
     def _leave(self, extent: _OpenExtent, offer: bool) -> None:
-        """Nothing is in flight there: the extent is offered, or its place is free."""
+        """Offer an extent without reservations in flight, or free its place."""
         if extent.place < 0 or (offer and not extent.certain):
             return
         slot = self._slots.get(extent.unit)
@@ -536,8 +549,8 @@ class ExtentAllocator(Allocator[Call]):
     def _find(self, reserved: Reserved) -> _OpenExtent:
         extent = self._extents.get((reserved.unit, reserved.extent))
         if extent is None or reserved.offset not in extent.flights:
-            raise InvalidArgumentError(f"{reserved} is not in flight: it was published or abandoned before, "
-                                       f"or another client reserved it")  # fmt: skip
+            raise InvalidArgumentError(f"{reserved} is not in flight: it was published or abandoned before, or it is a "
+                                       f"reservation of another client")  # fmt: skip
         return extent
 
     def _end(self, reserved: Reserved) -> _OpenExtent:
@@ -552,7 +565,7 @@ class ExtentAllocator(Allocator[Call]):
         self._settle(extent)
 
     def _settle(self, extent: _OpenExtent) -> None:
-        """Queues an extent that is over where it belongs."""
+        """Offer an open extent without reservations in flight; queue an extent that is over."""
         if extent.open or extent.flights:
             if not extent.flights:
                 self._leave(extent, offer=True)
@@ -568,5 +581,5 @@ class ExtentAllocator(Allocator[Call]):
 
 
 def _aligned(nbytes: int) -> int:
-    """What a block takes of an extent; at least one cell, so that no two blocks start at one place."""
+    """Return the space of a block in an extent; at least ALIGNMENT, so that no two blocks have the same offset."""
     return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT

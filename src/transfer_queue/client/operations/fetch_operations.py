@@ -1,4 +1,4 @@
-"""Defines the operations that fetch samples and read their values, as generators of calls."""
+"""Defines the operations that fetch samples and read their values, as generators of calls (see `operations.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the operations on partitions, with policy versions and group demand, in the manner of `operations.py`."""
+"""Defines the operations on partitions, with policy versions and group demand, as generators of calls (see `operations.py`)."""
 
 from __future__ import annotations
 

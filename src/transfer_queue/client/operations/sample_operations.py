@@ -1,4 +1,4 @@
-"""Define the operations that write, tag, drop and clear samples, in the manner of `operations.py`."""
+"""Defines the operations that write, tag, drop and clear samples, as generators of calls (see `operations.py`)."""
 
 from __future__ import annotations
 

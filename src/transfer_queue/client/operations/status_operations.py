@@ -1,4 +1,4 @@
-"""Define the operations that report progress, changes and status, and drain units, in the manner of `operations.py`."""
+"""Defines the operations that report progress, changes and status, and drain units, as generators of calls (see `operations.py`)."""
 
 from __future__ import annotations
 
