@@ -132,7 +132,7 @@ def test_a_client_that_learned_of_the_old_unit_only_never_reads_the_new_one_for_
     info = late.state._units[0]
     lose(cluster, deleted=False)
     late.state._units[0] = type(info)(0, info.address, str(cluster.units[-1].room.folder), info.boot_id, info.name)
-    with pytest.raises(tq.errors.AttachError, match="another"):
+    with pytest.raises(tq.errors.AttachError, match="is not the arena of storage unit"):
         late.state.arena(0)
 
 

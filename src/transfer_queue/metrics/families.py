@@ -112,7 +112,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_server_up": Family(
             "gauge",
-            "1 if a server answered this scrape in time, else 0.",
+            "1 if a server replied to this scrape in time, else 0.",
             SERVER,
             sample=servers_up,
             panel="Servers and errors",

@@ -395,7 +395,7 @@ def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) 
 def test_strange_replies_are_refused(space: ExtentAllocator, replies: list[AnyReply]) -> None:
     operation = space.reserve(1)
     next(operation)
-    with pytest.raises(ProtocolError, match="answered"):  # noqa: PT012
+    with pytest.raises(ProtocolError, match="replied"):  # noqa: PT012
         for reply in replies:
             operation.send(reply)
 
