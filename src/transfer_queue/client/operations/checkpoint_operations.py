@@ -1,4 +1,4 @@
-"""Defines the operations that save and load checkpoints, as generators of calls (see `operations.py`).
+"""Defines the operations that save and load checkpoints, as generators of calls.
 
 A save consists of the controller's state at one moment, and a copy of the bytes that this state needs. A load first
 writes the bytes into leased space, and then replaces the state in one step. The client writes and reads the files: in

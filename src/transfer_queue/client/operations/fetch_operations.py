@@ -1,4 +1,4 @@
-"""Defines the operations that fetch samples and read their values, as generators of calls (see `operations.py`)."""
+"""Defines the operations that fetch samples and read their values, as generators of calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.wire.blocks.gather import nested, table_of
 
-LEAST_WAIT = 0.001  # seconds: a fetch that may wait for none ends like one that waited, and says what is missing
+LEAST_WAIT = 0.001
+"""Seconds of a fetch that may not wait: it ends like one that waited, with an error that says what is missing."""
 
 
 class Readiness(NamedTuple):
@@ -37,11 +38,13 @@ class Readiness(NamedTuple):
 
 
 class _Awaited(NamedTuple):
-    """What a fetch that waits found. places: where its values lay when it was met, if that is known."""
+    """The result of a fetch that waits."""
 
     meta: BatchMeta
     ended: bool
+    """Whether such a fetch can never be met."""
     places: LookupReply | None = None
+    """The locations of the values when the fetch was met, if they are known."""
 
 
 class FetchOperations(DataPath):
@@ -377,7 +380,7 @@ class FetchOperations(DataPath):
             reply = yield from self._claimed(
                 msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
             )
-        except WaitTimeoutError:  # from a controller that does not know `quiet` yet, or from a call that took too long
+        except WaitTimeoutError:  # from a controller of a release without `quiet`, or from a call that took too long
             return _Awaited(BatchMeta(), False)
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
 

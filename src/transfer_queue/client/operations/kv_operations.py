@@ -1,4 +1,4 @@
-"""Defines the operations on samples under keys, one by one or in batches, as generators of calls (see `operations.py`)."""
+"""Defines the operations on samples under keys, one by one or in batches, as generators of calls."""
 
 from __future__ import annotations
 

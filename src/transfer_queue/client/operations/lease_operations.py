@@ -1,4 +1,4 @@
-"""Defines the operations on samples that were fetched under a lease, as generators of calls (see `operations.py`)."""
+"""Defines the operations on samples that were fetched under a lease, as generators of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define what a client can do: each operation once, as a generator of calls, in the module of its topic.
+"""Combines the operations of a client. Each is defined once, as a generator of calls, in the module of its topic.
 
 `tools/generate_surface.py` generates the blocking and the awaitable methods of `TransferQueueClient`, and the KV
 functions of the package, from the signatures and docstrings of the operations. An operation yields `Call`s, and its

@@ -1,4 +1,4 @@
-"""Defines the operations on partitions, with policy versions and group demand, as generators of calls (see `operations.py`)."""
+"""Defines the operations on partitions, with policy versions and group demand, as generators of calls."""
 
 from __future__ import annotations
 

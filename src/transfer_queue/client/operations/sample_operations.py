@@ -1,4 +1,4 @@
-"""Defines the operations that write, tag, drop and clear samples, as generators of calls (see `operations.py`)."""
+"""Defines the operations that write, tag, drop and clear samples, as generators of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the operations that report progress, changes and status, and drain units, as generators of calls (see `operations.py`)."""
+"""Defines the operations that report progress, changes and status, and drain units, as generators of calls."""
 
 from __future__ import annotations
 
