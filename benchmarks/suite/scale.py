@@ -1,10 +1,9 @@
-"""How many requests a second does one controller's core carry, where is it full, and what do several give?
+"""How many requests per second can one controller's core serve, when is it saturated, and how many can several serve?
 
-The core alone, driven on a virtual clock by 1,024 ranks that claim from rows of 64 storage units while producers
-publish as many again; 10 M rows live at their fullest. What each kind of request costs is measured on the core at that
-size (a run of all 10 M rows x 1,024 ranks through it would take hours: the mix of requests is played for some
-thousand of them). Queueing follows by playing the measured costs against arrivals at a rate on the virtual clock; and
-several controllers are that many cores with the partitions dealt to them, each with its share.
+The core alone is driven on a virtual clock by 1,024 ranks that claim rows of 64 storage units while producers publish
+the same number of rows; at most 10 M rows are live. The cost of each kind of request is measured on the core at that
+size, with some thousand requests, because all 10 M rows x 1,024 ranks would take hours. Queueing is simulated with
+these costs and random arrivals at a rate. Several controllers are simulated as several cores that share the partitions.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ QUESTION = "How many requests per second can one controller's core serve, when i
 UNITS = 64
 PARTITIONS = 16
 GROUP = 8  # rows of a put: the answers to one prompt
-SHARES = (0.5, 0.8, 0.9, 0.95, 1.05)  # of what the core carries at most, at which requests arrive
+SHARES = (0.5, 0.8, 0.9, 0.95, 1.05)  # rates of arrival, as shares of the maximum rate of the core
 CONTROLLERS = (1, 2, 4, 8)
 
 
 class Cost:
-    """Seconds of each kind of request, as they were."""
+    """The measured seconds of each kind of request."""
 
     def __init__(self) -> None:
         self.took: dict[str, list[float]] = {}
@@ -39,13 +38,13 @@ class Cost:
         self.took.setdefault(kind, []).append(seconds)
 
     def drawn(self) -> np.ndarray:
-        """All of them, in no order."""
+        """Return all costs in random order."""
         every = np.array([each for kind in self.took.values() for each in kind])
         return np.random.default_rng(0).permutation(every)
 
 
 def run(scale: Scale) -> list[Row]:
-    """All of it."""
+    """Run all measurements."""
     live, ranks, rounds = scale.pick((10_000_000, 1024, 3), (4000, 16, 1))
     gc.disable()
     try:
@@ -77,7 +76,7 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _filled(rows: int, partitions: int) -> Core:
-    """A core whose rows lie on all units, the first half of them consumed by the task."""
+    """Return a core with rows on all units; the task has consumed the first half of them."""
     core = Core(RankAwareSampler(), UNITS)
     each = rows // partitions
     for number in range(partitions):
@@ -92,7 +91,7 @@ def _filled(rows: int, partitions: int) -> Core:
 
 
 def _played(core: Core, ranks: int, rounds: int) -> Cost:
-    """Each rank: claims a batch, looks up where it lies, clears it; and producers publish as many rows."""
+    """Let each rank claim a batch, look it up and clear it, and let producers publish the same number of rows."""
     cost = Cost()
     for round_ in range(rounds):
         for rank in range(ranks):
@@ -113,11 +112,11 @@ def _played(core: Core, ranks: int, rounds: int) -> Cost:
 
 
 def queued(costs: np.ndarray, rate: float, arrivals: int) -> tuple[float, float]:
-    """Median and p99 of seconds from arrival to answer, requests arriving at random at this rate at one core."""
+    """Return the median and p99 of seconds from arrival to reply, if requests arrive at random at this rate."""
     draw = np.random.default_rng(1)
     at = np.cumsum(draw.exponential(1 / rate, arrivals))
     needs = draw.choice(costs, arrivals)
-    # each ends after what all from some earlier one on need, counted from that one's arrival: the latest such end
+    # a request ends at the latest of: the arrival of an earlier one plus the costs of all requests from it to this one
     before = np.cumsum(needs) - needs
     ends = np.maximum.accumulate(at - before) + before + needs
     waits = ends - at
@@ -125,9 +124,10 @@ def queued(costs: np.ndarray, rate: float, arrivals: int) -> tuple[float, float]
 
 
 def _sharded(costs: np.ndarray, controllers: int, arrivals: int, within: float = 5e-3) -> float:
-    """The highest rate of all together at which the busiest one still answers within so long.
+    """Return the highest total rate at which the busiest controller still replies within `within` seconds.
 
-    Partitions are dealt in turn, and asked of as often as a Zipf law of exponent 0.5 says: some are busier than others.
+    Partitions are assigned in turn. Requests are distributed over them by a Zipf law of exponent 0.5, so that some are
+    busier than others.
     """
     asked = 1 / np.sqrt(np.arange(1, PARTITIONS + 1))
     asked /= asked.sum()

@@ -18,7 +18,7 @@ class Figures:
 
     settings: Settings
     events: list[Event] = field(default_factory=list)
-    """Of GRPO, not of the warm-up."""
+    """The events of GRPO, without the warm-up."""
     warmup_steps: int = 0
     warmup_accuracy: float = 0.0
     version: int = 0

@@ -47,7 +47,7 @@ def check(before: dict[Value, frozenset[int]], told: Counter[tuple[str, str]], s
         AssertionError: Another value is missing, or a loss was not reported.
     """
     left = {value: units - gone for value, units in before.items() if units - gone}
-    assert values(state) == left, f"the loss of units {sorted(gone)} took other values than those that lay there alone"
+    assert values(state) == left, f"the loss of units {sorted(gone)} took other values than those stored only there"
     taken = Counter((name, field) for name, _, field in before.keys() - left.keys())
     assert lost(state) == told + taken, "values that were lost are not reported as lost"
     return sum(taken.values())

@@ -228,7 +228,7 @@ class FaultyCluster(Cluster):
         servers: list[Controller | StorageUnit] = [] if CONTROLLER in self.stopped else [self.controller]
         return servers + [self.units[place.index] for place in self.places if place.target not in self.stopped]
 
-    # ------------------------------------------------------------ killing and starting anew
+    # ------------------------------------------------------------ killing and restarting
 
     def crashed(self, target: Target) -> bool:
         """Return whether a server was killed and was not restarted yet."""
@@ -419,7 +419,7 @@ class FaultyCluster(Cluster):
 
     def _connect(self, client: Client, target: Target) -> int:
         if client.name in self.apart:
-            raise TimeoutError(f"{client.name} reaches nobody")
+            raise TimeoutError(f"{client.name} reaches no server")
         return super()._connect(client, target)
 
     def _opened(self, name: str, target: Target, connection: int) -> None:

@@ -263,7 +263,7 @@ def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
 
 
 class MicroBatchIterator:
-    """The items of a batch after the first `given`. Makes each item one ahead, so that it knows which is the last."""
+    """Returns the items of a batch after the first `given`. It reads one item ahead to know which item is the last."""
 
     def __init__(self, items: Iterable[Any], given: int) -> None:
         self.given = given
@@ -274,7 +274,7 @@ class MicroBatchIterator:
         self._look()
 
     def take(self) -> Any:
-        """The next item. A fault in making it is raised here, not while the one before is given."""
+        """Return the next item. An error in making it is raised here, not when the previous item is returned."""
         if self._fault is not None:
             raise self._fault
         item = self._following
