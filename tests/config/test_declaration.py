@@ -80,7 +80,7 @@ def test_the_keys_of_the_options_of_a_store_are_their_names_in_its_section():
         }
 
 
-def test_sections_with_words_have_settings():
+def test_sections_with_a_description_have_settings():
     assert set(SECTIONS) <= {each.section for each in SETTINGS}
 
 

@@ -20,7 +20,7 @@ FOLDERS = [("TQ_RUNTIME_DIR", environment.runtime_dir), ("TQ_ADDRESS", environme
 class TestEnvironment:
     @pytest.mark.parametrize(("name", "read", "default", "text", "value"), NUMBERS)
     def test_numbers(self, name, read, default, text, value, monkeypatch):
-        """Numbers are read at the moment of the call; unset or empty is the default."""
+        """Numbers are read at the time of the call; if unset or empty, the default applies."""
         monkeypatch.delenv(name, raising=False)
         assert read() == default
         monkeypatch.setenv(name, "")
@@ -31,7 +31,7 @@ class TestEnvironment:
     @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
     @pytest.mark.parametrize(("name", "read"), [(row[0], row[1]) for row in NUMBERS])
     def test_nonsense(self, name, read, text, monkeypatch):
-        """Nonsense is an error naming the variable and its value."""
+        """An invalid value is an error that contains the variable and the value."""
         monkeypatch.setenv(name, text)
         with pytest.raises(InvalidArgumentError, match=f"{name} is '{text}'; allowed: "):
             read()
@@ -44,7 +44,7 @@ class TestEnvironment:
 
     @pytest.mark.parametrize(("name", "read"), FOLDERS)
     def test_folders(self, name, read, monkeypatch, tmp_path):
-        """Folders are absolute paths, None where unset."""
+        """Folders are absolute paths; None if unset."""
         monkeypatch.delenv(name, raising=False)
         assert read() is None
         monkeypatch.setenv(name, str(tmp_path))
@@ -54,7 +54,7 @@ class TestEnvironment:
             read()
 
     def test_system_name(self, monkeypatch):
-        """TQ_SYSTEM is a name, None where unset."""
+        """TQ_SYSTEM is a name; None if unset."""
         monkeypatch.delenv("TQ_SYSTEM", raising=False)
         assert environment.system_name() is None
         monkeypatch.setenv("TQ_SYSTEM", "train-1")
@@ -73,7 +73,7 @@ class TestEnvironment:
 
     @pytest.mark.parametrize("text", ["LOUD", "0", "-5"])
     def test_logging_nonsense(self, text, monkeypatch):
-        """Nonsense is an error with the names of the levels."""
+        """An invalid level is an error with the names of the levels."""
         monkeypatch.setenv("TQ_LOGGING_LEVEL", text)
         with pytest.raises(InvalidArgumentError, match=f"TQ_LOGGING_LEVEL is '{text}'; allowed: DEBUG"):
             environment.logging_level()

@@ -29,13 +29,13 @@ def nested(path: str, value: object) -> dict:
 
 
 class TestMerge:
-    def test_nothing_is_the_defaults(self):
-        """merge(None) and merge({}) are the resource as it stands."""
+    def test_an_empty_conf_results_in_the_defaults(self):
+        """merge(None) and merge({}) return the defaults of the resource."""
         text = (importlib.resources.files("transfer_queue") / "config.yaml").read_text("utf-8")
         assert merge() == merge({}) == OmegaConf.create(text)
 
     def test_over_the_defaults(self):
-        """What is given wins, key by key."""
+        """A value of the conf replaces the default of its key."""
         merged = merge({"controller": {"polling_mode": True}})
         assert (merged.controller.polling_mode, merged.controller.sampler) == (True, "SequentialSampler")
 
@@ -62,13 +62,13 @@ class TestMerge:
         assert given == conf == {"controller": {"polling_mode": True}}
 
     def test_objects(self):
-        """Objects are kept where the conf allows objects, and in a dict."""
+        """Objects are kept in a dict, and in a conf that allows objects."""
         sampler = RankAwareSampler()
         assert merge(holding(sampler)).controller.sampler is sampler
         assert merge({"controller": {"sampler": RankAwareSampler}}).controller.sampler is RankAwareSampler
 
     def test_interpolation_to_the_outside(self):
-        """A node of a larger conf is taken with what it refers to there."""
+        """A node of a larger conf is resolved with the values that it refers to there."""
         whole = OmegaConf.create({"polling": True, "queue": {"controller": {"polling_mode": "${polling}"}}})
         assert merge(whole.queue).controller.polling_mode is True
 
@@ -81,18 +81,18 @@ class TestMerge:
         assert merge({"controller": {"sampler": "???"}}).controller.sampler == "SequentialSampler"
 
     def test_merging_twice(self):
-        """A merged conf over the defaults is itself."""
+        """Merging a merged conf again does not change it."""
         once = merge({"mine": 1, "metrics": {"port": 9000}})
         assert merge(once) == once
 
     def test_pickles(self):
-        """A merged conf pickles."""
+        """A merged conf can be pickled."""
         merged = merge({"mine": 1})
         assert pickle.loads(pickle.dumps(merged)) == merged
 
     @pytest.mark.parametrize("conf", [5, "text", ["controller"]])
     def test_no_mapping(self, conf):
-        """Anything but a mapping is refused."""
+        """A conf must be a mapping."""
         with pytest.raises(InvalidArgumentError, match="conf is"):
             merge(conf)
 

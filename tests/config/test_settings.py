@@ -14,7 +14,7 @@ from transfer_queue.sampler import BaseSampler
 
 
 class Newest(BaseSampler):
-    """A sampler of a user's."""
+    """A user's sampler."""
 
     def sample(self, ready_indexes, batch_size, *args, **kwargs):
         rows = list(ready_indexes)[-batch_size:]
@@ -22,7 +22,7 @@ class Newest(BaseSampler):
 
 
 def held(value) -> DictConfig:
-    """A conf that holds an object as its sampler."""
+    """Return a conf with an object as its sampler."""
     conf = OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
     assert isinstance(conf, DictConfig)
     return conf
@@ -71,13 +71,13 @@ class TestSettings:
         }
 
     def test_json(self):
-        """Settings travel as JSON, and back; what a newer release adds is left out."""
+        """Settings can be converted to JSON and back; entries of a newer release are ignored."""
         settings = Settings.from_config({"backend": {"SimpleStorage": {"total_storage_size": 5}}})
         values = json.loads(json.dumps(settings.to_json()))
         assert Settings.from_json({**values, "newer": 1}) == settings
 
     def test_replicas_need_as_many_units(self):
-        """Two places of a value lie in two units."""
+        """Two replicas of a value are in two units."""
         two = {"backend": {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}}
         assert Settings.from_config(two).replicas == 2
         two["backend"]["SimpleStorage"]["num_data_storage_units"] = 1
@@ -160,11 +160,11 @@ class TestSettings:
 
     @pytest.mark.parametrize("key", ["total_storage_size", "arena_bytes", "arena_folder"])
     def test_null_means_unset(self, key):
-        """null is a value for what may be unlimited or chosen."""
+        """null is allowed for a setting that may be unlimited or chosen by the system."""
         assert getattr(Settings.from_config({"backend": {"SimpleStorage": {key: None}}}), key) is None
 
     def test_offload(self):
-        """A path counts where it is enabled, and is needed then."""
+        """A path is used only if offloading is enabled, and is required then."""
         offload = {"enabled": True, "path": "/disk", "high_watermark": 1, "low_watermark": 0.5}
         settings = Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}})
         assert (settings.offload_path, settings.offload_high, settings.offload_low) == ("/disk", 1.0, 0.5)
@@ -188,7 +188,7 @@ class TestSettings:
         ],
     )
     def test_options_of_a_store(self, backend, key, value):
-        """They are looked at where it is the backend, and travel as a whole."""
+        """They are checked if the store is the backend, and are sent to servers together."""
         conf = {"backend": {"storage_backend": backend, backend: {key: value}}}
         with pytest.raises(InvalidArgumentError, match=rf"backend\.{backend}\.{key} is {value!r}; allowed: "):
             Settings.from_config(conf)
@@ -201,7 +201,7 @@ class TestSettings:
         conf["backend"][backend] = {key: value}
         assert Settings.from_config(conf).store_options == {}
 
-    def test_a_store_of_ones_own(self):
+    def test_the_options_of_a_store_with_an_import_path(self):
         conf = {"backend": {"storage_backend": "mine.store:Store", "options": {"where": "/x"}}}
         settings = Settings.from_config(conf)
         assert (settings.storage_backend, settings.store_options) == ("mine.store:Store", {"where": "/x"})
@@ -210,7 +210,7 @@ class TestSettings:
                 Settings.from_config({"backend": {**conf["backend"], **wrong}})
 
     def test_a_direct_transport_needs_a_capacity(self):
-        """As what lies in the keeper's memory Ray does not spill."""
+        """Ray does not spill the memory of the store's actor to disk."""
         conf = {"storage_backend": "RayStore", "RayStore": {"direct_transport": "nixl"}}
         with pytest.raises(InvalidArgumentError, match=r"backend\.RayStore\.capacity is None; allowed: bytes if"):
             Settings.from_config({"backend": conf})
@@ -225,7 +225,7 @@ class TestSettings:
             settings.check_runtime(under_ray=False)
 
     def test_tls(self):
-        """Three absolute paths, interpolations resolved, or none; they travel."""
+        """Three absolute paths with interpolations resolved, or none; they are sent to servers."""
         files = {"certificate": "${folder}/c.crt", "private_key": "/b/c.key", "authority": "/b/a.crt"}
         settings = Settings.from_config({"security": {"tls": files}, "folder": "/a"})
         assert settings.tls == {"certificate": "/a/c.crt", "private_key": "/b/c.key", "authority": "/b/a.crt"}
@@ -238,7 +238,7 @@ class TestSettings:
                     Settings.from_config({"security": {"tls": {**files, name: path}}, "folder": "/a"})
 
     def test_sampler_as_a_path(self):
-        """A class that another process can import travels by its path; an object must travel itself."""
+        """A class that another process can import is sent by its path; an object must be pickled."""
         assert Settings.from_config(held(Newest)).sampler == f"{__name__}:Newest"
         assert Settings.from_config(held(Newest())).sampler is None
 

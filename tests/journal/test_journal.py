@@ -1,4 +1,4 @@
-"""A folder of segments and snapshots: what is recovered from it after a death at any moment, and what stays in it."""
+"""A folder of segments and snapshots: what is recovered from it after a crash at any moment, and what stays in it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_empty_folder_is_fresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_each_start_goes_on(tmp_path: Path, durable: bool) -> None:
+def test_each_start_continues_from_the_journal(tmp_path: Path, durable: bool) -> None:
     for turn in range(4):
         writer = Writer(tmp_path, durable)
         assert writer.found.fresh == (turn == 0)
@@ -117,7 +117,7 @@ def test_a_death_at_any_byte_leaves_a_prefix_of_the_commits(tmp_path: Path, snap
     assert len(seen) == 2
 
 
-def test_who_waits_is_not_written_down(tmp_path: Path) -> None:
+def test_waiting_requests_are_not_recorded(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.put("a")
     size = writer.journal.size
@@ -135,7 +135,7 @@ def test_who_waits_is_not_written_down(tmp_path: Path) -> None:
 
 
 def steps(writer: Writer) -> list[Callable[[], object]]:
-    """What happens on disk from a fork to the end of the old files, in order; a crash may come after each."""
+    """The steps on disk from a fork to the removal of the old files. A crash may happen after each."""
     return [
         lambda: writer.journal.rotate(),
         lambda: writer.put("later"),
@@ -184,7 +184,7 @@ def test_an_unfinished_snapshot_is_removed(tmp_path: Path) -> None:
 
 
 def test_the_folder_stays_small(tmp_path: Path) -> None:
-    """However much is written, what lies there is a snapshot and what came after it."""
+    """However much is written, the folder contains only a snapshot and the records after it."""
     writer = Writer(tmp_path)
     largest = 0
     for turn in range(20):
@@ -253,7 +253,7 @@ def test_a_damaged_snapshot_is_an_error(tmp_path: Path, how: str) -> None:
         recover(tmp_path, CLOCK)
 
 
-def test_records_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+def test_records_that_do_not_fit_those_before_them_are_an_error(tmp_path: Path) -> None:
     writer = filled(tmp_path)
     state_file.write(snapshot_path(tmp_path, 2), {**snapshot_of(State(), CLOCK)})
     with pytest.raises(JournalError, match="does not fit"):
@@ -265,7 +265,7 @@ def test_records_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_after_another_boot_rows_are_as_old_as_by_the_wall(tmp_path: Path, snapshot: bool) -> None:
+def test_after_another_boot_rows_have_aged_by_the_wall_clock(tmp_path: Path, snapshot: bool) -> None:
     """A machine that was down for an hour: its new clock begins at 0, its rows have aged an hour."""
     writer = Writer(tmp_path, clock=ClockIdentity(b"1" * 16, 1000.0))
     writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=7200.0)), now=500.0)

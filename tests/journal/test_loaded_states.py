@@ -1,4 +1,4 @@
-"""Loaded checkpoints in the journal: the record is small, and a death at any step leaves the old or the new state."""
+"""Loaded checkpoints in the journal: the record is small, and a crash at any step leaves the old or the new state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOAD = 100  # the sequence number of the request that loads
 
 
 class Server:
-    """A controller process: what it finds, what it writes, and what its client is answered."""
+    """A controller process: the state that it recovers, what it writes, and the replies to its client."""
 
     def __init__(self, folder: Path, sync: bool = False) -> None:
         self.folder = folder / "journal"
@@ -60,7 +60,7 @@ class Server:
         return self.states.read(read.name, read.watched)
 
     def load(self, sequence: int = LOAD) -> Any:
-        """The answer to the request that loads."""
+        """Return the reply to the request that loads."""
         effects = self.ask(sequence, LoadState(NAME))
         if isinstance(effects[0], ReadState):
             effects = self.controller.state_read("c", sequence, self.read(effects[0]), 2.0)
@@ -86,7 +86,7 @@ class Server:
 
 
 def saved_tree(rows: int) -> dict[str, Any]:
-    """What a client puts there to be loaded: a partition of so many rows."""
+    """Return the state that a client wants to load: a partition of this many rows."""
     controller = Controller(SequentialSampler())
     controller.opened("w", 1)
     keys = [f"saved-{n}" for n in range(rows)]
@@ -102,7 +102,7 @@ def saved_tree(rows: int) -> dict[str, Any]:
 
 
 def offered(folder: Path, rows: int = 3) -> Server:
-    """A server with a row, before which a state of other rows lies to be loaded."""
+    """Return a server with one row, and a file with a state of other rows to load."""
     server = Server(folder)
     server.put(1, "old")
     state_file.write(server.states.path(NAME), saved_tree(rows), sync=False)
@@ -113,7 +113,7 @@ def offered(folder: Path, rows: int = 3) -> Server:
 
 
 def test_the_record_is_as_small_for_many_rows_as_for_few(tmp_path: Path) -> None:
-    """So what the loop writes, checksums and copies does not grow with the state."""
+    """So the bytes that the loop writes, checksums and copies do not grow with the state."""
     sizes = []
     for rows in (1, 5000):
         folder = tmp_path / str(rows)
@@ -130,7 +130,7 @@ def test_the_record_is_as_small_for_many_rows_as_for_few(tmp_path: Path) -> None
 def test_the_turn_that_loads_takes_no_snapshot_and_the_next_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork in the same turn would hold up others twice as long."""
+    """A fork in the same turn would delay other clients twice as long."""
 
     begun: list[Path] = []
 
@@ -172,7 +172,7 @@ def test_a_state_is_on_the_disk_before_its_record_if_commits_are(
 
 
 def steps(server: Server) -> Iterator[tuple[str, int]]:
-    """Does what a load and the snapshot after it do to the disk, step by step; after each: the state, loaded files."""
+    """Do the disk operations of a load and the snapshot after it, in steps. Yields the state and the loaded files."""
     yield "old", 0
     (read,) = server.ask(LOAD, LoadState(NAME))
     assert isinstance(read, ReadState)
@@ -242,7 +242,7 @@ def test_a_record_that_is_torn_at_any_byte_loads_nothing(tmp_path: Path) -> None
         assert (found.loaded, server.kept()) == ({}, [])
 
 
-def test_files_of_loads_go_with_the_segments_that_name_them(tmp_path: Path) -> None:
+def test_files_of_loaded_states_are_removed_with_the_segments_that_name_them(tmp_path: Path) -> None:
     """A load while a snapshot is being written stays until the next one."""
     server = offered(tmp_path)
     assert isinstance(server.load(), Done)
@@ -291,7 +291,7 @@ def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing", "no state", "unsound", "another format", "nobody waits"])
-def test_of_what_is_not_loaded_no_copy_stays(tmp_path: Path, how: str) -> None:
+def test_no_copy_stays_of_a_state_that_is_not_loaded(tmp_path: Path, how: str) -> None:
     server = offered(tmp_path)
     path, tree = server.states.path(NAME), saved_tree(3)
     if how == "damaged":
@@ -323,7 +323,7 @@ def test_of_what_is_not_loaded_no_copy_stays(tmp_path: Path, how: str) -> None:
 
 
 def packed(tree: Any) -> bytes:
-    """A tree as releases before this one had it in the record itself."""
+    """A tree as earlier releases had it in the record itself."""
 
     def array(value: np.ndarray) -> msgspec.msgpack.Ext:
         return msgspec.msgpack.Ext(1, value.dtype.str.encode() + b"\0" + value.tobytes())

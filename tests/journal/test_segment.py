@@ -1,4 +1,4 @@
-"""Frames of records: what is whole is read, a torn tail is cut, anything else is an error and never another record."""
+"""Frames of records: complete ones are read, a torn tail is cut off, other damage is an error, never another record."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def read(data: bytes, last: bool = True) -> tuple[list[list[AnyRecord]], int]:
 
 
 def ends(commits: list[list[AnyRecord]]) -> list[int]:
-    """Where the head and each frame end."""
+    """Return the ends of the head and of each frame."""
     return [len(written(commits[:count])) for count in range(len(commits) + 1)]
 
 
-def test_what_was_written_is_read() -> None:
+def test_frames_are_read_as_they_were_written() -> None:
     data = written(COMMITS)
     assert read(data, last=False) == (COMMITS, len(data))
     assert SegmentHeader.read(data) == HEAD
@@ -63,7 +63,7 @@ def test_a_tail_torn_at_any_byte_is_cut() -> None:
 
 
 def test_a_torn_tail_with_zeros_behind_it_is_cut() -> None:
-    """As a file system leaves it that had made room for more than it wrote."""
+    """As a file system leaves it that had allocated more than it wrote."""
     data, whole = written(COMMITS), ends(COMMITS)
     assert read(data[:-1] + b"\0" * 5000) == (COMMITS[:-1], whole[-2])
 
@@ -75,7 +75,7 @@ def test_only_the_last_segment_may_be_torn() -> None:
             read(data[:size], last=False)
 
 
-def test_damage_before_a_whole_frame_is_an_error() -> None:
+def test_damage_before_a_complete_frame_is_an_error() -> None:
     data, whole = written(COMMITS), ends(COMMITS)
     for at in range(whole[-2]):
         changed = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
@@ -90,8 +90,8 @@ def test_a_missing_and_a_repeated_frame_are_errors() -> None:
             read(changed)
 
 
-def test_a_frame_inside_a_value_is_no_frame() -> None:
-    """Who could put one there would have to know the salt."""
+def test_bytes_of_a_frame_inside_a_value_are_not_read_as_a_frame() -> None:
+    """To make such a frame, a user would have to know the salt."""
     inner = written(COMMITS, SegmentHeader.new(1, CLOCK))[HEAD_BYTES:]
     commits: list[list[AnyRecord]] = [COMMITS[0], [ReplySent("c", 3, 0, Done(inner + MARKER * 20))]]
     data, whole = written(commits), ends(commits)
@@ -101,8 +101,8 @@ def test_a_frame_inside_a_value_is_no_frame() -> None:
 
 
 @given(st.data())
-def test_fuzzed_frames_never_give_other_records(data: st.DataObject) -> None:
-    """A prefix of what was written, or an error."""
+def test_fuzzed_frames_never_result_in_other_records(data: st.DataObject) -> None:
+    """The result is a prefix of what was written, or an error."""
     changed = bytearray(written(COMMITS))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, max(0, len(changed) - 1)))
@@ -124,8 +124,8 @@ def test_fuzzed_frames_never_give_other_records(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_writer_goes_on_where_the_disk_was_full(tmp_path: Path, durable: bool) -> None:
-    """Of a commit that failed in the middle nothing is lost, and nothing is there twice."""
+def test_a_writer_continues_where_the_disk_was_full(tmp_path: Path, durable: bool) -> None:
+    """A commit that failed in the middle loses no record and writes none twice."""
     path = tmp_path / "segment"
     writer = SegmentWriter(path, HEAD, durable)
     big: list[AnyRecord] = [ReplySent("c", 9, 0, Done("y" * 100_000))]
@@ -151,8 +151,8 @@ def test_a_writer_goes_on_where_the_disk_was_full(tmp_path: Path, durable: bool)
     assert read(path.read_bytes()) == ([COMMITS[0], big, COMMITS[1]], writer.size)
 
 
-def test_what_could_not_be_synced_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may have dropped it; a sync that succeeds later would prove nothing."""
+def test_bytes_that_could_not_be_synced_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may have dropped these bytes, so a sync that succeeds later would prove nothing."""
     path = tmp_path / "segment"
     writer = SegmentWriter(path, HEAD, durable=True)
 
@@ -170,7 +170,7 @@ def test_what_could_not_be_synced_is_written_again(tmp_path: Path, monkeypatch: 
     assert read(path.read_bytes())[0] == COMMITS[:1]
 
 
-def test_a_file_begins_with_its_first_record(tmp_path: Path) -> None:
+def test_a_file_is_created_with_its_first_record(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path / "segment", HEAD, durable=False)
     writer.commit()
     assert (writer.size, list(tmp_path.iterdir())) == (0, [])
@@ -181,7 +181,7 @@ def test_a_file_begins_with_its_first_record(tmp_path: Path) -> None:
     assert (tmp_path / "segment").stat().st_mode & 0o777 == 0o600
 
 
-def test_clocks_of_another_boot_are_told_apart() -> None:
+def test_clocks_of_different_boots_are_distinguished() -> None:
     now = ClockIdentity.now()
     assert now.shift_from(now) == 0
     assert ClockIdentity(b"x" * 16, 500.0).shift_from(ClockIdentity(b"y" * 16, 800.0)) == 300.0

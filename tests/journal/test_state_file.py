@@ -1,4 +1,4 @@
-"""Trees in files: they come back as they were, and a file that is not what was written says so."""
+"""Trees in files: they are read as they were written, and a file that was changed is an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(type(one) is type(other) and one == other)
 
 
-def test_comes_back(path: Path) -> None:
+def test_a_tree_is_read_as_it_was_written(path: Path) -> None:
     state_file.write(path, TREE)
     assert same(TREE, state_file.read(path))
     assert os.listdir(path.parent) == ["state"]
@@ -61,14 +61,14 @@ TREES = st.recursive(
 
 
 @given(tree=TREES)
-def test_any_tree_comes_back(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_tree_is_read_as_it_was_written(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "tree"
     state_file.write(path, tree, sync=False)
     assert same(tree, state_file.read(path))
 
 
-def test_arrays_are_aligned_and_of_their_own(path: Path) -> None:
-    """They can be written, which changes neither the file nor what others read out of it."""
+def test_arrays_are_aligned_and_private(path: Path) -> None:
+    """They are writable, and writes change neither the file nor another tree that was read from it."""
     state_file.write(path, TREE)
     one, other = state_file.read(path), state_file.read(path)
     before = path.read_bytes()
@@ -79,8 +79,8 @@ def test_arrays_are_aligned_and_of_their_own(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_replaced_and_removed_while_in_use(path: Path) -> None:
-    """A new file takes the place of one that is mapped, and the old one's columns stay as they are."""
+def test_a_file_may_be_replaced_and_removed_while_in_use(path: Path) -> None:
+    """A new file replaces one that is mapped, and the columns of the old one do not change."""
     state_file.write(path, TREE)
     old = state_file.read(path)
     state_file.write(path, {"columns": np.ones(1000)})
@@ -97,8 +97,8 @@ def test_scattered_columns_are_written(path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [np.zeros((2, 2)), np.array(["a"]), np.array([None]), np.arange(2, dtype=">i8"), np.int64(3), object()]
 )
-def test_nothing_else_is_written(path: Path, value: Any) -> None:
-    """And the old file stays."""
+def test_other_types_are_refused(path: Path, value: Any) -> None:
+    """The old file stays."""
     state_file.write(path, TREE)
     with pytest.raises(TypeError, match="can contain plain values"):
         state_file.write(path, [value])
@@ -107,7 +107,7 @@ def test_nothing_else_is_written(path: Path, value: Any) -> None:
 
 
 def test_a_full_disk_leaves_the_old_file(path: Path) -> None:
-    """As the limit of a file's size stands in for it."""
+    """A limit of the file size simulates the full disk."""
     state_file.write(path, TREE)
     script = (
         "import resource, signal, sys; from pathlib import Path; import numpy as np\n"
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_the_old_file(path: Path) -> None:
     assert same(TREE, state_file.read(path))
 
 
-def test_missing(path: Path) -> None:
+def test_a_missing_file_is_an_error(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         state_file.read(path)
 
@@ -141,15 +141,15 @@ def read_bytes(data: bytes, folder: Path) -> Any:
 
 
 @given(data=st.data())
-def test_truncated(written: bytes, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+def test_a_truncated_file_is_an_error(written: bytes, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     size = data.draw(st.integers(0, len(written) - 1))
     with pytest.raises(CheckpointError, match="not a state that this release can load"):
         read_bytes(written[:size], tmp_path_factory.getbasetemp())
 
 
 @given(data=st.data())
-def test_damaged(written: bytes, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Any change is found but those of the bytes that fill up the preamble, which say nothing."""
+def test_a_damaged_file_is_an_error(written: bytes, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    """Every change is detected, except of the padding after the preamble."""
     changed = bytearray(written)
     for at, value in data.draw(st.dictionaries(st.integers(0, len(written) - 1), st.integers(0, 255))).items():
         changed[at] = value
@@ -163,13 +163,13 @@ def test_damaged(written: bytes, tmp_path_factory: pytest.TempPathFactory, data:
 
 
 @given(data=st.binary(max_size=200))
-def test_foreign(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_a_foreign_file_is_an_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     with pytest.raises(CheckpointError, match="not a state that this release can load"):
         read_bytes(data, tmp_path_factory.getbasetemp())
 
 
 def sealed(head: bytes, rest: bytes = b"", version: int = state_file.VERSION) -> bytes:
-    """A file whose checksums are right."""
+    """Return a file with valid checksums."""
     fixed = state_file._PREAMBLE.pack(
         state_file.MAGIC, version, zlib.crc32(head), len(head), len(rest), zlib.crc32(rest)
     )
@@ -177,7 +177,7 @@ def sealed(head: bytes, rest: bytes = b"", version: int = state_file.VERSION) ->
     return fixed.ljust(state_file.ALIGNMENT, b"\0") + head + rest
 
 
-def test_another_version(tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it is of version 7, and this release reads version 1"):
         read_bytes(sealed(b"\xc0", version=7), tmp_path)
 
@@ -193,8 +193,10 @@ HEADS = st.binary(max_size=40) | st.lists(EXTENSIONS | SIMPLE, max_size=3).map(m
 
 
 @given(head=HEADS | st.just(b"\x91" * 5000), rest=st.binary(max_size=200))
-def test_nonsense_with_good_checksums(tmp_path_factory: pytest.TempPathFactory, head: bytes, rest: bytes) -> None:
-    """It is a tree of some kind, or an error of ours."""
+def test_random_content_with_valid_checksums_is_a_tree_or_an_error(
+    tmp_path_factory: pytest.TempPathFactory, head: bytes, rest: bytes
+) -> None:
+    """The result is any tree, or an error of this package."""
     gap = bytes(-len(head) % state_file.ALIGNMENT)
     try:
         read_bytes(sealed(head, gap + rest), tmp_path_factory.getbasetemp())

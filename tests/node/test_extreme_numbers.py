@@ -53,7 +53,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class System:
-    """A controller, a unit and a client "writer", which has an extent with a block of two rows, of partition "p"."""
+    """A controller, a unit and a client "writer" that has an extent with a block of two rows of partition "p"."""
 
     def __init__(self, folder: Path) -> None:
         self.core = Controller(RankAwareSampler(), capacity=200)
@@ -116,7 +116,7 @@ class System:
         self._pass((CONTROLLER, each) for each in outgoing)
 
     def _pass(self, outgoing: Iterator[tuple[int, Any]]) -> None:
-        """Carry messages until there are no more. way: the peer number of the other server."""
+        """Carry messages until there are none left. `way` is the peer number of the other server."""
         left = deque(outgoing)
         while left:
             way, (peer, body, _) = left.popleft()
@@ -260,7 +260,7 @@ def test_a_move_that_cannot_be_carried_out_is_answered_as_failed(system: System)
     assert answer.failed
 
 
-def test_an_order_to_free_goes_on_after_one_that_fails(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_to_free_continues_after_an_extent_that_fails(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     release = type(system.storage)._release_all
 
     def failing(unit: StorageUnit, extents: list[int]) -> None:

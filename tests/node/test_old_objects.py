@@ -1,4 +1,4 @@
-"""Servers free their objects by reference counts: no collection of all objects is needed, and none is made."""
+"""Servers free their objects by reference counts: a collection of all objects is not needed and is not done."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_dropped_partition_is_freed_at_once() -> None:
 
 
 @pytest.mark.usefixtures("as_in_a_server")
-def test_no_collection_looks_at_all_objects(collections: list[int]) -> None:
+def test_no_collection_examines_all_objects(collections: list[int]) -> None:
     kept = [[[] for _ in range(100)] for _ in range(10_000)]
     assert 1 in collections
     assert 2 not in collections

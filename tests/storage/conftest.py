@@ -18,7 +18,7 @@ def slots() -> StandInSlots:
 
 
 class Child:
-    """A child process that runs a piece of Python; `say` sends it a line, `hear` waits for one."""
+    """A child process that runs a piece of Python. `say` sends it a line, and `hear` waits for one."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -55,7 +55,7 @@ def child() -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def small_tmpfs() -> Iterator[Path]:
-    """A memory file system of 16 MiB of its own."""
+    """A separate memory file system of 16 MiB."""
     folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
     try:
         done = subprocess.run(

@@ -9,7 +9,7 @@ import torch
 
 
 class MooncakeDistributedStore:
-    """Objects in this process. As over RDMA, nothing is moved that does not lie in registered memory."""
+    """Objects in this process. As over RDMA, only registered memory can be read and written."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
@@ -68,7 +68,7 @@ class ReplicateConfig:
 
 
 class DsTensorClient:
-    """One for each process that has an NPU; `copies` is what all of them have, by whom."""
+    """One for each process with an NPU; `copies` has the copies of all of them, by process."""
 
     copies: dict[str, tuple[DsTensorClient, torch.Tensor]]
     failure: str = ""

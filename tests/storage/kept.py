@@ -1,4 +1,4 @@
-"""What keeps the bytes of a store, in a process of its own, as in a system."""
+"""The server of a store, in its own process, as in a system."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ os._exit(0)
 
 
 class Kept:
-    """address: of the store. failure: why it did not come up, None where it did."""
+    """The `address` of the store, and the `failure` if it did not come up, else None."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], folder: Path) -> None:
         arguments = [sys.executable, "-c", CODE, backend, msgspec.json.encode(dict(options)).decode(), str(folder)]
@@ -47,7 +47,7 @@ class Kept:
             self.close()
 
     def close(self) -> str | None:
-        """Ends it; what was not well with it until now."""
+        """End it. Returns its failure, if it had one."""
         if self.process.poll() is None and self.failure is None:
             said, _ = self.process.communicate(timeout=30)
             return None if said.strip() == "None" else said

@@ -44,7 +44,7 @@ class TestMooncake(StoreConformance):
         return self.where
 
 
-def test_what_a_writer_has_only_begun_is_removed(kept: Kept) -> None:
+def test_the_unfinished_block_of_a_dead_writer_is_removed(kept: Kept) -> None:
     store = connect(kept.address)
     assert isinstance(store, MooncakeStore)
     assert store.connect().batch_put_session_start(["half"], [100]) == [0]
@@ -54,7 +54,7 @@ def test_what_a_writer_has_only_begun_is_removed(kept: Kept) -> None:
     store.close()
 
 
-def test_a_port_in_use_is_told(kept: Kept, tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error(kept: Kept, tmp_path: Path) -> None:
     taken = kept.address.options["master_server_address"]
     failure = Kept("MooncakeStore", options(master_server_address=taken), tmp_path).failure
     assert failure is not None
@@ -62,14 +62,14 @@ def test_a_port_in_use_is_told(kept: Kept, tmp_path: Path) -> None:
     assert "auto_init: false" in failure
 
 
-def test_no_master_is_told(tmp_path: Path) -> None:
+def test_a_missing_master_is_an_error(tmp_path: Path) -> None:
     nobody = options(auto_init=False, master_server_address="localhost:9")
     failure = Kept("MooncakeStore", nobody, tmp_path).failure
     assert failure is not None
     assert failure.startswith("StartError: no Mooncake master responds at 127.0.0.1:9: start it")
 
 
-def test_a_master_that_runs_is_used_and_left_alone(kept: Kept, tmp_path: Path) -> None:
+def test_a_running_master_is_used_and_not_stopped(kept: Kept, tmp_path: Path) -> None:
     master = kept.address.options["master_server_address"]
     guest = Kept(
         "MooncakeStore", options(auto_init=False, master_server_address=master, global_segment_size=0), tmp_path
@@ -88,8 +88,8 @@ def test_a_master_that_runs_is_used_and_left_alone(kept: Kept, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["setup", "register_buffer", "unregister_buffer", "upsert_from", "get_into_ranges"])
-def test_the_stand_in_takes_what_the_library_takes(name: str) -> None:
-    """By which the paths of GPUs are tested where there is none."""
+def test_the_stand_in_accepts_the_arguments_of_the_library(name: str) -> None:
+    """The paths of GPUs are tested with this stand-in if the machine has no GPU."""
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
     said = str(getattr(MooncakeDistributedStore, name).__doc__)

@@ -44,7 +44,7 @@ class TestYuanrong(StoreConformance):
         return self.where
 
 
-def test_a_port_in_use_is_told(kept: Kept, tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error(kept: Kept, tmp_path: Path) -> None:
     taken = kept.address.options["port"]
     failure = Kept("Yuanrong", options(worker_port=taken), tmp_path).failure
     assert failure is not None
@@ -52,21 +52,21 @@ def test_a_port_in_use_is_told(kept: Kept, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["--a", "a b", "--no_such_flag 1"])
-def test_arguments_that_make_no_sense(tmp_path: Path, arguments: str) -> None:
+def test_invalid_arguments_are_an_error(tmp_path: Path, arguments: str) -> None:
     failure = Kept("Yuanrong", options(worker_args=arguments), tmp_path).failure
     assert failure is not None
     assert failure.startswith("StartError: ")
 
 
-def test_no_worker_is_told(tmp_path: Path) -> None:
+def test_a_missing_worker_is_an_error(tmp_path: Path) -> None:
     failure = Kept("Yuanrong", options(auto_init=False, worker_port=9), tmp_path).failure
     assert failure is not None
     assert failure.startswith("StartError: no Yuanrong worker responds at 127.0.0.1:9: start it")
 
 
 @pytest.mark.parametrize("name", ["__init__", "init", "dev_mset", "dev_mget_into_tensor", "dev_local_delete"])
-def test_the_stand_in_takes_what_the_library_takes(name: str) -> None:
-    """By which the path of NPUs is tested where there is none."""
+def test_the_stand_in_accepts_the_arguments_of_the_library(name: str) -> None:
+    """The path of NPUs is tested with this stand-in if the machine has no NPU."""
     from yr.datasystem.ds_tensor_client import CopyRange, DsTensorClient
 
     real = inspect.signature(getattr(DsTensorClient, name)).parameters
@@ -77,7 +77,7 @@ def test_the_stand_in_takes_what_the_library_takes(name: str) -> None:
 
 
 def test_tensors_of_the_host_are_refused_by_the_library(kept: Kept) -> None:
-    """Of the errors that make the path of NPUs rest; to give copies up needs none."""
+    """Such an error makes the path of NPUs pause; dropping copies needs no tensor."""
     from yr.datasystem.ds_tensor_client import DsTensorClient
 
     where = kept.address.options["host"], kept.address.options["port"]

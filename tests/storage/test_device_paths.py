@@ -83,7 +83,7 @@ def test_blocks_are_written_and_read_where_they_lie(gdr: GpuDirect) -> None:
 
 
 def test_registered_memory_is_used_again(gdr: GpuDirect, library: MooncakeDistributedStore) -> None:
-    """Up to `local_buffer_size`; what is more is registered for one use."""
+    """Up to `local_buffer_size`; more memory is registered for one use only."""
     for turn in range(5):
         put(gdr, f"s/{turn}", content(MIB + 1 + turn, turn))
     assert library.registrations == 1
@@ -131,7 +131,7 @@ def test_a_buffer_that_is_left_after_the_end(library: MooncakeDistributedStore) 
 def test_what_is_in_the_way_of_gpus(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str, build: bool, said: str
 ) -> None:
-    """One line in the log of each process, and the host's memory."""
+    """Each process logs one line, and uses the memory of the host."""
 
     def version(name: str) -> str:
         if build:
@@ -167,7 +167,7 @@ def test_nothing_is_said_where_nothing_is_wanted(caplog: pytest.LogCaptureFixtur
 
 
 class Worker:
-    """What the NPUs' path uses of the store: blocks on the host."""
+    """The part of the store that the path of NPUs uses: blocks on the host."""
 
     def __init__(self, blocks: dict[str, Bytes]) -> None:
         self.blocks = blocks
@@ -220,7 +220,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> tuple[Rank, Rank]:
 
 
 def test_npus_read_from_each_other(ranks: tuple[Rank, Rank]) -> None:
-    """Several pieces of a block in requests of their own, as each names a block once."""
+    """Several pieces of a block are read by several requests, because a request can contain a block only once."""
     writer, reader = ranks
     one, two = content(MIB, 1), content(70_000, 2)
     put(writer.path, "s/1", one)
@@ -254,7 +254,7 @@ def test_the_worker_has_every_block(ranks: tuple[Rank, Rank]) -> None:
 
 
 def test_a_process_reads_its_own_copies(ranks: tuple[Rank, Rank]) -> None:
-    """The library sends nothing from an NPU to itself."""
+    """The library does not send from an NPU to itself."""
     writer, _ = ranks
     values = content(MIB, 5)
     put(writer.path, "s/1", values)
@@ -264,7 +264,7 @@ def test_a_process_reads_its_own_copies(ranks: tuple[Rank, Rank]) -> None:
 
 
 def test_copies_take_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch, ranks: tuple[Rank, Rank]) -> None:
-    """What was removed goes first, then the oldest."""
+    """Copies of removed blocks are dropped first, then the oldest ones."""
     monkeypatch.setattr(yuanrong_npu, "MOST", 4 * MIB)
     writer, _ = ranks
     for number in range(4):

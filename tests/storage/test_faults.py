@@ -44,7 +44,7 @@ for line in sys.stdin:
 
 
 class System:
-    """A unit, and one writer process whose messages this process sends in its place."""
+    """A unit, and one writer process for which this process sends the messages."""
 
     def __init__(self, folder: Path, child: Callable) -> None:
         self.unit = StorageUnit(0, ArenaPool(Arena.create(folder / "arena", 8 * GRANULE)), SlotFolder(folder / "slots"))
@@ -108,7 +108,7 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
         assert system.unit.tick(hour * 3600.0) == []
     assert system.unit.table.get(mine.extent) is not None
 
-    other = system.unit.table.lease(99, 7 * GRANULE)  # everything else is somebody else's
+    other = system.unit.table.lease(99, 7 * GRANULE)  # all other space belongs to another slot
     assert other is not None
     system.unit.room.arena.view(other.offset, other.length)[:] = 5
     system.writer.process.send_signal(signal.SIGCONT)

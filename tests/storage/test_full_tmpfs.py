@@ -1,4 +1,4 @@
-"""A memory file system that fills up: errors, and neither SIGBUS nor leaks."""
+"""A memory file system that fills up causes errors, but no SIGBUS and no leaks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def used(folder: Path) -> int:
     return (system.f_blocks - system.f_bfree) * system.f_frsize
 
 
-def test_filled_to_the_end_and_used_again(small_tmpfs: Path, slots: StandInSlots, child: Callable) -> None:
+def test_a_full_file_system_can_be_used_again(small_tmpfs: Path, slots: StandInSlots, child: Callable) -> None:
     arena = Arena.create(small_tmpfs / "a")
     assert arena.capacity == 16 * MIB
     unit = StorageUnit(0, ArenaPool(arena), slots)
@@ -92,7 +92,7 @@ def test_filled_to_the_end_and_used_again(small_tmpfs: Path, slots: StandInSlots
     assert allocated(arena) == status.held == unit.table.held
 
 
-def test_others_may_use_the_room_up(small_tmpfs: Path) -> None:
+def test_other_programs_may_use_up_the_space(small_tmpfs: Path) -> None:
     arena = Arena.create(small_tmpfs / "a", 12 * MIB)
     assert arena.grow(GRANULE) == 12 * MIB
     assert allocated(arena) == 12 * MIB
@@ -106,7 +106,9 @@ def test_others_may_use_the_room_up(small_tmpfs: Path) -> None:
     assert other.held == allocated(other) == grown
 
 
-def test_a_race_for_the_last_room_leaves_nothing_over(small_tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_for_the_last_space_leaves_no_allocation_behind(
+    small_tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arena = Arena.create(small_tmpfs / "a")
     (small_tmpfs / "others").write_bytes(bytes(10 * MIB))
     before = used(small_tmpfs)
@@ -120,7 +122,7 @@ def test_a_race_for_the_last_room_leaves_nothing_over(small_tmpfs: Path, monkeyp
     assert allocated(arena) == 4 * MIB
 
 
-def test_no_room_for_the_header_is_an_error(small_tmpfs: Path) -> None:
+def test_no_space_for_the_header_is_an_error(small_tmpfs: Path) -> None:
     with pytest.raises(OSError, match="No space"), (small_tmpfs / "others").open("wb") as file:
         file.write(bytes(17 * MIB))
     before = used(small_tmpfs)
@@ -130,7 +132,7 @@ def test_no_room_for_the_header_is_an_error(small_tmpfs: Path) -> None:
     assert list((small_tmpfs / "a").iterdir()) == []
 
 
-def test_removal_gives_the_room_back(small_tmpfs: Path) -> None:
+def test_removal_frees_the_space(small_tmpfs: Path) -> None:
     before = used(small_tmpfs)
     arena = Arena.create(small_tmpfs / "a")
     arena.grow(8 * MIB)

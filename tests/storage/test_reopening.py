@@ -1,4 +1,4 @@
-"""Units that are killed between any two stores, and take up where they were."""
+"""Units that are killed between any two stores, and continue where they were."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CAPACITY = 16 * GRANULE
 
 
 class Killed(BaseException):
-    """In place of SIGKILL: nothing of the unit runs after it."""
+    """Stands for SIGKILL: no code of the unit runs after it."""
 
 
 @contextmanager
 def killed_after(stores: int | None) -> Iterator[list[int]]:
-    """Raises Killed after so many stores into the arena's files (None: never); gives how many there were."""
+    """Raise Killed after this many stores into the arena's files (None: never). Returns how many there were."""
     done = [0]
 
     def store() -> None:
@@ -79,7 +79,7 @@ def reopened(unit: StorageUnit, slots: Any) -> StorageUnit:
 
 
 class System:
-    """A unit of real files, writers that live in this process, and what these know for sure."""
+    """A unit with real files, writers in this process, and what these know for certain."""
 
     def __init__(self, folder: Path) -> None:
         self.slots = StandInSlots()
@@ -90,18 +90,18 @@ class System:
         self.slot: dict[str, int] = {}
         self.leases: dict[int, tuple[str, ExtentLeaseReply]] = {}
         self.freed: set[int] = set()
-        self.most = 0  # the highest number of an extent that anybody was told
+        self.most = 0  # the highest number of an extent that any writer received
 
     def restart(self) -> None:
         self.unit = reopened(self.unit, self.slots)
         self.starts += 1
 
     def peer(self, writer: str) -> int:
-        """Its connection to the unit of now."""
+        """Return its connection to the current unit."""
         return int.from_bytes(writer.encode(), "big") * 1000 + self.starts
 
     def ask(self, writer: str, body: AnyRequest, stores: int | None = None) -> AnyReply:
-        """The reply; the unit is killed after so many stores, and asked again by the same sequence."""
+        """Return the reply. The unit is killed after this many stores, and then gets the same sequence again."""
         self.sequence += 1
         try:
             with killed_after(stores):
@@ -164,7 +164,7 @@ class System:
 
 
 def script(system: System, at: str, stores: int | None) -> None:
-    """A little of everything; the operation `at` is the one at which the unit is killed."""
+    """Do some of each operation. The unit is killed in operation number `at`."""
 
     def when(name: str) -> int | None:
         return stores if name == at else None
@@ -183,7 +183,7 @@ def script(system: System, at: str, stores: int | None) -> None:
 
 
 @pytest.mark.parametrize("at", ["open", "lease", "return", "lease over freed space", "free"])
-def test_a_kill_after_any_store_leaves_a_whole_table(tmp_path: Path, at: str) -> None:
+def test_a_kill_after_any_store_leaves_a_valid_table(tmp_path: Path, at: str) -> None:
     stores = 0
     while True:
         stores += 1
@@ -198,7 +198,7 @@ def test_a_kill_after_any_store_leaves_a_whole_table(tmp_path: Path, at: str) ->
     assert stores > 1
 
 
-def test_a_lease_asked_again_after_a_restart_gets_what_it_was_granted(tmp_path: Path) -> None:
+def test_a_lease_that_is_repeated_after_a_restart_gets_the_same_extent(tmp_path: Path) -> None:
     system = System(tmp_path / "a")
     system.open("w")
     lease = system.lease("w", 2)
@@ -211,7 +211,7 @@ def test_a_lease_asked_again_after_a_restart_gets_what_it_was_granted(tmp_path: 
     assert system.unit.table.leased == 0
 
 
-def test_slots_are_suspects_until_they_are_heard_of(tmp_path: Path) -> None:
+def test_slots_are_suspects_until_their_writers_make_a_request(tmp_path: Path) -> None:
     system = System(tmp_path / "a")
     for writer in ("lives", "died", "only opened"):
         system.open(writer)
@@ -297,7 +297,9 @@ def overwritten(place: int, value: int) -> Callable[[Path], None]:
         (overwritten(4096 + 3 * 32, 1), "the same number"),
     ],
 )
-def test_what_is_not_whole_is_not_reopened(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
+def test_an_incomplete_or_damaged_arena_is_not_reopened(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
     system = System(tmp_path / "a")
     system.open("w")
     system.lease("w", 3)
@@ -308,7 +310,7 @@ def test_what_is_not_whole_is_not_reopened(tmp_path: Path, damage: Callable[[Pat
 
 
 class Restarts(RuleBasedStateMachine):
-    """Leases, returns and frees, in any of which the unit may be killed after any store."""
+    """Leases, returns and frees. In each of them the unit may be killed after any store."""
 
     kills = st.one_of(st.none(), st.integers(1, 12))
 

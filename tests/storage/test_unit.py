@@ -60,7 +60,7 @@ class Writer:
         return effects
 
     def ask(self, body: AnyRequest, now: float = 0.0) -> AnyReply:
-        """The reply to this request; there must be no other effect."""
+        """Return the reply to this request. There must be no other effect."""
         [effect] = self.send(body, now)
         assert isinstance(effect, SendReply)
         assert (effect.peer, effect.sequence) == (self.peer, self.sequence)
@@ -102,7 +102,7 @@ def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
         assert word in reply.message
 
 
-def test_a_lease_is_the_wanted_size_where_there_is_room(unit: StorageUnit, writer: Writer) -> None:
+def test_a_lease_has_the_wanted_size_if_there_is_space(unit: StorageUnit, writer: Writer) -> None:
     assert writer.lease(1, want=4) == ExtentLeaseReply(1, 0, 4 * GRANULE, 1)
     assert writer.lease(1) == ExtentLeaseReply(2, 4 * GRANULE, GRANULE, 1)
     assert writer.ask(UnitStatus()) == UnitStatusReply(
@@ -110,13 +110,13 @@ def test_a_lease_is_the_wanted_size_where_there_is_room(unit: StorageUnit, write
     )
 
 
-def test_a_lease_is_what_is_needed_where_there_is_no_more(unit: StorageUnit, writer: Writer) -> None:
+def test_a_lease_has_the_needed_size_if_there_is_no_more_space(unit: StorageUnit, writer: Writer) -> None:
     writer.lease(12)
     assert writer.lease(2, want=5).length == 2 * GRANULE
     assert writer.lease(2, want=1000).length == 2 * GRANULE
 
 
-def test_no_room_is_an_error_with_numbers(unit: StorageUnit, writer: Writer) -> None:
+def test_a_lack_of_space_is_an_error_with_numbers(unit: StorageUnit, writer: Writer) -> None:
     writer.lease(15)
     reply = writer.ask(LeaseExtent(writer.slot, 2 * GRANULE, 2 * GRANULE))
     failure(reply, "CapacityError", "capacity", f"{2 * GRANULE} bytes wanted", f"capacity {CAPACITY}")
@@ -151,7 +151,7 @@ def test_a_reader_sees_that_its_block_was_overwritten(unit: StorageUnit, writer:
     assert reader.generation(lease.offset) != lease.generation
 
 
-def test_all_granules_of_a_lease_agree(unit: StorageUnit, writer: Writer) -> None:
+def test_all_granules_of_a_lease_have_the_same_generation(unit: StorageUnit, writer: Writer) -> None:
     first, second = writer.lease(1), writer.lease(1)
     unit.free([first.extent])
     third = writer.lease(1)
@@ -160,7 +160,7 @@ def test_all_granules_of_a_lease_agree(unit: StorageUnit, writer: Writer) -> Non
     assert {unit.room.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
 
 
-def test_freeing_twice_or_what_never_was_is_passed_over(unit: StorageUnit, writer: Writer) -> None:
+def test_extents_that_are_not_leased_are_skipped(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(1)
     unit.free([99, 0, -1, lease.extent])
     again = writer.lease(1)
@@ -174,7 +174,7 @@ def test_parked_leases_are_met_in_order(unit: StorageUnit, writer: Writer, other
     small = writer.lease(2)
     first, second = other.park(3, 10), writer.park(2, 10)
     assert unit.next_deadline() == INTERVAL  # the others are asked again for what they do not use
-    effects = unit.free([small.extent])  # too small for the first, which holds nobody up
+    effects = unit.free([small.extent])  # too small for the first, which does not delay the others
     assert [(effect.peer, effect.sequence) for effect in effects] == [(1, second)]
     effects = unit.free([big.extent])
     assert [(effect.peer, effect.sequence) for effect in effects] == [(2, first)]
@@ -182,7 +182,7 @@ def test_parked_leases_are_met_in_order(unit: StorageUnit, writer: Writer, other
     unit.check()
 
 
-def test_a_newcomer_does_not_overtake_one_that_fits(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+def test_a_new_lease_does_not_overtake_a_parked_one_that_fits(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     lease = writer.lease(16)
     waiting = other.park(10, 10)
     [met] = unit.free([lease.extent])
@@ -211,12 +211,12 @@ def test_a_wait_without_end_never_ends(unit: StorageUnit, writer: Writer) -> Non
 
 
 @pytest.mark.parametrize("wait", [None, 0.0, -3.0, -math.inf])
-def test_no_wait_is_no_wait(unit: StorageUnit, writer: Writer, wait: float | None) -> None:
+def test_a_lease_without_a_wait_fails_at_once(unit: StorageUnit, writer: Writer, wait: float | None) -> None:
     writer.lease(16)
     failure(writer.ask(LeaseExtent(writer.slot, 1, 1, wait)), "CapacityError")
 
 
-def test_room_that_others_leave_is_found_at_the_deadline(
+def test_space_that_other_programs_free_is_found_at_the_deadline(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 0)
@@ -234,7 +234,7 @@ def test_parked_leases_end_with_their_connection(unit: StorageUnit, writer: Writ
     assert unit.free([lease.extent]) == []
 
 
-def test_a_parked_lease_goes_over_to_a_new_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+def test_a_parked_lease_moves_to_a_new_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     lease = other.lease(16)
     sequence = writer.park(1, 10)
     writer.peer = 7
@@ -245,7 +245,7 @@ def test_a_parked_lease_goes_over_to_a_new_connection(unit: StorageUnit, writer:
     assert (effect.peer, effect.sequence) == (7, sequence)
 
 
-def test_a_lease_asked_for_again_is_answered_as_before(unit: StorageUnit, writer: Writer) -> None:
+def test_a_repeated_request_gets_the_same_reply(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(1)
     sequence, writer.peer = writer.sequence, 7
     assert writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE), 1.0, sequence) == [SendReply(7, sequence, lease)]
@@ -261,7 +261,7 @@ def test_a_parked_lease_can_be_cancelled(unit: StorageUnit, writer: Writer) -> N
     assert unit.free([lease.extent]) == []
 
 
-def test_a_lease_whose_reply_nobody_will_look_at_is_taken_back(unit: StorageUnit, writer: Writer) -> None:
+def test_a_granted_lease_that_is_cancelled_is_taken_back(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(16)
     assert writer.ask(Cancel(writer.sequence)) == Done(True)
     assert unit.table.leased == 0
@@ -270,14 +270,14 @@ def test_a_lease_whose_reply_nobody_will_look_at_is_taken_back(unit: StorageUnit
     assert writer.ask(Cancel(77)) == Done(False)
 
 
-def test_only_ones_own_requests_can_be_cancelled(unit: StorageUnit, writer: Writer, other: Writer) -> None:
+def test_only_own_requests_can_be_cancelled(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     writer.lease(1)
     assert other.ask(Cancel(writer.sequence)) == Done(False)
     assert unit.handle("nobody", 9, 1, Cancel(writer.sequence), 0.0) == [SendReply(9, 1, Done(False))]
     assert unit.table.leased == GRANULE
 
 
-def test_grants_are_not_remembered_for_ever(tmp_path: Path, slots: StandInSlots) -> None:
+def test_only_the_latest_grants_are_remembered(tmp_path: Path, slots: StandInSlots) -> None:
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 4 * GRANULE)), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     first = writer.lease(1)
@@ -341,7 +341,7 @@ def test_unknown_and_foreign_slots_are_refused(unit: StorageUnit, writer: Writer
     assert unit.table.held == 0
 
 
-def test_a_failure_of_the_system_is_an_answer(
+def test_a_failure_of_the_operating_system_is_a_reply(
     unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: int, __: str) -> str:
@@ -353,7 +353,9 @@ def test_a_failure_of_the_system_is_an_answer(
     unit.check()
 
 
-def test_everything_has_a_limit(unit: StorageUnit, slots: StandInSlots, writer: Writer, other: Writer) -> None:
+def test_slots_extents_and_parked_leases_are_limited(
+    unit: StorageUnit, slots: StandInSlots, writer: Writer, other: Writer
+) -> None:
     leases = [writer.lease(1) for _ in range(8)]
     failure(writer.ask(LeaseExtent(writer.slot, 1, 1)), "CapacityError", "8 in storage unit 3")
     unit.free([lease.extent for lease in leases])
@@ -374,7 +376,7 @@ def test_a_writer_has_one_slot(unit: StorageUnit, writer: Writer) -> None:
     assert writer.ask(OpenSlot("w")) == SlotReply(writer.slot, writer.path)
 
 
-def test_no_lease_without_the_lock(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+def test_a_lease_needs_the_lock(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
     careless = Writer(unit, slots, "c", 5)
     failure(careless.ask(LeaseExtent(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
     careless.locked()
@@ -383,7 +385,7 @@ def test_no_lease_without_the_lock(unit: StorageUnit, slots: StandInSlots, write
     failure(careless.ask(LeaseExtent(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
 
 
-def test_a_slot_never_locked_is_withdrawn_in_silence(unit: StorageUnit, slots: StandInSlots) -> None:
+def test_a_slot_that_was_never_locked_is_withdrawn_without_a_report(unit: StorageUnit, slots: StandInSlots) -> None:
     early = Writer(unit, slots, "e", 5)
     assert unit.disconnected(5, 1) == []
     assert early.path in slots.withdrawn
@@ -393,7 +395,7 @@ def test_a_slot_never_locked_is_withdrawn_in_silence(unit: StorageUnit, slots: S
     assert Writer(unit, slots, "e", 6).slot != early.slot
 
 
-def test_a_slot_locked_but_not_used_is_watched(unit: StorageUnit, slots: StandInSlots) -> None:
+def test_a_slot_that_is_locked_but_not_used_becomes_a_suspect(unit: StorageUnit, slots: StandInSlots) -> None:
     early = Writer(unit, slots, "e", 5).locked()
     assert unit.disconnected(5, 1) == []
     assert unit.next_deadline() == 1 + PROBE_INTERVAL
@@ -466,7 +468,7 @@ def test_the_last_connection_counts(unit: StorageUnit, slots: StandInSlots, writ
     assert len(unit.disconnected(9, 1)) == 1
 
 
-def test_strangers_come_and_go(unit: StorageUnit) -> None:
+def test_connections_without_a_slot_have_no_effect(unit: StorageUnit) -> None:
     assert isinstance(unit.handle("reader", 8, 1, UnitStatus(), 0.0)[0], SendReply)
     assert unit.disconnected(8, 1) == []
     assert unit.disconnected(12345, 1) == []
@@ -476,7 +478,7 @@ def test_strangers_come_and_go(unit: StorageUnit) -> None:
 # ---------------------------------------------------------------- idle moments
 
 
-def test_idle_moments_prepare_space(tmp_path: Path, slots: StandInSlots) -> None:
+def test_an_idle_unit_prepares_space(tmp_path: Path, slots: StandInSlots) -> None:
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
     while unit.idle():
         unit.check()
@@ -484,7 +486,7 @@ def test_idle_moments_prepare_space(tmp_path: Path, slots: StandInSlots) -> None
     assert not unit.idle()
 
 
-def test_idle_moments_make_no_trouble_on_a_full_file_system(
+def test_an_idle_unit_causes_no_error_on_a_full_file_system(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 0)
@@ -499,7 +501,7 @@ def test_idle_moments_make_no_trouble_on_a_full_file_system(
 
 
 class Unit(RuleBasedStateMachine):
-    """Writers that lease, return, wait, disconnect and die, against what they were told."""
+    """Writers that lease, return, wait, disconnect and die, compared with the replies that they received."""
 
     def __init__(self) -> None:
         super().__init__()

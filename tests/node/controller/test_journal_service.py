@@ -1,4 +1,4 @@
-"""The journal of a running controller: snapshots out of a forked child, and a disk that is full."""
+"""The journal of a running controller: snapshots by a forked child, and a full disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCK = ClockIdentity(b"b" * 16, 0.0)
 
 
 class Loop:
-    """`call_soon` of a server; `turn` runs what came."""
+    """`call_soon` of a server; `turn` runs one of the functions."""
 
     def __init__(self) -> None:
         self.functions: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -38,7 +38,7 @@ class Loop:
         self.functions.put(function)
 
     def turn(self) -> None:
-        """Waits for one function and runs it."""
+        """Wait for one function and run it."""
         self.functions.get(timeout=60)()
 
 
@@ -56,7 +56,7 @@ class Served:
         self.sequence = 0
 
     def put(self, count: int = 1) -> bool:
-        """Puts a row in each of so many turns; whether the last was committed."""
+        """Put a row in each of this many turns. Returns whether the last one was committed."""
         committed = False
         for _ in range(count):
             self.sequence += 1
@@ -84,7 +84,7 @@ def written(tmp_path: Path, tree: Callable[[], Any], path: Path | None = None) -
     return found[0], path
 
 
-def test_the_child_writes_what_was_there_at_the_fork(tmp_path: Path) -> None:
+def test_the_child_writes_the_state_of_the_moment_of_the_fork(tmp_path: Path) -> None:
     column = np.arange(5)
     loop, found = Loop(), []
     writer = StateWriter(loop.call_soon)
@@ -95,8 +95,8 @@ def test_the_child_writes_what_was_there_at_the_fork(tmp_path: Path) -> None:
     assert state_file.read(tmp_path / "state")["column"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_child_holds_nothing_of_its_parents(tmp_path: Path) -> None:
-    """A peer sees the end of a connection that the parent closes while the child writes; locks and pipes likewise."""
+def test_the_child_keeps_no_connection_lock_or_pipe_of_its_parent_open(tmp_path: Path) -> None:
+    """A peer sees that the parent closes a connection while the child writes; the same holds for locks and pipes."""
     ours, theirs = socket.socketpair()
     go, wait = os.pipe()[::-1]
     loop, found = Loop(), []
@@ -120,7 +120,7 @@ def test_the_child_holds_nothing_of_its_parents(tmp_path: Path) -> None:
     assert state_file.read(tmp_path / "state") == {"closed": True}
 
 
-def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_child_that_fails_reports_the_error(tmp_path: Path) -> None:
     def tree() -> Any:
         raise ValueError("no tree today")
 
@@ -137,7 +137,7 @@ def test_a_child_that_is_killed_leaves_no_state(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_writer, "CHILD_SECONDS", 0.05)
     words, path = written(tmp_path, lambda: time.sleep(1000))
     assert words == "the process that writes the state took longer than 0.05 s and was killed"
@@ -147,7 +147,7 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------- snapshots
 
 
-def test_snapshots_are_taken_and_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_are_taken_and_old_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 30)
     monkeypatch.setattr(journal_service, "REST", 0.0)
     served = Served(tmp_path)
@@ -166,7 +166,7 @@ def test_snapshots_are_taken_and_old_files_go(tmp_path: Path, monkeypatch: pytes
     )
 
 
-def test_what_was_replayed_counts_towards_the_next_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_records_count_towards_the_next_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that is killed again and again must not let its journal grow without end."""
     served = Served(tmp_path)
     served.put(10)
@@ -179,7 +179,7 @@ def test_what_was_replayed_counts_towards_the_next_snapshot(tmp_path: Path, monk
     assert recover(tmp_path, CLOCK).state.row_count == 11
 
 
-def test_a_snapshot_that_fails_is_told_and_tried_again(
+def test_a_snapshot_that_fails_is_logged_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 10)
@@ -201,7 +201,7 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(
     assert recover(tmp_path, CLOCK).state.row_count == served.rows
 
 
-def test_there_is_a_rest_after_a_snapshot_unless_records_pile_up(
+def test_there_is_a_rest_after_a_snapshot_unless_too_many_records_accumulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 10)
@@ -223,7 +223,7 @@ def test_there_is_a_rest_after_a_snapshot_unless_records_pile_up(
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_full_disk_holds_back_and_is_told_once(
+def test_mutations_wait_while_the_disk_is_full_and_this_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sync: bool
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -1,4 +1,4 @@
-"""A scrape: the loop is held for moments, and nobody waits for a unit that does not answer."""
+"""A scrape: it blocks the loop for short moments only, and does not wait long for a unit that does not answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Meter:
 
 
 class Loop:
-    """A controller's loop in a thread. asked: questions that units have got, oldest first."""
+    """A controller's loop in a thread. `asked` has the questions that units received, oldest first."""
 
     def __init__(self) -> None:
         self.core = Controller(SequentialSampler())
@@ -54,13 +54,13 @@ class Loop:
         return Outgoing(peer, b"%d" % request.number)
 
     def answer(self, unit: int, number: int) -> None:
-        """A unit's answer arrives."""
+        """Receive a unit's answer."""
         server = ServerMeasures([], [], {}, {}, {}, 0, 0, float(number), 0, 0.0)
         measured = Measured(number, unit, server, UnitMeasures(UnitStatusReply(1, 1, 0, 1), 0, 0, 0.0, False))
         self.call_soon(lambda: self.collector.units.told(UNITS[unit], measured))
 
     def scrape(self) -> queue.Queue[Snapshot]:
-        """Begins a scrape in a thread of its own."""
+        """Begin a scrape in another thread."""
         done: queue.Queue[Snapshot] = queue.Queue()
         threading.Thread(target=lambda: done.put(self.collector.collect())).start()
         return done
@@ -84,11 +84,11 @@ def loop() -> Iterator[Loop]:
 
 
 def told(snapshot: Snapshot) -> dict[int, float | None]:
-    """Unit -> the number of the question that it answered, None where it is not up."""
+    """Unit -> the number of the question that it answered; None if it is not up."""
     return {unit: None if answer is None else answer.server.cpu for unit, answer in snapshot.units.items()}
 
 
-def test_a_scrape_has_what_every_unit_answers(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_has_the_answers_of_all_units(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "UNITS_SECONDS", 600.0)
     done = loop.scrape()
     assert sorted(loop.asked.get() for _ in UNITS) == [(10, 1), (11, 1)]
@@ -97,7 +97,7 @@ def test_a_scrape_has_what_every_unit_answers(loop: Loop, monkeypatch: pytest.Mo
     assert told(done.get()) == {0: 1.0, 1: 1.0}
 
 
-def test_one_that_does_not_answer_is_waited_for_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_waits_only_once_for_a_unit_that_does_not_answer(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "UNITS_SECONDS", 0.05)
     done = loop.scrape()
     assert sorted(loop.asked.get() for _ in UNITS) == [(10, 1), (11, 1)]
@@ -117,7 +117,7 @@ def test_one_that_does_not_answer_is_waited_for_once(loop: Loop, monkeypatch: py
     assert told(done.get()) == {0: 3.0, 1: 3.0}
 
 
-def test_one_whose_connection_ended_is_not_asked(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_whose_connection_ended_is_not_asked(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "UNITS_SECONDS", 600.0)
     loop.call_soon(lambda: loop.core.closed("unit-1", 11, 0.0) and None)
     done = loop.scrape()
@@ -126,7 +126,7 @@ def test_one_whose_connection_ended_is_not_asked(loop: Loop, monkeypatch: pytest
     assert told(done.get()) == {0: 1.0, 1: None}
 
 
-def test_a_large_state_is_looked_at_in_many_short_events(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_state_is_measured_in_many_short_events(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "STEP_SECONDS", 0.0001)
     monkeypatch.setattr(metrics_collector, "UNITS_SECONDS", 0.0)
     for number in range(3000):
@@ -138,7 +138,7 @@ def test_a_large_state_is_looked_at_in_many_short_events(loop: Loop, monkeypatch
     assert sum(text.count("tq_rows{") for text in exposition(snapshot)) == 101
 
 
-def test_a_loop_that_never_comes_to_it_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_does_not_respond_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "LOOP_SECONDS", 0.01)
     core = Controller(SequentialSampler())
     collector = Collector(core, lambda function: None, lambda peer, request: Outgoing(peer, b""), Meter(), lambda: None)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_texts_that_never_occur_again_are_not_remembered_for_ever() -> None:
     assert len(limit._seen) <= server_log.MOST_KINDS
 
 
-def test_a_log_file_and_the_one_before_it_are_all_that_is_kept(tmp_path: Path) -> None:
+def test_only_a_log_file_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "controller.log"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", CHILD, str(path)]) == 0
     assert sorted(found.name for found in tmp_path.iterdir()) == ["controller.log", "controller.log.1"]
@@ -90,7 +90,7 @@ def test_a_log_file_and_the_one_before_it_are_all_that_is_kept(tmp_path: Path) -
     assert old.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_server_goes_on_writing_to_a_log_that_cannot_be_replaced(
+def test_a_server_continues_to_write_to_a_log_that_cannot_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_log, "MOST_BYTES", 0)
@@ -98,7 +98,7 @@ def test_a_server_goes_on_writing_to_a_log_that_cannot_be_replaced(
     server_log.LogFile(tmp_path / "nowhere" / "controller.log").bound()
 
 
-def test_a_new_file_is_created_when_there_is_room_for_it_again(tmp_path: Path) -> None:
+def test_a_new_file_is_created_when_there_is_space_for_it_again(tmp_path: Path) -> None:
     path = tmp_path / "controller.log"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", FULL_DISK, str(path)]) == 0
     assert path.read_text() == "the end\n"

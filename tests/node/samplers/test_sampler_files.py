@@ -1,4 +1,4 @@
-"""Samplers that come to a running system: through its private folder, never with a message."""
+"""Samplers for a running system are sent through its private folder, never in a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
 from transfer_queue.sampler import GRPOGroupNSampler, SequentialSampler
 
 
-def test_the_last_one_is_the_current(tmp_path: Path) -> None:
+def test_the_last_sampler_that_was_taken_is_current(tmp_path: Path) -> None:
     files = SamplerFiles(tmp_path)
     assert files.current() is None
     for size in (2, 3):
@@ -30,17 +30,17 @@ def test_the_last_one_is_the_current(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../key", "current", "", "a" * 31, "A" * 32, "/etc/passwd"])
-def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+def test_a_name_must_not_be_a_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="the name of a sampler's file must be 32 hex digits"):
         SamplerFiles(tmp_path).take(name)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="there is no sampler in"):
         SamplerFiles(tmp_path).take("0" * 32)
 
 
-def test_what_is_no_sampler_is_removed_and_the_current_stays(tmp_path: Path) -> None:
+def test_a_file_without_a_sampler_is_removed_and_the_current_sampler_stays(tmp_path: Path) -> None:
     files = SamplerFiles(tmp_path)
     files.take(files.leave(dump(SequentialSampler())))
     (tmp_path / ("0" * 32)).write_bytes(b"nonsense")
@@ -53,7 +53,7 @@ def test_what_is_no_sampler_is_removed_and_the_current_stays(tmp_path: Path) -> 
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    """Nobody else can write there; should something be mislaid, it is not read through a link."""
+    """No other user can write there; even so, a link is not followed."""
     folder = tmp_path / "samplers"
     folder.mkdir()
     elsewhere = tmp_path / "elsewhere"

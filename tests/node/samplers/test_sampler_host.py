@@ -1,4 +1,4 @@
-"""A user's sampler in a process of its own: which calls wait for it, what ends it, and what it keeps."""
+"""A user's sampler in its own process: which calls wait for it, what ends it, and what it keeps."""
 
 from __future__ import annotations
 
@@ -151,13 +151,13 @@ def asking() -> Any:
     made.host.stop()
 
 
-def test_it_deals_and_reads_tags(asking: Asking) -> None:
+def test_a_sampler_deals_and_reads_tags(asking: Asking) -> None:
     assert asking.host.facts.name == "Newest"
     assert asking.rows() == [3, 2]
     assert asking.rows(how="tags") == [2]
 
 
-def test_an_exit_is_an_error_and_its_process_goes_on(asking: Asking) -> None:
+def test_a_call_of_exit_is_an_error_and_the_process_continues(asking: Asking) -> None:
     error = asking.call(how="exit")
     assert isinstance(error, SamplerError)
     assert "raised SystemExit: 3" in str(error)
@@ -184,7 +184,7 @@ def test_a_sampler_that_dies_or_hangs_is_restarted_with_its_saved_state() -> Non
         asking.host.stop()
 
 
-def test_an_error_of_its_code_while_it_is_made_is_raised() -> None:
+def test_an_error_of_the_constructor_is_raised() -> None:
     with pytest.raises(SamplerError, match="not today"):
         Asking("Unwilling")
 
@@ -232,7 +232,7 @@ def never_reads(theirs: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(arguments, pass_fds=(theirs.fileno(),))
 
 
-def test_the_wait_for_a_process_that_does_not_read_its_order_ends(
+def test_the_wait_for_a_process_that_does_not_read_its_order_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     args = {"text": "x" * (4 << 20)}
@@ -250,7 +250,7 @@ def test_the_wait_for_a_process_that_does_not_read_its_order_ends(
         Asking("Large", args, start_seconds=0.5)
 
 
-def test_its_log_is_a_file_of_its_own_that_stays_small(tmp_path: Path) -> None:
+def test_the_log_of_a_sampler_is_a_separate_file_of_bounded_size(tmp_path: Path) -> None:
     log = tmp_path / "sampler.log"
     asking = Asking(log=log)
     try:
@@ -263,7 +263,7 @@ def test_its_log_is_a_file_of_its_own_that_stays_small(tmp_path: Path) -> None:
         asking.host.stop()
 
 
-def test_it_ends_with_its_controller_also_while_it_hangs(tmp_path: Path) -> None:
+def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
     """The controller is killed, so it has no time to end the process."""
     reader, writer = os.pipe()
     child = os.fork()

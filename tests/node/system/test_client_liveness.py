@@ -1,4 +1,4 @@
-"""Clients that live though they say nothing: known by a lock, which ends with their process and no other."""
+"""Silent clients that live: their locks show it, and end with their processes only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_forked_child_does_not_speak_for_its_dead_parent(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> None:
     presence = ClientLiveness(tmp_path, "parent")
     go, wait = os.pipe()[::-1]
     child = os.fork()
@@ -76,8 +76,8 @@ def test_a_killed_client_is_dead(tmp_path: Path) -> None:
     os.close(say)
 
 
-def test_what_killed_clients_leave_is_removed(tmp_path: Path) -> None:
-    """When the next one comes or goes; of those that live, connected or not, nothing is."""
+def test_files_of_killed_clients_are_removed(tmp_path: Path) -> None:
+    """At the next connection that opens or closes. Files of clients that live stay, connected or not."""
     for name in ("before", "connected", "killed"):
         (tmp_path / name).touch()
     alive = ClientLiveness(tmp_path, "alive")
@@ -95,8 +95,8 @@ def test_what_killed_clients_leave_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_looks_at_a_few(tmp_path: Path) -> None:
-    """All are looked at in turn, however many live and are silent."""
+def test_a_sweep_checks_a_few_clients(tmp_path: Path) -> None:
+    """All are checked in turn, however many live and are silent."""
     living = [ClientLiveness(tmp_path, f"alive{number}") for number in range(LOOKS)]
     departed = DepartedClients(tmp_path)
     (tmp_path / "dead").touch()
@@ -110,7 +110,9 @@ def test_a_sweep_looks_at_a_few(tmp_path: Path) -> None:
         presence.end()
 
 
-def test_who_was_swept_before_it_held_its_lock_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_whose_file_was_swept_before_it_was_locked_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock = fcntl.flock
     swept: list[str] = []
 
@@ -126,7 +128,7 @@ def test_who_was_swept_before_it_held_its_lock_begins_anew(tmp_path: Path, monke
     presence.end()
 
 
-def test_a_process_that_can_open_no_file_takes_nobody_for_dead(tmp_path: Path) -> None:
+def test_a_process_that_can_open_no_file_treats_no_client_as_dead(tmp_path: Path) -> None:
     alive = ClientLiveness(tmp_path, "c1")
     departed = DepartedClients(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -144,12 +146,12 @@ def test_a_process_that_can_open_no_file_takes_nobody_for_dead(tmp_path: Path) -
     assert not lives(tmp_path, "c1")
 
 
-def test_an_id_is_no_path(tmp_path: Path) -> None:
+def test_an_id_must_not_be_a_path(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w"):
         assert not lives(tmp_path / "x", "../file")
 
 
-def test_a_controller_asks_before_it_takes_a_client_for_gone(tmp_path: Path) -> None:
+def test_a_controller_checks_the_lock_before_it_treats_a_client_as_gone(tmp_path: Path) -> None:
     system = SystemFolder(tmp_path)
     clients, journal = system.clients, system.journal
     clients.mkdir()

@@ -1,4 +1,4 @@
-"""What is in the place of a start lock is an error of the tree."""
+"""A start lock that cannot be opened is an error of this package."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from transfer_queue.errors import StartError
 from transfer_queue.node.system.locks import StartLock
 
 
-def test_a_link_in_the_place_of_a_start_lock_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_link_instead_of_a_start_lock(tmp_path: Path) -> None:
     path = tmp_path / ".system.lock"
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(StartError, match=r"system\.lock cannot be opened"), StartLock(path, 1.0):

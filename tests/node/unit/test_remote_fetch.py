@@ -1,4 +1,4 @@
-"""Copies of blocks of several other nodes: all are asked at once, and one that is gone holds up no other."""
+"""Fetches of blocks from several nodes: all units are asked at once, and one that is gone does not delay the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTH = 1000
 
 
 class Unit:
-    """Sends bytes of its number, once all units have been asked; of generation 0 nothing is there."""
+    """Sends bytes of its number, once all units have been asked. Blocks of generation 0 do not exist."""
 
     def __init__(self, number: int, barrier: threading.Barrier) -> None:
         self._number = number
@@ -61,7 +61,7 @@ class Unit:
 
 @contextmanager
 def units(count: int) -> Iterator[dict[int, str]]:
-    """Where so many of them listen, from number 1 on."""
+    """Return the addresses of this many units, from number 1 on."""
     barrier = threading.Barrier(count)
     servers: list[tuple[ServerLoop, threading.Thread]] = []
     remotes = {}
@@ -102,7 +102,7 @@ def test_more_units_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert into[:2] == [bytearray([1] * 5)] * 2
 
 
-def test_a_unit_that_is_gone_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_unit_that_is_gone_does_not_delay_the_others(caplog: pytest.LogCaptureFixture) -> None:
     with units(1) as gone:
         pass
     with units(1) as remotes:

@@ -106,7 +106,7 @@ def test_a_lease_has_one_generation_that_no_earlier_one_had(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 1), (0, -1), (MIB, 1), (MIB - 1, 2), (1 << 70, 1)])
-def test_a_view_lies_inside(tmp_path: Path, offset: int, nbytes: int) -> None:
+def test_a_view_must_be_inside_the_arena(tmp_path: Path, offset: int, nbytes: int) -> None:
     arena = Arena.create(tmp_path / "a", MIB)
     with pytest.raises(ProtocolError, match="not in the arena"):
         arena.view(offset, nbytes)
@@ -114,7 +114,7 @@ def test_a_view_lies_inside(tmp_path: Path, offset: int, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, MIB, 1 << 70])
-def test_a_generation_lies_inside(tmp_path: Path, offset: int) -> None:
+def test_an_offset_of_a_generation_must_be_inside_the_arena(tmp_path: Path, offset: int) -> None:
     with pytest.raises(ProtocolError, match="not in the arena"):
         Arena.create(tmp_path / "a", MIB).generation(offset)
 
@@ -133,7 +133,7 @@ def test_a_view_outlives_the_arena(tmp_path: Path) -> None:
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_a_closed_arena_gives_no_views(tmp_path: Path) -> None:
+def test_a_closed_arena_has_no_views(tmp_path: Path) -> None:
     arena = Arena.create(tmp_path / "a", MIB)
     arena.close()
     with pytest.raises(ProtocolError):
@@ -173,7 +173,7 @@ def test_prefaulting_makes_pages_resident(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, None])
-def test_zeros_are_written_where_nothing_else_allocates(
+def test_zeros_are_written_if_the_file_system_cannot_allocate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
 ) -> None:
     def refuse(*_: int) -> None:
@@ -192,7 +192,7 @@ def test_zeros_are_written_where_nothing_else_allocates(
     assert not arena.memory.any()
 
 
-def test_less_is_taken_where_a_segment_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_grows_by_less_if_a_segment_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.posix_fallocate
 
     def grudging(file: int, offset: int, length: int) -> None:
@@ -211,7 +211,7 @@ def test_less_is_taken_where_a_segment_does_not_fit(tmp_path: Path, monkeypatch:
     assert (tmp_path / "a" / "arena").stat().st_size == 100 * MIB
 
 
-def test_an_unforeseen_failure_of_the_file_system_is_no_capacity(
+def test_an_unexpected_failure_of_the_file_system_is_a_capacity_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: int) -> None:
@@ -224,7 +224,7 @@ def test_an_unforeseen_failure_of_the_file_system_is_no_capacity(
     assert arena.held == 0
 
 
-def test_a_folder_holds_one_arena(tmp_path: Path) -> None:
+def test_a_folder_can_contain_only_one_arena(tmp_path: Path) -> None:
     first = Arena.create(tmp_path / "a", MIB)
     with pytest.raises(StartError, match="exists"):
         Arena.create(tmp_path / "a", MIB)
@@ -277,7 +277,7 @@ noisy = st.tuples(st.integers(0, 120), st.binary(min_size=1, max_size=3)).map(
 
 @settings(max_examples=300, deadline=None)
 @given(content=st.one_of(st.binary(max_size=300), noisy))
-def test_no_header_does_worse_than_being_refused(content: bytes) -> None:
+def test_any_header_is_refused_or_valid(content: bytes) -> None:
     parsed = None
     with contextlib.suppress(AttachError):
         parsed = arena_module._parse(Path("/a"), content)
@@ -311,7 +311,7 @@ def test_opening_leaves_no_descriptor_but_the_mappings(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_shared_memory_is_chosen_if_it_will_do(tmp_path: Path) -> None:
+def test_shared_memory_is_chosen_if_it_has_enough_free_space(tmp_path: Path) -> None:
     assert choose_folder(tmp_path, least=1) == (tmp_path, None)
     fallback = tmp_path / "slow"
     folder, warning = choose_folder(tmp_path, fallback, least=1 << 60)
@@ -324,7 +324,7 @@ def test_shared_memory_is_chosen_if_it_will_do(tmp_path: Path) -> None:
     assert "does not exist" in warning
 
 
-def test_shared_memory_that_cannot_be_written_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_is_not_writable_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     _, warning = choose_folder(tmp_path, least=1)
     assert warning is not None

@@ -24,7 +24,7 @@ Rows = list[bytes]
 
 
 def written(room: ArenaPool, columns: list[Rows]) -> NewBlock:
-    """A block in an extent of its own, laid out by hand: each column from a multiple of 64 bytes on."""
+    """A block in its own extent, laid out by hand: each column begins at a multiple of 64 bytes."""
     content, dims = b"", []
     for rows in columns:
         content += bytes(-len(content) % 64) + b"".join(rows)
@@ -49,7 +49,7 @@ def moved(room: ArenaPool, blocks: list[NewBlock], repacks: list[Repack]) -> Blo
 
 
 def columns_of(room: ArenaPool, block: NewBlock) -> dict[str, Rows]:
-    """The rows of each field of a block, read by hand."""
+    """Return the rows of each field of a block, read by hand."""
     dims, found, at = np.frombuffer(block.dims, "<i8").tolist(), {}, 0
     for spec in block.schema:
         sizes = [dims.pop(0) for _ in range(block.rows)] if spec.ragged else [dims.pop(0)] * block.rows
@@ -64,7 +64,9 @@ def columns_of(room: ArenaPool, block: NewBlock) -> dict[str, Rows]:
 
 @given(st.data())
 @differential(30)
-def test_the_rows_are_those_that_were_written(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_moved_blocks_have_the_rows_that_were_written(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     arena = Arena.create(tmp_path_factory.mktemp("mover") / "arena", CAPACITY)
     room = ArenaPool(arena)
     blocks, contents, repacks = [], [], []

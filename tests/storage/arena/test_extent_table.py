@@ -83,7 +83,7 @@ def test_what_is_not_leased_cannot_be_freed() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
-def test_an_extent_has_bytes(nbytes: int) -> None:
+def test_an_extent_must_have_at_least_one_byte(nbytes: int) -> None:
     with pytest.raises(InvalidArgumentError):
         table_of(1).lease(1, nbytes)
     with pytest.raises(InvalidArgumentError):
@@ -91,7 +91,7 @@ def test_an_extent_has_bytes(nbytes: int) -> None:
 
 
 class AgainstGranules(RuleBasedStateMachine):
-    """The table against one that keeps an owner for each granule."""
+    """Compares the table with one that records an owner for each granule."""
 
     extents = Bundle("extents")
 

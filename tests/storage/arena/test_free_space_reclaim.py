@@ -1,4 +1,4 @@
-"""What an arena gives back to its file system, and what stays with it."""
+"""Which space an arena returns to its file system, and which it keeps."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
 
 
 def allocated(unit: StorageUnit) -> int:
-    """Granules that the file has of its file system."""
+    """Return the number of granules that the file system has allocated for the file."""
     return os.stat(unit.room.arena.folder / "arena").st_blocks * 512 // GRANULE
 
 
 def rest(unit: StorageUnit, now: float, periods: int) -> float:
-    """So many periods in which nothing is asked; when they are over."""
+    """Let this many periods pass without requests. Returns the time of their end."""
     for _ in range(periods):
         now += PERIOD
         unit.tick(now)
@@ -56,7 +56,7 @@ def rest(unit: StorageUnit, now: float, periods: int) -> float:
     return now
 
 
-def test_what_was_cleared_goes_back(unit: StorageUnit, writer: Writer) -> None:
+def test_cleared_space_is_returned_to_the_file_system(unit: StorageUnit, writer: Writer) -> None:
     leases = [writer.lease(4) for _ in range(16)]
     unit.room.arena.memory[:] = 7
     assert allocated(unit) == GRANULES
@@ -73,8 +73,8 @@ def test_what_was_cleared_goes_back(unit: StorageUnit, writer: Writer) -> None:
     assert unit.next_deadline() is None  # nothing is left to do
 
 
-def test_what_is_used_in_turn_stays(unit: StorageUnit, writer: Writer) -> None:
-    """A workload that fills the arena in each period, and empties it: no page is touched for the first time."""
+def test_space_that_is_used_in_each_period_is_kept(unit: StorageUnit, writer: Writer) -> None:
+    """A workload fills the arena in each period, and empties it: no page is touched for the first time again."""
     now = 0.0
     for _ in range(8):
         leases = [writer.lease(4, now=now) for _ in range(16)]
@@ -85,7 +85,7 @@ def test_what_is_used_in_turn_stays(unit: StorageUnit, writer: Writer) -> None:
     assert allocated(unit) == GRANULES
 
 
-def test_space_that_was_given_back_is_leased_again(unit: StorageUnit, writer: Writer) -> None:
+def test_space_that_was_returned_is_leased_again(unit: StorageUnit, writer: Writer) -> None:
     everything = writer.lease(GRANULES)
     unit.free([everything.extent])
     now = rest(unit, 0.0, 3)
@@ -102,7 +102,7 @@ def test_space_that_was_given_back_is_leased_again(unit: StorageUnit, writer: Wr
     unit.check()
 
 
-def test_warm_space_comes_before_lower_space_that_was_given_back(unit: StorageUnit, writer: Writer) -> None:
+def test_resident_space_is_leased_before_lower_holes(unit: StorageUnit, writer: Writer) -> None:
     low, high = writer.lease(GRANULES - 12), writer.lease(12)
     unit.free([low.extent])
     now = rest(unit, 0.0, 3)
@@ -111,7 +111,7 @@ def test_warm_space_comes_before_lower_space_that_was_given_back(unit: StorageUn
     assert writer.lease(10, now=now).offset == (GRANULES - 12) * GRANULE
 
 
-def test_idle_moments_fill_before_they_grow(unit: StorageUnit, writer: Writer) -> None:
+def test_an_idle_unit_fills_holes_before_it_grows_the_arena(unit: StorageUnit, writer: Writer) -> None:
     everything = writer.lease(GRANULES)
     unit.free([everything.extent])
     now = rest(unit, 0.0, 3)
@@ -123,8 +123,10 @@ def test_idle_moments_fill_before_they_grow(unit: StorageUnit, writer: Writer) -
     assert not unit.room.arena.holes[RESERVE : RESERVE + 2].any()
 
 
-def test_a_full_file_system(small_tmpfs: Path, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was given to others is not had again: that is an error at the put, and what is still there is leased."""
+def test_holes_that_cannot_be_filled_are_an_error_at_the_put(
+    small_tmpfs: Path, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If other programs took the returned space, a put fails, and the rest of the space is leased."""
     unit = StorageUnit(0, ArenaPool(Arena.create(small_tmpfs / "arena")), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     parts = [writer.lease(16) for _ in range(12)]
@@ -144,9 +146,7 @@ def test_a_full_file_system(small_tmpfs: Path, slots: StandInSlots, monkeypatch:
     unit.check()
 
 
-def test_a_unit_that_starts_again_knows_what_was_given_back(
-    unit: StorageUnit, writer: Writer, slots: StandInSlots
-) -> None:
+def test_a_restarted_unit_knows_the_holes(unit: StorageUnit, writer: Writer, slots: StandInSlots) -> None:
     keeps = writer.lease(4)
     unit.free([writer.lease(GRANULES - 4).extent])
     rest(unit, 0.0, 3)
@@ -161,7 +161,7 @@ def test_a_unit_that_starts_again_knows_what_was_given_back(
     unit.room.arena = again.room.arena  # whose files the fixtures' owner closes
 
 
-def test_a_file_system_that_takes_nothing_back(
+def test_a_file_system_without_holes_keeps_all_space(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unit.room.arena, "_mapping", Unwilling())
@@ -177,8 +177,8 @@ class Unwilling:
         raise OSError(95, "not supported")
 
 
-def test_at_random(unit: StorageUnit, writer: Writer) -> None:
-    """Every extent keeps its bytes, whatever is given back beside it."""
+def test_random_leases_and_returns_keep_all_bytes(unit: StorageUnit, writer: Writer) -> None:
+    """Every extent keeps its bytes, whatever space next to it is returned."""
     draw = random.Random(0)
     leases, now = {}, 0.0
     for step in range(400):

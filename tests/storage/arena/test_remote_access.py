@@ -35,7 +35,7 @@ def wanted(starts: list[int], lengths: list[int], offset: int = 0, generation: i
     return ReadPieces(0, column(*starts), column(*lengths), column(*(offset for _ in known)), column(*known))
 
 
-def test_pieces_come_in_order_large_ones_from_where_they_lie(arena: Arena) -> None:
+def test_pieces_are_in_order_and_large_ones_are_not_copied(arena: Arena) -> None:
     views = read_pieces(arena, wanted([GRANULE, 0], [GRANULE, 2 * GRANULE]))
     assert views is not None
     assert [bytes(view) for view in views] == [
@@ -46,7 +46,7 @@ def test_pieces_come_in_order_large_ones_from_where_they_lie(arena: Arena) -> No
     assert views[0][0] == arena.memory[GRANULE]
 
 
-def test_many_small_pieces_come_as_one(arena: Arena) -> None:
+def test_many_small_pieces_are_copied_together(arena: Arena) -> None:
     starts = list(range(0, 64 * 50, 64))[::-1]
     views = read_pieces(arena, wanted(starts, [10] * len(starts)))
     assert views is not None
@@ -63,7 +63,7 @@ def test_other_blocks_are_not_read(arena: Arena) -> None:
     assert read_pieces(arena, wanted([], [], 0, now)) is None
 
 
-def test_what_was_given_back_is_not_touched(arena: Arena) -> None:
+def test_holes_are_not_touched(arena: Arena) -> None:
     assert read_pieces(arena, wanted([arena.held - 8], [16])) is None
     arena.punch(GRANULE, GRANULE)
     assert read_pieces(arena, wanted([GRANULE - 8], [16])) is None
@@ -74,12 +74,12 @@ def test_what_was_given_back_is_not_touched(arena: Arena) -> None:
 @pytest.mark.parametrize(
     ("start", "length"), [(-1, 8), (0, 0), (0, -5), (256 << 20, 1), (2**62, 2**62), (0, 2**63 - 1)]
 )
-def test_nothing_outside_is_read(arena: Arena, start: int, length: int) -> None:
+def test_bytes_outside_of_the_arena_are_not_read(arena: Arena, start: int, length: int) -> None:
     with pytest.raises(ProtocolError, match="beyond the arena"):
         read_pieces(arena, wanted([start], [length]))
 
 
-def test_requests_that_make_no_sense_are_refused(arena: Arena) -> None:
+def test_inconsistent_requests_are_refused(arena: Arena) -> None:
     with pytest.raises(ProtocolError):
         read_pieces(arena, ReadPieces(0, bytes(7), bytes(7), b"", b""))
     with pytest.raises(ProtocolError):

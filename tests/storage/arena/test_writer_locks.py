@@ -76,7 +76,7 @@ def test_a_slot_is_private_and_new(folder: SlotFolder) -> None:
 def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, child: Callable) -> None:
     writer = child(HOLDER, folder.make(1, "w"))
     assert writer.hear() == "held"
-    for _ in range(3):  # asking leaves the lock where it is
+    for _ in range(3):  # the check does not release the lock
         assert not folder.is_dead(1)
     assert not folder.withdraw(1)
     writer.process.kill()
@@ -104,13 +104,13 @@ def test_a_stopped_writer_is_not_dead(folder: SlotFolder, child: Callable) -> No
     assert not folder.is_dead(1)
 
 
-def test_a_forked_child_takes_no_lock_away(folder: SlotFolder, child: Callable) -> None:
+def test_a_forked_child_does_not_release_the_lock_of_its_parent(folder: SlotFolder, child: Callable) -> None:
     writer = child(FORKER, folder.make(1, "w"))
     assert writer.hear() == "child ended"
     assert not folder.is_dead(1)
 
 
-def test_a_forked_child_keeps_no_lock_alive(folder: SlotFolder, child: Callable) -> None:
+def test_a_forked_child_does_not_keep_the_lock_of_its_parent(folder: SlotFolder, child: Callable) -> None:
     writer = child(ORPHANER, folder.make(1, "w"))
     word, orphan = writer.hear().split()
     assert word == "orphan"
@@ -130,7 +130,7 @@ def test_a_held_slot_is_refused_to_others(folder: SlotFolder, child: Callable) -
     assert not folder.is_dead(1)
 
 
-def test_a_withdrawn_slot_can_be_held_by_nobody(folder: SlotFolder) -> None:
+def test_a_withdrawn_slot_cannot_be_held(folder: SlotFolder) -> None:
     folder.make(1, "w")
     assert folder.withdraw(1)
     with pytest.raises(ProtocolError, match="withdrawn"):
@@ -154,7 +154,7 @@ def test_a_slot_withdrawn_between_opening_and_locking_is_noticed(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_cannot_be_asked_proves_nothing(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_cannot_be_checked_proves_nothing(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_dead(Path(folder.path(7)))
     assert not folder.withdraw(7)
     folder.make(1, "w")

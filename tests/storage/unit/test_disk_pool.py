@@ -1,4 +1,4 @@
-"""An arena on disk: what its unit writes is not held in memory, and nothing is made resident ahead."""
+"""An arena on disk: blocks that its unit writes do not stay in memory, and no page is made resident in advance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 16 * GRANULE
 
 
 def held(path: Path, offset: int, length: int) -> int:
-    """How many bytes of this part of a file the kernel has in memory."""
+    """Return how many bytes of this part of a file the kernel has in memory."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), length, offset=offset) as mapping:
         pages = (ctypes.c_ubyte * (length // mmap.PAGESIZE))()
         first = ctypes.c_char.from_buffer(mapping)
@@ -33,7 +33,7 @@ def held(path: Path, offset: int, length: int) -> int:
 
 
 def move(room: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[LeasedExtent, bytes]:
-    """Has a block of another arena copied; the extent, and what lies there."""
+    """Copy a block of another arena. Returns the extent and its bytes."""
 
     def column(value: int, kind: str) -> bytes:
         return np.array([value], kind).tobytes()
@@ -51,7 +51,7 @@ def move(room: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[Leas
     return mover.extent, room.arena.view(at, nbytes).tobytes()
 
 
-def test_what_was_moved_there_is_let_go_of(tmp_path: Path) -> None:
+def test_pages_of_moved_blocks_are_dropped(tmp_path: Path) -> None:
     if mount_of(tmp_path)[0] in ("tmpfs", "ramfs"):
         pytest.skip("the folder of tests is in memory itself")
     source = Arena.create(tmp_path / "memory", SIZE)
@@ -81,7 +81,7 @@ def test_what_was_moved_there_is_let_go_of(tmp_path: Path) -> None:
         arena.close()
 
 
-def test_many_are_let_go_of_in_turns(tmp_path: Path) -> None:
+def test_pages_of_many_extents_are_dropped_in_turns(tmp_path: Path) -> None:
     source = Arena.create(tmp_path / "memory", SIZE)
     source.grow(SIZE)
     room = DiskPool(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
@@ -98,8 +98,8 @@ def test_many_are_let_go_of_in_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tier", [MEMORY, DISK])
-def test_idle_units_make_memory_resident_alone(tmp_path: Path, tier: str) -> None:
-    """On disk that would write zeros, which would then be in memory."""
+def test_only_units_in_memory_prefault(tmp_path: Path, tier: str) -> None:
+    """On disk a prefault would write zeros, which would then be in memory."""
     arena = Arena.create(tmp_path / tier, SIZE, tier)
     room = DiskPool(arena) if tier == DISK else ArenaPool(arena)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""What writers have leased and do not use is taken back: with stand-ins for their slots, then by the kernel's word."""
+"""Unused space of writers is recalled: with stand-ins for their slots, then with locks of the kernel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def offer(slots: StandInSlots, writer: Writer, extent: int, used: int, place: in
 
 
 def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
-    """Extents and lengths of what the controller is told to be recalled."""
+    """Return extents and lengths of the recalls that the unit reports to the controller."""
     bodies = [report.body for report in unit.confirmed()]
     return [
         (np.frombuffer(body.extents, "<i8").tolist(), np.frombuffer(body.lengths, "<i8").tolist())
@@ -60,7 +60,7 @@ def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def test_what_is_not_used_goes_to_who_needs_it(
+def test_unused_space_goes_to_a_waiting_writer(
     unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
 ) -> None:
     lease = idle.lease(16)
@@ -78,7 +78,7 @@ def test_what_is_not_used_goes_to_who_needs_it(
     assert [type(report.body) for report in unit.unsettled()] == [ExtentsRecalledReport]
 
 
-def test_an_extent_without_blocks_is_free(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
+def test_an_extent_without_blocks_is_freed(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, 0)
     assert short.lease(16).offset == 0
@@ -88,7 +88,9 @@ def test_an_extent_without_blocks_is_free(unit: StorageUnit, slots: StandInSlots
     unit.check()
 
 
-def test_who_is_in_a_put_keeps_what_it_has(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
+def test_a_writer_in_a_put_keeps_its_extent(
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, 64)
     assert slots.board.take(idle.path, 0)
@@ -103,7 +105,7 @@ def test_who_is_in_a_put_keeps_what_it_has(unit: StorageUnit, slots: StandInSlot
     unit.check()
 
 
-def test_offers_of_what_is_not_its_own_are_nonsense(
+def test_offers_of_extents_of_other_writers_are_ignored(
     unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
 ) -> None:
     mine, other = idle.lease(8), short.lease(8)
@@ -114,7 +116,7 @@ def test_offers_of_what_is_not_its_own_are_nonsense(
     unit.check()
 
 
-def test_a_deadlock_is_none_while_something_is_not_used(
+def test_unused_space_is_recalled_before_a_deadlock_is_reported(
     unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
 ) -> None:
     lease = idle.lease(16)
@@ -125,7 +127,7 @@ def test_a_deadlock_is_none_while_something_is_not_used(
     unit.check()
 
 
-def test_only_so_many_writers_are_asked_in_one_go(
+def test_the_writers_asked_in_one_turn_are_limited(
     unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extent_recall, "WRITERS", 3)
@@ -140,7 +142,7 @@ def test_only_so_many_writers_are_asked_in_one_go(
     unit.check()
 
 
-def test_what_nobody_has_used_for_two_periods_is_taken_without_need(
+def test_space_unused_for_two_periods_is_recalled_without_waiting_leases(
     unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(free_space_reclaim, "LITTLE", 7 * GRANULE)
@@ -212,8 +214,10 @@ def test_places_in_the_slot_file(folder: SlotFolder, holder: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the state of a process from /proc")
-def test_a_stopped_writer(folder: SlotFolder, holder: Any) -> None:
-    """It keeps what it is writing to; what it has offered it finds recalled."""
+def test_a_stopped_writer_keeps_the_extent_of_its_put_and_finds_its_offers_recalled(
+    folder: SlotFolder, holder: Any
+) -> None:
+    """It keeps the extent that it is writing to; it finds that its offers were recalled."""
     for line in ("begin 0", "leave 0 7 640", "begin 1", "leave 1 8 64", "take 1"):
         ask(holder, line)
     holder.process.send_signal(signal.SIGSTOP)
@@ -225,12 +229,12 @@ def test_a_stopped_writer(folder: SlotFolder, holder: Any) -> None:
     assert ask(holder, "take 1") == "True"
 
 
-def test_a_slot_that_is_not_there_offers_nothing(folder: SlotFolder) -> None:
+def test_a_slot_that_does_not_exist_offers_nothing(folder: SlotFolder) -> None:
     assert folder.offers(5) == set()
     assert folder.recall(5) == []
 
 
-def test_a_lock_that_was_given_up(folder: SlotFolder) -> None:
+def test_a_released_lock_takes_and_offers_nothing(folder: SlotFolder) -> None:
     lock = hold_slot(Path(folder.make(1, "w")))
     assert lock.begin(0)
     lock.release()

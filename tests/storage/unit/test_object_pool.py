@@ -1,4 +1,4 @@
-"""The room of an external store: what is leased, what is removed, and what a unit that starts again takes up."""
+"""The extent pool of an external store: what is leased, what is removed, and what a restarted unit continues with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transfer_queue.storage.unit.unit_effects import Effect
 
 
 class Memory(Store):
-    """Keeps names alone. down: it cannot be reached."""
+    """Keeps names only. It cannot be reached while `down` is set."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -44,7 +44,7 @@ class Memory(Store):
 
 
 class Later:
-    """What is begun beside the loop, to be done when the test says so."""
+    """Calls that begin outside of the loop; the test decides when they run."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[Callable[[], Any], Callable[[Any], list[Effect]]]] = []
@@ -70,7 +70,7 @@ def leased(room: ObjectPool, store: Memory, nbytes: int) -> LeasedExtent:
     return extent
 
 
-def test_room_is_there_again_once_the_store_has_removed(tmp_path: Path) -> None:
+def test_space_is_free_again_once_the_store_has_removed_the_block(tmp_path: Path) -> None:
     store, later = Memory(), Later()
     room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     served: list[bool] = []
@@ -79,7 +79,7 @@ def test_room_is_there_again_once_the_store_has_removed(tmp_path: Path) -> None:
     assert room.lease(1, 500, 8) is None  # 512 bytes are taken
     room.free(first)
     room.check()
-    assert room.lease(1, 900, 9) is None  # nobody has removed anything
+    assert room.lease(1, 900, 9) is None  # the store has removed no block yet
     assert not served
     later.done()
     room.check()
@@ -90,7 +90,7 @@ def test_room_is_there_again_once_the_store_has_removed(tmp_path: Path) -> None:
     room.close()
 
 
-def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
+def test_blocks_that_could_not_be_removed_are_removed_later(tmp_path: Path) -> None:
     store, later = Memory(), Later()
     room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     store.down = True
@@ -107,8 +107,8 @@ def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
     room.close()
 
 
-def test_a_unit_that_starts_again(tmp_path: Path) -> None:
-    """It has what was leased, and removes what the one before it was about to."""
+def test_a_restarted_unit_has_its_leases_and_continues_to_remove(tmp_path: Path) -> None:
+    """It has the leased extents, and removes the blocks that the unit before it had not removed yet."""
     store, later = Memory(), Later()
     room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
     kept, freed = leased(room, store, 10), leased(room, store, 20)
@@ -140,8 +140,8 @@ def test_many_extents_make_the_file_longer(tmp_path: Path) -> None:
     room.close()
 
 
-def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
-    """When a reader says so, and when what keeps the bytes lives anew."""
+def test_the_store_is_asked_which_blocks_are_gone(tmp_path: Path) -> None:
+    """When a reader misses a block, and when the store server was restarted."""
     lives = ["one"]
     store, later = Memory(), Later()
     room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
@@ -159,7 +159,7 @@ def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
     lives.append("two")
     room.turn(room.due() or 0.0)
     assert asked == [[here.number, gone.number]]
-    store.down = True  # who asks is not told that it is there, nor that it is lost
+    store.down = True  # the reply says neither that the block exists nor that it is lost
     room.look_for([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert found[1][0] == []
@@ -171,7 +171,7 @@ def test_what_is_gone_is_looked_for(tmp_path: Path) -> None:
     room.close()
 
 
-def test_what_is_no_room_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AttachError):
         ObjectNames.reopen(tmp_path)
     ObjectNames.create(tmp_path / "a").close()

@@ -1,4 +1,4 @@
-"""Copies of blocks of other nodes: who fetches them, who waits, and when they go."""
+"""Copies of blocks of other nodes: when they are fetched, which readers wait, and when they are freed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fetch_of(effects: list[Effect]) -> Fetch:
     return effect
 
 
-def test_a_reader_alone_is_told_to_read_by_itself(h: Harness) -> None:
+def test_a_single_reader_has_to_read_by_itself(h: Harness) -> None:
     (answer,) = h.ask("one", [1, 2])
     assert places(answer) == [-1, -1]
     (again,) = h.ask("one", [1, 2])
@@ -73,7 +73,7 @@ def test_a_reader_alone_is_told_to_read_by_itself(h: Harness) -> None:
     assert not h.leased
 
 
-def test_all_who_ask_while_blocks_come_wait_for_one_fetch(h: Harness) -> None:
+def test_all_readers_wait_for_one_fetch_of_the_same_blocks(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1, 2], peer=2))
     assert [(block[0], block[2]) for block in fetch.wanted] == [(9, 1), (9, 2)]
@@ -88,7 +88,7 @@ def test_all_who_ask_while_blocks_come_wait_for_one_fetch(h: Harness) -> None:
     assert places(known) == [second, first]
 
 
-def test_what_could_not_be_fetched_is_not_there(h: Harness) -> None:
+def test_blocks_that_could_not_be_fetched_have_no_copy(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1, 2]))
     (answer,) = h.kept.came(fetch.number, {1}, 1.0)
@@ -99,13 +99,13 @@ def test_what_could_not_be_fetched_is_not_there(h: Harness) -> None:
     assert h.room.table.get(other.number) is None
 
 
-def test_a_reader_that_has_gone_does_not_count_for_ever(h: Harness) -> None:
+def test_a_reader_that_is_gone_stops_counting(h: Harness) -> None:
     h.ask("one", [1])
     (answer,) = h.ask("two", [1], READER_SECONDS + 1)
     assert places(answer) == [-1]
 
 
-def test_older_copies_make_way_for_newer_ones_and_for_writers(h: Harness) -> None:
+def test_older_copies_are_freed_for_newer_ones_and_for_writers(h: Harness) -> None:
     h.ask("one", [0])
     most = CAPACITY // SHARE // BLOCK
     for block in range(1, 2 * most):
@@ -120,13 +120,13 @@ def test_older_copies_make_way_for_newer_ones_and_for_writers(h: Harness) -> Non
     assert not h.kept.give_way()
 
 
-def test_what_is_more_than_the_share_is_not_fetched(h: Harness) -> None:
+def test_blocks_larger_than_the_share_of_copies_are_not_fetched(h: Harness) -> None:
     h.ask("one", [1])
     (answer,) = h.ask("two", [1], nbytes=CAPACITY)
     assert places(answer) == [-1]
 
 
-def test_an_extent_that_is_being_filled_is_freed_only_when_the_bytes_have_come(h: Harness) -> None:
+def test_an_extent_of_a_fetch_in_progress_is_freed_at_its_end(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1]))
     h.release([fetch.number])
@@ -136,7 +136,7 @@ def test_an_extent_that_is_being_filled_is_freed_only_when_the_bytes_have_come(h
     assert not h.leased
 
 
-def test_copies_that_nobody_reads_go(h: Harness) -> None:
+def test_copies_that_are_not_read_are_freed(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1]))
     assert h.kept.due() is None
@@ -151,14 +151,14 @@ def test_copies_that_nobody_reads_go(h: Harness) -> None:
     assert not h.leased
 
 
-def test_who_has_gone_is_not_answered(h: Harness) -> None:
+def test_a_reader_that_is_gone_gets_no_reply(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1], peer=2))
     h.kept.left(2)
     assert h.kept.came(fetch.number, {0}, 1.0) == []
 
 
-def test_columns_that_do_not_fit_together_are_refused(h: Harness) -> None:
+def test_columns_of_different_lengths_are_refused(h: Harness) -> None:
     for units, offsets in ((bytes(8), bytes(16)), (bytes(7), bytes(7))):
         with pytest.raises(ProtocolError):
             h.kept.asked("one", 1, 1, CacheBlocks(units, offsets, offsets, offsets, {}), 0.0)
@@ -166,10 +166,10 @@ def test_columns_that_do_not_fit_together_are_refused(h: Harness) -> None:
 
 @given(st.data())
 @differential(30)
-def test_a_copy_holds_its_block_as_long_as_its_generation_lasts(
+def test_a_copy_contains_its_block_while_its_generation_is_valid(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """For any order of requests, arrivals, failures and evictions."""
+    """This holds for any order of requests, arrivals, failures and evictions."""
     h = Harness(tmp_path_factory.mktemp("kept"))
     told: list[tuple[int, int, int]] = []  # (block, place, generation) of each returned copy
     asked: dict[int, list[int]] = {}  # connection -> the blocks that it waits for

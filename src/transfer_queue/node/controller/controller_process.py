@@ -70,7 +70,6 @@ def build_controller(
         JournalError: If the journal is damaged. Errors of the user's sampler are raised, too.
     """
     # np.unique imports it at its first call, which blocks the loop for 14 ms. Units do not need it.
-    # np.unique imports it at its first call: 14 ms in which the loop would answer nobody. Units do not need it.
     importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     loading = SamplerLoading.of(settings, system.log("sampler"))

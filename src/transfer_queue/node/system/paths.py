@@ -254,7 +254,9 @@ class SystemFolder:
         try:
             found = self.folder.lstat()
         except OSError as error:
-            raise AttachError(f"there is no system at {self.folder}: {error}") from error
+            raise AttachError(
+                f"there is no system at {self.folder}: {error}; start it, or choose another name"
+            ) from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise AttachError(
                 f"{self.folder} is not a private folder of this user (owner {found.st_uid}, mode "

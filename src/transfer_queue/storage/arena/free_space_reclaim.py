@@ -28,7 +28,7 @@ _FRESH, _LEASED = 0, 1  # marks of granules; a mark of 2 or more is the period i
 
 
 class FreeSpaceReclaimer:
-    """Reclaims free space of one unit's arena. All space is leased through it, and it is told what is freed."""
+    """Reclaims free space of one unit's arena. All space is leased through it, and freed space is reported to it."""
 
     def __init__(self, arena: Arena, table: ExtentTable) -> None:
         self._arena = arena
