@@ -42,7 +42,7 @@ class Subscriptions(GeneratedMethods):
         Args:
             partition_id: The partition.
             where: Tag entries that a sample must have, with equal values; see `wait_for_change`. Cleared samples are
-                reported whatever their tag was. Default: every sample.
+                always reported. Default: every sample.
             since: The version of an event or of a `wait_for_change`, to start with the changes after it. Default: start
                 with all samples.
             on_lost: A function that is called for each of these samples that lost values with their storage unit,

@@ -91,7 +91,7 @@ class UnitProgress(Message, frozen=True):
     unit: int
     """The number of the unit."""
     tier: str
-    """Where its blocks lie: memory, disk or an external store."""
+    """The tier of its blocks: memory, disk or an external store."""
     capacity: int
     """The capacity in bytes; 0 if it is not known."""
     leased: int

@@ -122,7 +122,7 @@ class CheckConsumption(Request, frozen=True):
 
 
 class Explain(Request, frozen=True):
-    """Ask for a text that says why a sample is not dealt, or with `count` why a claim for so many rows would wait."""
+    """Ask for a text that says why a sample is not dealt, or with `count` why a claim for that many rows waits."""
 
     partition: str
     row: AnyIndex | None = None

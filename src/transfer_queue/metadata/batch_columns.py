@@ -93,7 +93,7 @@ def packed(numbers: IntArray) -> tuple[int, npt.NDArray[Any]]:
 
 
 def unpacked(least: int, distances: npt.NDArray[Any]) -> IntArray:
-    """The inverse of `packed`."""
+    """Unpack integers: the inverse of `packed`."""
     return distances.astype(np.int64) + least
 
 

@@ -18,8 +18,8 @@ class PartitionSnapshot:
         partition_id: The name of the partition.
         rows: The global indexes of its samples, int64 [rows], ascending.
         fields: The names of its fields.
-        produced: 1 where a sample has a field, int8 [rows, fields].
-        consumed: Task -> 1 where it has consumed a sample, int8 [rows].
+        produced: 1 if a sample has a field, int8 [rows, fields].
+        consumed: Task -> 1 for each sample that it has consumed, int8 [rows].
         keys: The key of each sample; None for one without a key.
         tags: The tag of each sample.
 
@@ -64,12 +64,12 @@ class PartitionSnapshot:
 
     @cached_property
     def production_status(self) -> torch.Tensor:
-        """1 where a sample has a field, int8 [highest global index + 1, fields]; 0 also where there is no sample."""
+        """1 if a sample has a field, int8 [highest global index + 1, fields]; 0 also for indexes without a sample."""
         return self._dense(self._produced)
 
     @cached_property
     def consumption_status(self) -> dict[str, torch.Tensor]:
-        """Task -> int8 [highest global index + 1], 1 where the task has consumed the sample."""
+        """Task -> int8 [highest global index + 1], 1 if the task has consumed the sample."""
         return {task: self._dense(column) for task, column in self._consumed.items()}
 
     def _dense(self, column: np.ndarray) -> torch.Tensor:

@@ -83,11 +83,11 @@ class PickledValues:
 
     def report(self) -> None:
         """Log how many values were refused."""
-        told = [f"{what} of {partition!r}: {count}" for (partition, what), count in self.found.items() if count]
-        if told:
+        counts = [f"{what} of {partition!r}: {count}" for (partition, what), count in self.found.items() if count]
+        if counts:
             get_logger(__name__).warning(
                 "the checkpoint was loaded with allow_pickle=False; values that need pickle cannot be read: %s",
-                "; ".join(told[:20]),
+                "; ".join(counts[:20]),
             )
 
 

@@ -46,8 +46,8 @@ def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes],
     dtype, dtypes = getattr(torch, field.dtype), None
     if field.dtypes:
         all_of_it = [getattr(torch, name) for name in field.dtypes]
-        told = codes.get(field.name)
-        dtypes = [all_of_it[code] for code in told] if told is not None and len(told) == rows else None
+        by_row = codes.get(field.name)
+        dtypes = [all_of_it[code] for code in by_row] if by_row is not None and len(by_row) == rows else None
         dtype = promoted(all_of_it)
     if field.shape is not None:
         return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)

@@ -77,7 +77,7 @@ class ServerConnection:
 
     @property
     def clogged(self) -> bool:
-        """Whether so many replies are unread that no further messages are served."""
+        """Whether too many replies are unread to serve further messages."""
         return self.out_bytes + len(self.sealed) > OUTPUT_MARK
 
     @property
