@@ -1,4 +1,4 @@
-"""What metrics are told of the state: in short steps, between which anything may happen."""
+"""The state is measured for metrics in short steps, between which anything may happen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transfer_queue.sampler import RankAwareSampler
 
 
 def end_of(steps: Generator[None, None, StateMeasures]) -> StateMeasures:
-    """What it comes to, all remaining steps done."""
+    """Do all remaining steps and return the result."""
     while True:
         try:
             next(steps)
@@ -49,7 +49,7 @@ def test_partitions_beyond_the_named_ones_are_reported_together(h: Harness, monk
 
 
 def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values are counted with every copy, bytes too; what lies in an external store is told as that."""
+    """Values and bytes are counted including copies; values in an external store have a tier of their own."""
     monkeypatch.setattr(state_metrics, "NAMED", 2)
     h = Harness()
     for unit, tier, store in ((1, DISK, ""), (2, MEMORY, "{}")):  # beside the one that is there

@@ -1,4 +1,4 @@
-"""Blocks that are moved to disk: which, when, how far; and the life of `test_moves` with units there."""
+"""Blocks that are moved to disk: which ones, when and how many; the moves of `test_migration_planner` with disks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Tiers(Life):
 
     @rule(unit=st.integers(0, 1), waits=st.booleans())
     def short(self, unit: int, waits: bool) -> None:
-        """Writers wait for space, or no longer."""
+        """Set whether writers wait for space."""
         freed = self.h.controller.context.activity.freed.get(unit, 0)
         assert self.h.ask(SpaceShortReport(unit, ["somebody"] if waits else [], freed), f"unit-{unit}") == Done()
 
     @precondition(lambda self: self.values)
     @rule(unit=st.integers(0, 1), count=st.integers(1, 12))
     def fill(self, unit: int, count: int) -> None:
-        """So many extents of a block each."""
+        """Put a number of extents with one block each."""
         for _ in range(count):
             self.put(2, ["x"], [unit], close=True)
 
@@ -57,14 +57,14 @@ TestTiers.settings = settings(max_examples=30, stateful_step_count=40, deadline=
 
 @pytest.fixture
 def life() -> Tiers:
-    """No replicas, nothing put."""
+    """Return a life without replicas and without blocks."""
     made = Tiers()
     made.start(1)
     return made
 
 
 def lie_in(life: Tiers) -> list[set[int]]:
-    """The units of each block, the oldest first."""
+    """Return the units of each block, the oldest block first."""
     return [{place.unit for place in places} for _, _, places, _ in life.h.state.blocks.live_blocks()]
 
 
@@ -93,7 +93,7 @@ def test_open_extents_stay(life: Tiers) -> None:
 
 
 def test_waiting_writers_get_space_below_the_watermark(life: Tiers) -> None:
-    """As for a block that is too large for what is free: more and more is moved, until nobody waits."""
+    """As for a block that is too large for the free space: more is moved until no writer waits."""
     for _ in range(4):
         life.put(2, ["x"], [0], close=True)
     assert settle(life.h, life.units) == []
@@ -149,7 +149,7 @@ def test_a_full_disk_is_not_asked_again_and_again(life: Tiers) -> None:
 
 
 def test_drains_over_tiers(life: Tiers) -> None:
-    """Out of memory into memory, and to disk what has no room there; off disk to disk, and into memory at last."""
+    """A drain moves blocks to a unit of the same tier, or of the other tier if there is none with space."""
     for _ in range(4):
         life.put(2, ["x"], [0], close=True)
     life.h.ask(Drain(0))
