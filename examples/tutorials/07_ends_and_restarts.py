@@ -179,7 +179,7 @@ def saved(folder: Path) -> None:
     try:
         tq.get_client().get_data(meta)
     except tq.StaleMetadataError as error:
-        assert "a checkpoint was loaded since this metadata was made" in str(error)
+        assert "a checkpoint was loaded after this metadata was fetched" in str(error)
 
 
 # %%

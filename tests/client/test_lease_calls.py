@@ -110,7 +110,7 @@ class TestAcks:
         a = cluster.client("a")
         a.put(numbers(4), partition_id="p")
         meta = fetch(a, 4)
-        with pytest.raises(InvalidArgumentError, match="whole groups"):
+        with pytest.raises(InvalidArgumentError, match="complete groups"):
             a.ack(meta[:3])
         assert a.ack(meta[2:])
 

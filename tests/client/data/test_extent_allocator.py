@@ -626,7 +626,7 @@ def test_what_a_lost_unit_held_is_forgotten(tmp_path: Path) -> None:
 def test_a_unit_that_is_another_now_grants_and_frees_nothing(servers: Servers, space: ExtentAllocator) -> None:
     reserved = servers.run(space.reserve(10))
     servers.units[0].number = 1
-    with pytest.raises(UnitLostError, match="storage unit 0 is lost, and storage unit 1 is in its place"):
+    with pytest.raises(UnitLostError, match="storage unit 0 is lost; storage unit 1 has replaced it"):
         servers.run(space.reserve(DEDICATED))
     space.abandon(reserved)
     space.drain()

@@ -484,7 +484,7 @@ def test_a_store_that_dies_in_the_middle_of_a_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(StoredBlocks, "pieces", killing)
-        with pytest.raises(CheckpointError, match="gone from the store of storage unit 0"):
+        with pytest.raises(CheckpointError, match="missing in the store of storage unit 0"):
             tq.save_checkpoint(tmp_path / "one")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
     until(lambda: not client.check_production_status(["dense"], "p"), "what was lost is told")
