@@ -49,6 +49,19 @@ def test_a_fetch_that_was_reported_is_met(start: Start, caplog: pytest.LogCaptur
     assert "the partition does not exist yet" in reported(caplog)[0]
 
 
+@pytest.mark.parametrize("wait", ["get_meta", "await_batch"])
+def test_a_fetch_of_no_samples_neither_waits_nor_reports(
+    start: Start, caplog: pytest.LogCaptureFixture, wait: str
+) -> None:
+    cluster = start(seed=1, conf=conf(10))
+    a = cluster.client("a")
+    a.put(numbers(3), partition_id="p")
+    before = cluster.controller.context.measures.counters["requests"]
+    getattr(a, wait)(["x"], 0, "p", task_name="train", timeout=100)
+    assert cluster.controller.context.measures.counters["requests"] == before + 1
+    assert reported(caplog) == []
+
+
 @pytest.mark.parametrize("seconds", [None, 100.0])
 def test_nothing_is_reported_before_that_or_if_it_is_switched_off(
     start: Start, caplog: pytest.LogCaptureFixture, seconds: float | None
