@@ -178,7 +178,7 @@ def test_a_controller_checks_the_lock_before_it_treats_a_client_as_gone(tmp_path
     presence = ClientLiveness(clients, "silent")
     second = core()
     second.tick(time.monotonic() + GRACE_SECONDS)
-    assert (list(second.connections), list(second.departed)) == (["silent"], ["dead"])
+    assert (list(second.context.connections.peers), list(second.context.connections.departed)) == (["silent"], ["dead"])
     presence.end()
     second.tick(time.monotonic() + 3 * GRACE_SECONDS)
-    assert set(second.departed) == {"dead", "silent"}
+    assert set(second.context.connections.departed) == {"dead", "silent"}
