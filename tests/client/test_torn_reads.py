@@ -182,7 +182,7 @@ def test_replaced_again_and_again(a: Client, b: Client, monkeypatch: pytest.Monk
         return copies[-1]
 
     monkeypatch.setattr(data_path, "gather", slow)
-    with pytest.raises(StorageKeyNotFoundError, match="replaced 8 times"):
+    with pytest.raises(StorageKeyNotFoundError, match="replaced in each of 8 attempts"):
         b.get_data(meta)
     assert len(copies) == data_path.READ_ATTEMPTS == 8
 
