@@ -581,7 +581,7 @@ class TestKVBatchMeta:
             meta.select_keys("a"),
             meta.chunk(2)[0],
             KVBatchMeta.concat([meta]),
-            KVBatchMeta._made(*[[]] * 2, "p", []),
+            KVBatchMeta._make(*[[]] * 2, "p", []),
         ):
             for tag in cut.tags:
                 tag["of"] = "changed"

@@ -33,7 +33,7 @@ class Current:
     def has_ended(self) -> bool:
         """Return whether the system that this process attached to without `init` has ended."""
         found = self.found
-        return found is not None and found is self.system and not found.is_there()
+        return found is not None and found is self.system and not found.is_running()
 
 
 CURRENT = Current()
@@ -105,9 +105,9 @@ def _folder_of(config: Any) -> str | None:
     return None if folder is None else str(folder)
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     """Attach a forked child like its parent. It owns nothing, because `RunningSystem.owned` compares the pid."""
     CURRENT.lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)

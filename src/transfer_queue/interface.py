@@ -138,7 +138,7 @@ def init(
         _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
-            if CURRENT.system.alive():
+            if CURRENT.system.is_alive():
                 _refuse_running(CURRENT.system, attach)
                 _check_name(conf, CURRENT.system)
                 if CURRENT.client.closed:
@@ -178,8 +178,8 @@ def _start(
     if attach == "require":
         name = settings.name or system_name() or DEFAULT_NAME
         raise AttachError(
-            f"no system is running under the name {name!r}{SystemFolder.of(name).crash()}, and attach is 'require': "
-            f"start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
+            f"no system is running under the name {name!r}{SystemFolder.named(name).describe_crash()}, and attach is "
+            f"'require': start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
         )
     under_ray = on_ray.is_used(settings.runtime)
     settings.check_runtime(under_ray)
@@ -235,7 +235,7 @@ def _in_force(
         merged = merge(client.storage_manager.config.get("conf"))
     differing = differences(conf, as_json(merged))
     if differing:
-        _logger.warning("%s", system.with_other_settings(differing))
+        _logger.warning("%s", system.settings_warning(differing))
     OmegaConf.update(merged, "system.folder", str(system.folder), force_add=True)
     return ConfigInForce(merged, flags={"allow_objects": True})
 
@@ -337,7 +337,7 @@ def save_checkpoint(
     target = Path(os.path.realpath(checkpoint_dir))
     content = {"storage_saved": True, "user_metadata": checkpoint_folder.user_metadata(metadata)}
     checkpoint_folder.check_target(target)
-    with checkpoint_folder.replacing(target) as draft:
+    with checkpoint_folder.replace_folder(target) as draft:
         for attempt in range(1, SAVE_ATTEMPTS + 1):
             try:
                 _save_cut(client, draft, target)
@@ -363,7 +363,7 @@ def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
             client.end_checkpoint(cut)
         raise
     if not client.end_checkpoint(cut):
-        raise checkpoint_folder.broken(target)
+        raise checkpoint_folder.incomplete_save_error(target)
 
 
 def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True) -> None:
@@ -403,9 +403,9 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
     # callers may have replaced the methods that load by older ones
     more = {} if Boolean().convert("allow_pickle", allow_pickle) else {"allow_pickle": False}
     folder = Path(os.path.realpath(checkpoint_dir))
-    with checkpoint_folder.reading(folder):
+    with checkpoint_folder.read_guard(folder):
         checkpoint_folder.put_back(folder)
-    checkpoint_folder.check(folder)
+    checkpoint_folder.check_folder(folder)
     client.load_storage_checkpoint(folder, **more)
     client.load_controller_checkpoint(folder / checkpoint_folder.STATE, **more)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from simulated import Start, ragged, rows_of, same, table
-from transfer_queue.core.tables.field_types import promotes
+from transfer_queue.core.tables.field_types import can_promote
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
@@ -134,11 +134,11 @@ def test_dtypes_that_torch_does_not_promote_are_refused(a: Client) -> None:
 
 def test_the_controller_knows_which_dtypes_torch_promotes() -> None:
     for one, other in itertools.combinations(sorted(DTYPES), 2):
-        if promotes(one, other):
-            assert promotes(other, one)
+        if can_promote(one, other):
+            assert can_promote(other, one)
             assert torch.promote_types(DTYPES[one], DTYPES[other]) is not None
     numbers = ("bool", "uint8", "int8", "int64", "float16", "bfloat16", "float64", "complex64", "complex128")
-    assert all(promotes(one, other) for one in numbers for other in numbers)
+    assert all(can_promote(one, other) for one in numbers for other in numbers)
     assert set(numbers) <= set(ITEM_SIZES)
 
 

@@ -40,7 +40,7 @@ def test_after_a_burst(cluster: Cluster) -> None:
             clients[0].clear_samples(meta)
     for _ in range(8):
         cluster.advance(PERIOD)
-        while cluster.unit.idle():
+        while cluster.unit.work_ahead():
             pass
     live = cluster.controller.state.blocks.live_bytes
     assert 4 * MIB < live < 5 * MIB

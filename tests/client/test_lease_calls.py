@@ -188,7 +188,7 @@ class TestRenewal:
         again = fetch(b, timeout=20.0)
         a.pause_renewals(False)
         cluster.advance(30.0)
-        assert a.operations.renewals.next() is None
+        assert a.operations.renewals.next_deadline() is None
         assert not a.ack(meta)
         assert b.ack(again)
 
@@ -293,9 +293,9 @@ class TestRenewer:
         gc.collect()
         clock[0] = 1.0
         assert runs.answered.wait(20.0)
-        assert renewals.next() == 1.001
+        assert renewals.next_deadline() == 1.001
         renewals.forget(1)
-        assert renewals.next() is None
+        assert renewals.next_deadline() is None
         renewer.close(20.0)
 
 

@@ -245,7 +245,7 @@ class TestOneClientManyThreads:
             call = next(operation)
             while True:
                 with lock:
-                    sequence, _ = a.state.session.begin(call.request)
+                    sequence, _ = a.state.session.begin_request(call.request)
                     reply = self._serve(cluster, call, sequence)
                 try:
                     call = operation.send(reply)
@@ -279,7 +279,7 @@ class TestOneClientManyThreads:
             assert isinstance(answer, SendReply)
             return answer.reply
         first, *others = cluster.controller.handle("a", 10**6, RequestEnvelope(sequence, 0, call.request), 0.0)
-        cluster._core(others)
+        cluster._run_core_effects(others)
         assert isinstance(first, Send)
         return first.reply
 

@@ -37,8 +37,8 @@ def restart(cluster: Cluster) -> None:
 
 def end_connections(cluster: Cluster, number: int) -> None:
     name = f"unit-{number}"
-    cluster._core(cluster.controller.closed(name, UNIT_PEER - number, cluster.clock.now))
-    cluster.controller.opened(name, UNIT_PEER - number)
+    cluster._run_core_effects(cluster.controller.on_disconnect(name, UNIT_PEER - number, cluster.clock.now))
+    cluster.controller.on_connect(name, UNIT_PEER - number)
 
 
 def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) -> None:
@@ -57,9 +57,11 @@ def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) ->
     cluster.units.append(unit)
     cluster._unit_sequences.append(0)
     end_connections(cluster, old.number)
-    cluster.controller.opened(f"unit-{number}", UNIT_PEER - number)
+    cluster.controller.on_connect(f"unit-{number}", UNIT_PEER - number)
     extents = unit.register()
-    cluster._from_unit(unit, RegisterUnit("unit", str(folder), unit.room.arena.boot_id, "unit-0", "at noon", extents))
+    cluster._deliver_from_unit(
+        unit, RegisterUnit("unit", str(folder), unit.room.arena.boot_id, "unit-0", "at noon", extents)
+    )
     for client in cluster._clients:
         if client not in kept:
             client.reconnect()

@@ -341,7 +341,7 @@ class TestNothingIsLeft:
 
         def look() -> tuple[Any, ...]:
             state = cluster.controller.state
-            partitions = {name: partition.comparable() for name, partition in state.partitions.items()}
+            partitions = {name: partition.to_comparable() for name, partition in state.partitions.items()}
             return partitions, state.next_index, state.blocks.live_bytes, cluster.unit.table.leased
 
         return look

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.client.checkpoint import block_file, checkpoint_data
-from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned, write_blocks
+from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, space_of_blocks, write_blocks
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.store_io import StoreAllocator, StoredBlocks
 from transfer_queue.errors import CheckpointError, UnitLostError
@@ -71,7 +71,7 @@ def test_what_is_loaded_is_saved_again(
     """Out of an arena into a file, into a store, into another file: the same bytes, never many at once."""
     folder, store = tmp_path_factory.mktemp("blocks"), Memory()
     nbytes = np.array(sizes, "i8")
-    taken = aligned(nbytes)
+    taken = space_of_blocks(nbytes)
     numbers, units, offset = np.arange(len(sizes)) + 1, np.zeros(len(sizes), "i8"), np.cumsum(taken) - taken
     memory = np.random.default_rng(1).integers(0, 256, int(taken.sum()) + 64, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,22 +93,22 @@ def test_what_is_loaded_is_saved_again(
 def load(path: Path, store: Store) -> checkpoint_data.Columns:
     """As a client does; each piece in an extent of its own."""
     with BlockFile(path) as file:
-        source = checkpoint_data.sources([file], None)
-        piece, within, sizes = checkpoint_data.pieces(source, external=True)
+        source = checkpoint_data.block_sources([file], None)
+        piece, within, sizes = checkpoint_data.layout_pieces(source, external=True)
         reserved = [Reserved(0, n, n * GRANULE, 1, size, size) for n, size in enumerate(sizes, 1)]
         spaces = [[StoreAllocator(store, UNIT, place, place.nbytes, 1.0)] for place in reserved]
-        checkpoint_data.copy_in(source, piece, within, spaces)  # type: ignore[arg-type]
-        (placed,) = checkpoint_data.placed(source, piece, within, reserved)
+        checkpoint_data.copy_blocks(source, piece, within, spaces)  # type: ignore[arg-type]
+        (placed,) = checkpoint_data.block_locations(source, piece, within, reserved)
         return placed
 
 
 def contents(path: Path) -> list[bytes]:
     """The blocks in a file, by number."""
     with BlockFile(path) as file:
-        source = checkpoint_data.sources([file], None)
+        source = checkpoint_data.block_sources([file], None)
         whole = np.zeros(file.index.end, np.uint8)
         zeros = np.zeros(len(source.number), "i8")
-        checkpoint_data.copy_in(source, zeros, source.position, [[whole]])
+        checkpoint_data.copy_blocks(source, zeros, source.position, [[whole]])
         found = {
             number: whole[at : at + length].tobytes()
             for number, at, length in zip(source.number.tolist(), source.position.tolist(), source.nbytes.tolist())

@@ -39,7 +39,7 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
     The look before a copy sees nothing: what is tried is that something changes after it.
     """
     seen: list[LookupReply] = []
-    look = ClientContext.unchanged
+    look = ClientContext.is_unchanged
 
     def unchanged(state: ClientContext, reply: LookupReply) -> bool:
         return look(state, reply) if seen and seen[-1] is reply else True
@@ -49,7 +49,7 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
         return real_gather(reply, *arguments, **more)
 
     monkeypatch.setattr(data_path, "gather", spy)
-    monkeypatch.setattr(ClientContext, "unchanged", unchanged)
+    monkeypatch.setattr(ClientContext, "is_unchanged", unchanged)
     return seen
 
 

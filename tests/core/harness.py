@@ -28,7 +28,7 @@ from transfer_queue.core.events.effects import (
     SendToUnit,
 )
 from transfer_queue.core.events.records import AnyRecord, Unparked
-from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copied
+from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import invariants, serialization, validation
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
@@ -193,10 +193,10 @@ class Harness:
 
         def reads(question: Question) -> ViewReply:
             asked = msgspec.msgpack.decode(encode(question), type=Question)
-            reply = self.controller.sampler_reads(ask.number, asked)
+            reply = self.controller.answer_sampler_read(ask.number, asked)
             return msgspec.msgpack.decode(encode(reply), type=ViewReply)
 
-        view = RemotePartition(ask.shown, reads, copied)
+        view = RemotePartition(ask.shown, reads, copy_containers)
         outcome: Any
         try:
             found = answer(self.users, describe(self.users), ask.call, RemoteReady(ask.shown, reads, view), view)
@@ -205,7 +205,7 @@ class Harness:
             outcome = None
         except TransferQueueError as error:
             outcome = by_name(type(error).__name__)(str(error))
-        self.take(self.controller.sampler_answered(ask.number, outcome, self.now))
+        self.take(self.controller.on_sampler_answer(ask.number, outcome, self.now))
 
     def client(self, name: str) -> Client:
         """The client of this name, connected."""
@@ -219,12 +219,12 @@ class Harness:
         """A further connection of a client; it uses it from now on."""
         self.peers += 1
         self.clients[name].peer = self.peers
-        self.controller.opened(name, self.peers)
+        self.controller.on_connect(name, self.peers)
         return self.peers
 
     def disconnect(self, name: str, peer: int | None = None) -> None:
         """A connection of the client ends."""
-        self.take(self.controller.closed(name, self.clients[name].peer if peer is None else peer, self.now))
+        self.take(self.controller.on_disconnect(name, self.clients[name].peer if peer is None else peer, self.now))
 
     def send(self, request: AnyRequest, name: str = "w", sequence: int | None = None) -> int:
         """Sends a request on the client's connection; gives its sequence. With `sequence` it is sent again."""
@@ -281,7 +281,7 @@ class Harness:
             outcome = work.run()
         except Exception as error:
             outcome = error
-        self.take(self.controller.worked(work.number, outcome, self.now))
+        self.take(self.controller.on_deal_computed(work.number, outcome, self.now))
 
     def tick(self, now: float) -> None:
         """Time passes."""

@@ -99,8 +99,8 @@ def test_the_initial_values_are_the_declared_ones() -> None:
 
 def test_a_column_is_saved_and_restored() -> None:
     one, again = table(), Table()
-    again.restore(through_file(one.saved()))
-    assert again.comparable() == one.comparable()
+    again.restore(through_file(one.to_tree()))
+    assert again.to_comparable() == one.to_comparable()
     assert again.jobs[7].name == "seven"
     assert again.jobs[7].rows.tolist() == [4, 5]
     assert again.chunks[2].score.tolist() == [50, -1, -1]
@@ -109,27 +109,27 @@ def test_a_column_is_saved_and_restored() -> None:
 
 @pytest.mark.parametrize("name", [column.name for column in Table.declared_columns()])
 def test_every_column_is_compared(name: str) -> None:
-    one, other = table().comparable(), Table().comparable()
+    one, other = table().to_comparable(), Table().to_comparable()
     assert one[name] != other[name]
-    assert table().comparable() == one
+    assert table().to_comparable() == one
 
 
 def test_a_changed_number_of_the_added_column_is_compared() -> None:
     one, other = table(), table()
     other.chunks[2].score[0] = 51
-    assert one.comparable() != other.comparable()
+    assert one.to_comparable() != other.to_comparable()
 
 
 def test_a_column_by_name_without_values_equals_a_missing_one() -> None:
     one, other = chunk(), chunk()
     one.size = other.size = 3
     other.seen["later"] = np.zeros(3, "u2")
-    assert one.comparable() == other.comparable()
+    assert one.to_comparable() == other.to_comparable()
 
 
 def test_a_tree_without_the_added_column_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="required field `score`"):
-        Now().restore(chunk(Before).saved())
+        Now().restore(chunk(Before).to_tree())
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_tree_without_the_added_column_is_refused() -> None:
     ],
 )
 def test_a_tree_of_another_form_is_refused(path: tuple[Any, ...], to: Any, words: str) -> None:
-    tree = through_file(table().saved())
+    tree = through_file(table().to_tree())
     at = tree
     for step in path[:-1]:
         at = at[step]
@@ -182,7 +182,7 @@ def test_impossible_numbers_are_refused(change: Callable[[Table], None], words: 
 
 
 def test_two_entries_with_the_same_key_are_refused() -> None:
-    tree = table().saved()
+    tree = table().to_tree()
     tree["jobs"] *= 2
     tree["rows"] = {"ends": np.array([2, 4]), "values": np.arange(4)}
     with pytest.raises(ValueError, match="2 entries have 1 distinct keys"):

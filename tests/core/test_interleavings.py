@@ -388,7 +388,7 @@ class Interleavings(RuleBasedStateMachine):
         if client is None or client not in self.h.clients or (client.startswith("w") and client != self.writer):
             return
         kept = self.h.state.clients.get(client)
-        if kept is not None and kept.over(sequence):
+        if kept is not None and kept.is_finished(sequence):
             return
         if kept is not None and sequence in kept.replies:
             before = self.h.state.snapshot()
@@ -549,7 +549,7 @@ class Interleavings(RuleBasedStateMachine):
         for (client, sequence), claim in self.waiting.items():
             assert self.h.parked(sequence, client)
             model = self.model.get(claim.partition)
-            if model is None or self.h.controller.context.background_deals.busy(claim.partition, claim.task):
+            if model is None or self.h.controller.context.background_deals.is_computing(claim.partition, claim.task):
                 continue
             assert claim.wait is not None, "only a deal under way keeps it"
             ready = model.ready(claim.task, claim.fields)

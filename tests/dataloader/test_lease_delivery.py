@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 import transfer_queue as tq
 from simulated import Start, numbers
-from transfer_queue.dataloader.lease_delivery import hand_back
-from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
+from transfer_queue.dataloader.lease_delivery import return_batches
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
@@ -169,7 +169,7 @@ class TestInOneProcess:
     def test_handing_back_what_cannot_be_is_no_error(self, a: Client, b: Client, dataset: Build) -> None:
         meta = b.get_meta(["x"], 4, "p", task_name="train", sampling_config={"dp_rank": 0, "batch_index": 0}, lease=5)
         a.clear_partition("p")
-        hand_back(b, [meta])
+        return_batches(b, [meta])
         assert not b.ack(meta)
 
 
@@ -248,4 +248,4 @@ class TestWithWorkers:
     def test_a_plain_loader_with_workers_is_refused(self, system: Any, partition: str) -> None:
         dataset = StreamingDataset(system, **arguments(partition_id=partition))
         with pytest.raises(InvalidArgumentError, match="StreamingDataLoader"):
-            next(iter(DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=as_it_is)))
+            next(iter(DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=identity)))

@@ -27,7 +27,7 @@ import transfer_queue as tq
 import warm
 from simulated import numbers, ragged, table
 from transfer_queue.dataloader import streaming_dataset
-from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, as_it_is
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.dataloader.worker_channel import Channel
 from transfer_queue.errors import BatchGoneError, StorageKeyNotFoundError
@@ -338,7 +338,7 @@ class TestPlace:
         loader = StreamingDataLoader(dataset(partition_id=empty), num_workers=2, persistent_workers=True)
         found: list[int] = []
         waiting = threading.Thread(target=lambda items: found.extend(values(items)), args=(iter(loader),))
-        want = Channel.want
+        want = Channel.send_wanted
         steps = iter([filled])
 
         def step_before(channel: Channel, version: int, number: int) -> None:
@@ -348,7 +348,7 @@ class TestPlace:
                 another.join()
             want(channel, version, number)
 
-        monkeypatch.setattr(Channel, "want", step_before)
+        monkeypatch.setattr(Channel, "send_wanted", step_before)
         waiting.start()
         waiting.join(60)
         came = list(found)
@@ -559,7 +559,7 @@ class TestPlainLoader:
 
     @pytest.mark.parametrize("workers", [0, 1, 2])
     def test_shares_the_batches(self, dataset: Build, filled: str, workers: int) -> None:
-        loader = DataLoader(dataset(), batch_size=None, num_workers=workers, collate_fn=as_it_is)
+        loader = DataLoader(dataset(), batch_size=None, num_workers=workers, collate_fn=identity)
         items = list(loader)
         assert {len(meta) for _, meta in items} == {MICRO}
         assert sorted(values(items)) == list(range(ROWS))
@@ -573,7 +573,7 @@ class TestPlainLoader:
 
         def loader() -> Any:
             stream = dataset(task_name="same")
-            return stateful.StatefulDataLoader(stream, batch_size=None, collate_fn=as_it_is, **way)
+            return stateful.StatefulDataLoader(stream, batch_size=None, collate_fn=identity, **way)
 
         whole = values(loader())
         first = loader()

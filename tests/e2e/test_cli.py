@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from transfer_queue.cli.status_table import table
+from transfer_queue.cli.status_table import format_table
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress, Timing, UnitProgress
 from transfer_queue.messages.system import SystemStatus
@@ -106,7 +106,7 @@ def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> Non
     none = "controller.journal.durability=none"
     assert command("start", "--name", NAME, "--set", none).returncode == 0
     monkeypatch.setenv("TQ_SYSTEM", NAME)
-    system, logs = find(NAME), SystemFolder.of(NAME).logs
+    system, logs = find(NAME), SystemFolder.named(NAME).logs
     assert system is not None
     supervisor = psutil.Process(system.description.pid)
     try:
@@ -139,23 +139,23 @@ def test_table_of_everything() -> None:
     partition = PartitionProgress(
         "p", 5, 2, True, 4, 3 * 2**20, [FieldProgress("x", 4, "int64[3]")], [TaskProgress("t", 1, 2, 3.25)], 1
     )
-    lines = table(SystemStatus([partition], {})).splitlines()
+    lines = format_table(SystemStatus([partition], {})).splitlines()
     assert lines[0] == "p: 5 samples, 3.0 MiB, 2 pre-allocated, groups of 4, 1 orphaned groups, sealed"
     assert lines[1].split() == ["field", "x", "produced", "4/5", "int64[3]"]
     assert lines[2].split() == ["task", "t", "consumed", "1/5", "2", "claims", "wait,", "the", "longest", "3.2", "s"]
-    assert table(SystemStatus([], {})) == "no partitions"
+    assert format_table(SystemStatus([], {})) == "no partitions"
     counts = [0, 0, 0, 100, *[0] * (len(LOOP_BOUNDS) - 3)]
     busy = SystemStatus([], {}, requests=[Timing("Publish", counts, 0.01)], longest=("Claim", 0.0042))
-    assert table(busy).splitlines()[-1] == (
+    assert format_table(busy).splitlines()[-1] == (
         "controller, 99 % of requests within: Publish 0.1 ms x 100; longest recent event 4.2 ms (Claim)"
     )
 
 
 def test_bytes_by_tier_are_shown_where_there_are_two() -> None:
     memory = [UnitProgress(0, MEMORY, 8 << 20, 3 << 20), UnitProgress(1, MEMORY, 8 << 20, 2 << 20, True)]
-    assert table(SystemStatus([], {}, units=memory)) == "no partitions"
+    assert format_table(SystemStatus([], {}, units=memory)) == "no partitions"
     disk = UnitProgress(2, DISK, 64 << 20, 1 << 20)
-    shown = table(SystemStatus([], {}, units=[*memory, disk])).splitlines()
+    shown = format_table(SystemStatus([], {}, units=[*memory, disk])).splitlines()
     assert shown[2:] == [
         "storage in memory: 5.0 of 16.0 MiB leased, units: 2, being drained: 1",
         "storage on disk: 1.0 of 64.0 MiB leased, units: 1",
@@ -165,7 +165,7 @@ def test_bytes_by_tier_are_shown_where_there_are_two() -> None:
 def test_where_the_bytes_of_a_partition_are_is_shown_where_it_has_two_tiers() -> None:
     def first(stored: dict[str, int]) -> str:
         partition = PartitionProgress("p", 5, 0, False, None, 3 * 2**20, [], [], stored=stored)
-        return table(SystemStatus([partition], {})).splitlines()[0]
+        return format_table(SystemStatus([partition], {})).splitlines()[0]
 
     assert first({MEMORY: 3 << 20}) == "p: 5 samples, 3.0 MiB"
     assert first({MEMORY: 1 << 20, DISK: 2 << 20}) == "p: 5 samples, 3.0 MiB (1.0 in memory, 2.0 on disk)"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from transfer_queue.cli import main, watch
-from transfer_queue.cli.status_table import document, rates, table
+from transfer_queue.cli.status_table import format_table, rates, status_as_json
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
@@ -49,17 +49,17 @@ def test_what_is_new_began_at_zero() -> None:
 
 
 def test_rates_stand_beside_the_counts() -> None:
-    lines = table(status_of(9, 9), {("p", "field", "x"): 15.04, ("p", "task", "t"): 0.0}).splitlines()
+    lines = format_table(status_of(9, 9), {("p", "field", "x"): 15.04, ("p", "task", "t"): 0.0}).splitlines()
     assert lines[1].split() == ["field", "x", "produced", "1/1", "15.0/s", "int64[]"]
     assert lines[2].split() == ["task", "t", "consumed", "1/1", "0.0/s"]
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in table(status_of(1, 1, "p\x1b[2J"))
+    assert "\x1b" not in format_table(status_of(1, 1, "p\x1b[2J"))
 
 
 def test_a_document_has_every_field_by_name() -> None:
-    found = document(status_of(9, 4), {("p", "field", "x"): 1.5})
+    found = status_as_json(status_of(9, 4), {("p", "field", "x"): 1.5})
     (partition,) = found["partitions"]
     assert set(PartitionProgress.__struct_fields__) <= set(partition)
     assert partition["fields"][0]["produced_per_second"] == 1.5

@@ -212,7 +212,7 @@ def test_a_system_comes_and_goes_without_a_trace(place: Place) -> None:
     for _ in range(3):
         system = place.start()
         assert system.owned
-        assert system.alive()
+        assert system.is_alive()
         assert ask(system, CreatePartition("p")) == Done(True)
         servers = servers_of(system)
         assert len(list(place.arenas.iterdir())) == 1
@@ -220,7 +220,7 @@ def test_a_system_comes_and_goes_without_a_trace(place: Place) -> None:
         # at once, not some time later
         assert [p for p in servers.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
         assert place.is_empty(), place.story()
-        assert not system.alive()
+        assert not system.is_alive()
         system.stop()
     assert descriptors() == before
 

@@ -65,12 +65,12 @@ class Nodes:
     def tell_gone(self, node: int) -> None:
         """Says that a node is gone."""
         with ControlClient(self.systems[0]) as asking:
-            asking.ask(NodeGone(f"node-{node}", "just now"), Done)
+            asking.request(NodeGone(f"node-{node}", "just now"), Done)
 
     def units(self) -> dict[str, int]:
         """Node -> one of its units."""
         with ControlClient(self.systems[0]) as asking:
-            return {unit.node: unit.unit for unit in asking.ask(Topology(), TopologyReply).units}
+            return {unit.node: unit.unit for unit in asking.request(Topology(), TopologyReply).units}
 
     def stop(self) -> None:
         for system in reversed(self.systems):

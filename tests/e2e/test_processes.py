@@ -170,7 +170,7 @@ def test_servers_have_neither_torch_nor_ray(system: Any) -> None:
 def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a thousand tasks find the open extent full, one of them leases another one for all."""
     session, leased = tq.get_client().storage_manager.session, 0
-    begin = session.begin
+    begin = session.begin_request
 
     def counted(request: Any, payload: int = 0) -> tuple[int, bytes]:
         nonlocal leased
@@ -333,9 +333,9 @@ def test_init_does_not_hand_out_a_system_that_has_ended(monkeypatch: pytest.Monk
         first = CURRENT.system
         assert first is not None
         os.kill(first.description.pid, signal.SIGKILL)
-        until(lambda: not first.alive())
+        until(lambda: not first.is_alive())
         tq.init()
-        assert first.alive() is False, "what runs under its name is another"
+        assert first.is_alive() is False, "what runs under its name is another"
         tq.kv_put("key", "p", {"x": torch.ones(2)})
     finally:
         tq.close()

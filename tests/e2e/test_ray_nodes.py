@@ -124,13 +124,13 @@ def asking() -> Iterator[ControlClient]:
 def units() -> list[str]:
     """The nodes of the storage units."""
     with asking() as its:
-        return [unit.node for unit in its.ask(Topology(), TopologyReply).units]
+        return [unit.node for unit in its.request(Topology(), TopologyReply).units]
 
 
 def is_leaving(node: str) -> bool:
     """Whether all is being moved off the storage units of a node."""
     with asking() as its:
-        there = {unit.unit for unit in its.ask(Topology(), TopologyReply).units if unit.node == node}
+        there = {unit.unit for unit in its.request(Topology(), TopologyReply).units if unit.node == node}
         return all(unit.drained for unit in its.status().units if unit.unit in there)
 
 

@@ -287,7 +287,7 @@ def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytes
         with pytest.raises(ConnectionLostError):
             tq.kv_put("d", "p", {"x": torch.tensor(1)})
         log = Path(system.log_of(("controller", 0)))
-        until(lambda: not system.alive())
+        until(lambda: not system.is_alive())
         assert "is damaged at byte" in log.read_text()
         found = re.search(
             r"could not be started for ([\d.]+) s.*restart: 1", (system.logs / "supervisor.log").read_text()
@@ -332,7 +332,7 @@ def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() ->
         controller = server("controller")
         assert controller is not None
         os.kill(system.description.pid, signal.SIGKILL)
-        until(lambda: not system.alive())
+        until(lambda: not system.is_alive())
         assert psutil.wait_procs([controller], timeout=SECONDS)[0], "the controller goes on without its supervisor"
         with pytest.raises(ConnectionLostError) as lost:
             tq.kv_list("p")

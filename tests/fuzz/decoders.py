@@ -149,7 +149,7 @@ def answers(data: bytes) -> None:
 
     session = Session("c", KEY, lambda target: "nowhere")
     with refused():
-        answer = session.answer(data)
+        answer = session.decode_reply(data)
         for kind in (replies.batch_meta, replies.status):
             with refused():
                 if kind is replies.batch_meta and hasattr(answer.body, "produced"):
@@ -183,7 +183,7 @@ def _feed(service: EnvelopeService, check: Callable[[], None], data: bytes) -> N
     for at, body in enumerate(frames_of(data)):
         peer = 1 + (body[0] if body else 0) % 3
         with contextlib.suppress(ProtocolError):  # costs the connection
-            list(service.received(peer, body[1:], None, float(at)))
+            list(service.on_message(peer, body[1:], None, float(at)))
         if at % 8 == 7:
             list(service.ticked(float(at)))
         check()
@@ -196,16 +196,16 @@ def controller(data: bytes) -> None:
     later: list[Callable[[], Any]] = []
     service.attach(later.append)
     for peer, hello in enumerate((Hello("unit", "unit-0"), Hello("client", "writer"), Hello("client", "other")), 1):
-        service.opened(peer, hello)
+        service.on_connect(peer, hello)
     records: list[Any] = []
     core.take_records = lambda: records.extend(taken(core)) or []  # type: ignore[method-assign]
     before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
     try:
         with watched(service):
-            list(service.received(1, encode(RequestEnvelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
+            list(service.on_message(1, encode(RequestEnvelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
             _feed(service, lambda: invariants.check_invariants(core.state), data[1:])
-            service.opened(9, Hello("client", "honest"))
-            (reply,) = service.received(9, encode(RequestEnvelope(1, 0, Status())), None, 1e6)
+            service.on_connect(9, Hello("client", "honest"))
+            (reply,) = service.on_message(9, encode(RequestEnvelope(1, 0, Status())), None, 1e6)
             core.take_records()
     finally:
         put_decisions.MAX_RESERVED = before
@@ -230,14 +230,14 @@ def unit(data: bytes) -> None:
         service = UnitService(
             storage, session, lambda live: RegisterUnit("u", "a"), lambda: None, lambda: None, lambda order: None
         )
-        service.registered(3)
+        service.on_registered(3)
         for peer in (1, 2, 9):
-            service.opened(peer, Hello("client", f"writer-{peer}"))
+            service.on_connect(peer, Hello("client", f"writer-{peer}"))
         with watched(service):
             _feed(service, lambda: None, data)
             (reply,) = (
                 out
-                for out in service.received(9, encode(RequestEnvelope(1, 0, UnitStatus())), None, 1e6)
+                for out in service.on_message(9, encode(RequestEnvelope(1, 0, UnitStatus())), None, 1e6)
                 if out.peer == 9
             )
         status = msgspec.msgpack.decode(reply.body, type=ReplyEnvelope).body

@@ -218,7 +218,7 @@ class Life:
         self.kinds.add(type(request))
         if client not in self.peers:
             self.peers[client] = len(self.peers) + 1
-            self.controller.opened(client, self.peers[client])
+            self.controller.on_connect(client, self.peers[client])
         sequence = self.sequences[client] = self.sequences.get(client, 0) + 1
         envelope = _envelope(_encode(RequestEnvelope(sequence, max(0, sequence - 40), request)))
         self.take(self.controller.handle(client, self.peers[client], envelope, self.now))
@@ -237,10 +237,10 @@ class Life:
                 self.replies[names[effect.peer], effect.sequence] = effect.reply
             elif isinstance(effect, WriteState):
                 load_untrusted(_copied(effect.tree())["state"])
-                waits += self.controller.state_written(effect.name, None, self.now)
+                waits += self.controller.on_state_written(effect.name, None, self.now)
             elif isinstance(effect, ReadState):
                 tree = ProtocolError("there is no such file")
-                waits += self.controller.state_read(effect.client, effect.sequence, tree, self.now)
+                waits += self.controller.on_state_read(effect.client, effect.sequence, tree, self.now)
             elif isinstance(effect, SendToUnit):
                 self.orders.append((effect.unit, effect.request))
             elif isinstance(effect, FreeExtents):
@@ -261,7 +261,7 @@ class Life:
         self.take(self.controller.tick(self.now))
         while self.works:
             work = self.works.pop(0)
-            self.take(self.controller.worked(work.number, work.run(), self.now))
+            self.take(self.controller.on_deal_computed(work.number, work.run(), self.now))
 
     def numbers(self) -> list[int]:
         """Return the numbers that have a meaning in this run."""

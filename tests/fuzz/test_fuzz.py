@@ -12,7 +12,7 @@ from decoders import DECODERS, generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.net.server.sockets import bound_socket
+from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.metrics_http import serve_metrics
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -51,7 +51,7 @@ def test_new_inputs(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def endpoint() -> tuple[str, int]:
-    host, _, port = serve_metrics(bound_socket(("127.0.0.1", 0)), lambda: ["tq_partitions 1\n"]).partition(":")
+    host, _, port = serve_metrics(bind_socket(("127.0.0.1", 0)), lambda: ["tq_partitions 1\n"]).partition(":")
     return host, int(port)
 
 

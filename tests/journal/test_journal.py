@@ -17,7 +17,7 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import (
     Journal,
     Recovered,
-    numbers,
+    list_numbers,
     recover,
     segment_path,
     snapshot_of,
@@ -46,7 +46,7 @@ class Writer:
 
     def ask(self, body: object, now: float = 0.0) -> None:
         self.sequence += 1
-        self.controller.opened("c", 1)
+        self.controller.on_connect("c", 1)
         self.controller.handle("c", 1, RequestEnvelope(self.sequence, 0, body), now)  # type: ignore[arg-type]
         self.journal.append(self.controller.take_records())
         self.journal.commit()
@@ -102,7 +102,7 @@ def test_a_death_at_any_byte_leaves_a_prefix_of_the_commits(tmp_path: Path, snap
     writer.put("last")
     writer.journal.close()
     whole = writer.keys()
-    path = segment_path(folder, numbers(folder)[0][-1])
+    path = segment_path(folder, list_numbers(folder)[0][-1])
     data = path.read_bytes()
     seen = set()
     for size in range(len(data) - 1, -1, -1):
@@ -156,7 +156,7 @@ def test_a_crash_around_a_snapshot_loses_nothing(tmp_path: Path, crash: int) -> 
     found = recover(tmp_path, CLOCK)
     assert keys(found) == writer.keys()
     assert same(found.state, writer.controller.state)
-    segments, snapshots = numbers(tmp_path)
+    segments, snapshots = list_numbers(tmp_path)
     assert len(snapshots) <= 1
     assert all(number >= snapshots[0] for number in segments if snapshots)
 
@@ -206,7 +206,7 @@ def test_a_rotation_without_records_needs_no_file(tmp_path: Path) -> None:
     writer.put("a")
     assert [writer.journal.rotate() for _ in range(3)] == [2, 2, 2]
     writer.journal.close()
-    assert numbers(tmp_path) == ([1], [])
+    assert list_numbers(tmp_path) == ([1], [])
 
 
 # ---------------------------------------------------------------- damage
@@ -275,7 +275,7 @@ def test_after_another_boot_rows_have_aged_by_the_wall_clock(tmp_path: Path, sna
     writer.journal.close()
     booted = 1000.0 + 500.0 + 3600.0
     found = recover(tmp_path, ClockIdentity(b"2" * 16, booted))
-    assert found.state.partitions["p"].births.first(0) == -3600.0
+    assert found.state.partitions["p"].births.first_time(0) == -3600.0
     controller = Controller(SequentialSampler(), restored=found.state)
     controller.tick(3599.0)
     assert controller.state.partitions["p"].row_count == 1
@@ -288,4 +288,4 @@ def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:
     writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=10.0)), now=500.0)
     writer.put("a", now=500.0)
     writer.journal.close()
-    assert recover(tmp_path, ClockIdentity(CLOCK.boot, 3.0)).state.partitions["p"].births.first(0) == 500.0
+    assert recover(tmp_path, ClockIdentity(CLOCK.boot, 3.0)).state.partitions["p"].births.first_time(0) == 500.0

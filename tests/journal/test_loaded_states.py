@@ -46,7 +46,7 @@ class Server:
         self.controller = Controller(SequentialSampler(), restored=self.found.state, boot=os.urandom(4).hex())
         self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)
         self.states = StateFiles(folder / "states", LoadedStates(self.folder, sync))
-        self.controller.opened("c", 1)
+        self.controller.on_connect("c", 1)
 
     def ask(self, sequence: int, request: Any) -> list[Effect]:
         effects = self.controller.handle("c", 1, RequestEnvelope(sequence, 0, request), 1.0)
@@ -63,7 +63,7 @@ class Server:
         """Return the reply to the request that loads."""
         effects = self.ask(sequence, LoadState(NAME))
         if isinstance(effects[0], ReadState):
-            effects = self.controller.state_read("c", sequence, self.read(effects[0]), 2.0)
+            effects = self.controller.on_state_read("c", sequence, self.read(effects[0]), 2.0)
             assert self.journaling.commit()
         for effect in effects:
             if isinstance(effect, ForgetState):
@@ -88,7 +88,7 @@ class Server:
 def saved_tree(rows: int) -> dict[str, Any]:
     """Return the state that a client wants to load: a partition of this many rows."""
     controller = Controller(SequentialSampler())
-    controller.opened("w", 1)
+    controller.on_connect("w", 1)
     keys = [f"saved-{n}" for n in range(rows)]
     request = Publish("p", rows, keys=keys, tags=[{"of": key} for key in keys], pre_allocate=0)
     controller.handle("w", 1, RequestEnvelope(1, 0, request), 0.0)
@@ -183,7 +183,7 @@ def steps(server: Server) -> Iterator[tuple[str, int]]:
     found = server.read(read)
     assert len(server.kept()) == 1
     yield "old", 0
-    server.controller.state_read("c", LOAD, found, 2.0)
+    server.controller.on_state_read("c", LOAD, found, 2.0)
     yield "old", 0
     assert server.journaling.commit()
     yield "loaded", 1
@@ -309,9 +309,9 @@ def test_no_copy_stays_of_a_state_that_is_not_loaded(tmp_path: Path, how: str) -
         (read,) = server.ask(LOAD, LoadState(NAME))
         assert isinstance(read, ReadState)
         found = server.read(read)
-        server.controller.closed("c", 1, 1.0)
+        server.controller.on_disconnect("c", 1, 1.0)
         server.controller.context.checkpoints.forget_client("c")
-        (effect,) = server.controller.state_read("c", LOAD, found, 2.0)
+        (effect,) = server.controller.on_state_read("c", LOAD, found, 2.0)
         assert isinstance(effect, ForgetState)
         server.states.forget(effect.file)
     else:

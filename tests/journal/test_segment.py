@@ -34,7 +34,7 @@ COMMITS: list[list[AnyRecord]] = [
 
 def written(commits: list[list[AnyRecord]], head: SegmentHeader = HEAD) -> bytes:
     frames = Frames(head)
-    return head.packed() + b"".join(frames.pack(records) for records in commits)
+    return head.pack() + b"".join(frames.pack(records) for records in commits)
 
 
 def read(data: bytes, last: bool = True) -> tuple[list[list[AnyRecord]], int]:

@@ -319,7 +319,7 @@ def system(nodes: list[Namespace], **storage: Any) -> Iterator[tuple[list[Proces
 def tell_gone(node: str) -> None:
     assert _system is not None
     with ControlClient(_system) as asking:
-        asking.ask(NodeGone(node, "just now"), Done)
+        asking.request(NodeGone(node, "just now"), Done)
 
 
 def speed(nodes: list[Namespace]) -> float:

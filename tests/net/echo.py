@@ -48,10 +48,10 @@ class EchoService:
         self._decode = msgspec.msgpack.Decoder(RequestEnvelope).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def opened(self, peer: int, hello: Hello) -> None:
+    def on_connect(self, peer: int, hello: Hello) -> None:
         self.peers[peer] = hello
 
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         if payload is not None:
             self.payloads.append(bytes(payload))
             return [Outgoing(peer, body, [payload])]
@@ -88,7 +88,7 @@ class EchoService:
             raise RuntimeError("the service fails, as asked")
         return Done(sum(1 for c, e in self.envelopes if (c, e.sequence) == (client, envelope.sequence)))
 
-    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+    def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
         self.gone.append(peer)
         del self.peers[peer]
         self.parked = {key: parked for key, parked in self.parked.items() if parked[0] != peer}
@@ -97,7 +97,7 @@ class EchoService:
     def next_deadline(self) -> float | None:
         return min((until for _, until in self.parked.values()), default=None)
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
         due = [(key, peer) for key, (peer, until) in self.parked.items() if until <= now]
         for key, peer in due:
             del self.parked[key]

@@ -146,7 +146,7 @@ def test_each_has_an_outcome_of_its_own(two: Servers, run: Driver) -> None:
     assert isinstance(late, WaitTimeoutError)
     assert isinstance(unsendable, InvalidArgumentError)
     assert run(two.session, at_once(calls[1:2])) == [Done("x")], "what came late disturbs nobody"
-    assert two.session.begin(ListPartitions())[0] > 0
+    assert two.session.begin_request(ListPartitions())[0] > 0
     assert len(two.session._unfinished) == 1, "all others are finished"
 
 

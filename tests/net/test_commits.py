@@ -15,7 +15,7 @@ from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
-from transfer_queue.net.server.sockets import bound_socket
+from transfer_queue.net.server.sockets import bind_socket
 
 
 class Commits:
@@ -105,7 +105,7 @@ def test_what_a_turn_says_shares_a_commit(tmp_path: Path) -> None:
 def test_an_inherited_socket_keeps_its_path_and_whoever_waits(tmp_path: Path) -> None:
     """Of two servers one after the other: who connects in between is served by the second."""
     path = str(tmp_path / "kept.sock")
-    with bound_socket(path) as listener:
+    with bind_socket(path) as listener:
         for _ in range(2):
             service = EchoService()
             server = ServerLoop(service, KEY)

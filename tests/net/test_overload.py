@@ -90,7 +90,7 @@ class Ticking(EchoService):
     def next_deadline(self) -> float | None:
         return 0.0
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
         return ()
 
 
@@ -434,5 +434,5 @@ def test_a_spared_descriptor_is_there_again_after_its_use(tmp_path: Path, monkey
         monkeypatch.setattr(running.server._spared, "_file", None)  # it could not be had anew at the last time
         assert run_blocking(running.session(), one(CreatePartition("p"))) == Done("p")
         with new_socket(running.address) as listener:
-            assert not running.server._spared.tell(listener, b"words")
+            assert not running.server._spared.refuse_connection(listener, b"words")
         assert running.server._spared._file is not None

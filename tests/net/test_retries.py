@@ -45,7 +45,7 @@ def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
 
     def again() -> None:
         while True:
-            delays.append(attempts.failed(ERROR))
+            delays.append(attempts.next_delay(ERROR))
             now[0] += delays[-1]
 
     with pytest.raises(WaitTimeoutError, match="no reply to ListPartitions within 60 s"):
@@ -58,7 +58,7 @@ def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
 def test_a_call_fails_at_once_when_the_system_has_ended() -> None:
     attempts = RetryPolicy(new_session([0.0], alive=lambda _: False), Call(CONTROLLER, ListPartitions()))
     with pytest.raises(ConnectionLostError, match="tried 1 times"):
-        attempts.failed(ERROR)
+        attempts.next_delay(ERROR)
 
 
 def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
@@ -66,11 +66,11 @@ def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
     session = new_session(now)
     call = Call(CONTROLLER, parked_claim(10.0), 10.0)
     attempts = RetryPolicy(session, call)
-    session.finish(session.begin(ListPartitions())[0])
-    sequence, frame = session.begin(call.request)
+    session.finish(session.begin_request(ListPartitions())[0])
+    sequence, frame = session.begin_request(call.request)
     for time_now, left in ((103.0, 7.0), (109.5, 0.5), (200.0, LEAST_WAIT)):
         now[0] = time_now
-        again = request_in(attempts.again(sequence, frame))
+        again = request_in(attempts.frame_to_retry(sequence, frame))
         assert isinstance(again.body, Claim)
         assert (again.sequence, again.acknowledged, again.body.wait) == (sequence, sequence - 1, left)
     assert msgspec.structs.replace(again.body, wait=10.0) == call.request
@@ -80,8 +80,8 @@ def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
 def test_what_does_not_wait_is_sent_as_it_was(request_: Any) -> None:
     session = new_session([0.0])
     attempts = RetryPolicy(session, Call(CONTROLLER, request_))
-    sequence, frame = session.begin(request_)
-    assert attempts.again(sequence, frame) is frame
+    sequence, frame = session.begin_request(request_)
+    assert attempts.frame_to_retry(sequence, frame) is frame
 
 
 @pytest.mark.parametrize("driver", ["blocking", "asyncio"])

@@ -22,7 +22,7 @@ from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.queries import Explain
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, RetryPolicy, Session, outcome
+from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, RetryPolicy, Session, raise_failure
 
 
 def new_session(**options: object) -> Session:
@@ -36,14 +36,14 @@ def envelope(frame: bytes) -> RequestEnvelope:
 
 
 def acknowledged(session: Session) -> int:
-    sequence, frame = session.begin(ListPartitions())
+    sequence, frame = session.begin_request(ListPartitions())
     session.finish(sequence)
     return envelope(frame).acknowledged
 
 
 def test_sequences_ascend_and_carry_the_request() -> None:
     session = new_session()
-    frames = [session.begin(ListPartitions()) for _ in range(3)]
+    frames = [session.begin_request(ListPartitions()) for _ in range(3)]
     assert [sequence for sequence, _ in frames] == [1, 2, 3]
     assert [envelope(frame) for _, frame in frames] == [RequestEnvelope(i, 0, ListPartitions()) for i in (1, 2, 3)]
 
@@ -52,7 +52,7 @@ def test_sequences_ascend_and_carry_the_request() -> None:
 def test_acknowledged_is_the_end_of_the_finished_prefix(order: list[int], stop: int) -> None:
     session = new_session()
     for _ in range(12):
-        session.begin(ListPartitions())
+        session.begin_request(ListPartitions())
     for sequence in order[:stop]:
         session.finish(sequence)
         session.finish(sequence)
@@ -65,7 +65,7 @@ def test_acknowledged_is_the_end_of_the_finished_prefix(order: list[int], stop: 
 def test_nothing_is_kept_of_what_is_finished() -> None:
     session = new_session()
     for _ in range(100):
-        pair = [session.begin(ListPartitions())[0] for _ in range(2)]
+        pair = [session.begin_request(ListPartitions())[0] for _ in range(2)]
         for sequence in reversed(pair):
             session.finish(sequence)
     assert (session._unfinished, session._run_ends, session._run_starts, session._news) == (set(), {}, {}, {})
@@ -82,7 +82,7 @@ def test_every_finished_sequence_is_named_once_and_no_unfinished_one_ever(steps:
             finished.update({step} & set(range(1, begun + 1)))
             session.finish(step)
             continue
-        begun, frame = session.begin(ListPartitions())
+        begun, frame = session.begin_request(ListPartitions())
         sent = envelope(frame)
         assert len(sent.finished) <= FINISHED_RUNS
         for first, last in sent.finished:
@@ -95,9 +95,9 @@ def test_every_finished_sequence_is_named_once_and_no_unfinished_one_ever(steps:
 
 def test_a_request_that_waits_for_long_holds_up_nothing() -> None:
     session = new_session()
-    session.begin(ListPartitions())
+    session.begin_request(ListPartitions())
     for last in range(2, 1002):
-        sequence, frame = session.begin(ListPartitions())
+        sequence, frame = session.begin_request(ListPartitions())
         sent = envelope(frame)
         assert (sent.acknowledged, sent.finished) == (0, [(2, last - 1)] if last > 2 else [])
         session.finish(sequence)
@@ -109,7 +109,7 @@ def test_what_a_request_costs_does_not_grow_with_the_number_of_unfinished_ones()
     def steps(unfinished: int) -> int:
         session = new_session()
         for _ in range(unfinished):
-            session.begin(ListPartitions())
+            session.begin_request(ListPartitions())
         session.finish(unfinished // 2)
         count = 0
 
@@ -121,7 +121,7 @@ def test_what_a_request_costs_does_not_grow_with_the_number_of_unfinished_ones()
         sys.settrace(trace)
         try:
             for _ in range(10):
-                session.finish(session.begin(ListPartitions())[0])
+                session.finish(session.begin_request(ListPartitions())[0])
         finally:
             sys.settrace(None)
         return count
@@ -135,7 +135,7 @@ def test_threads_never_share_a_sequence() -> None:
 
     def work() -> None:
         for _ in range(500):
-            sequence, _ = session.begin(ListPartitions())
+            sequence, _ = session.begin_request(ListPartitions())
             seen.append(sequence)
             session.finish(sequence)
 
@@ -151,28 +151,28 @@ def test_threads_never_share_a_sequence() -> None:
 def test_a_request_that_cannot_be_encoded_leaves_no_gap() -> None:
     session = new_session()
     with pytest.raises(InvalidArgumentError, match="cannot be sent"):
-        session.begin(object())  # type: ignore[arg-type]
+        session.begin_request(object())  # type: ignore[arg-type]
     assert acknowledged(session) == 1
 
 
 def test_names_and_numbers_of_other_kinds_travel_as_plain_ones() -> None:
-    _, odd = new_session().begin(Explain(np.str_("p"), np.int64(3), task=np.str_("t")))  # type: ignore[arg-type]
-    _, plain = new_session().begin(Explain("p", 3, task="t"))
+    _, odd = new_session().begin_request(Explain(np.str_("p"), np.int64(3), task=np.str_("t")))  # type: ignore[arg-type]
+    _, plain = new_session().begin_request(Explain("p", 3, task="t"))
     assert odd == plain
 
 
 def test_failures_become_their_exceptions() -> None:
-    assert outcome(Done(1)) == Done(1)
+    assert raise_failure(Done(1)) == Done(1)
     with pytest.raises(StorageKeyNotFoundError, match="row 3 was cleared"):
-        outcome(Failure("StorageKeyNotFoundError", "row 3 was cleared"))
+        raise_failure(Failure("StorageKeyNotFoundError", "row 3 was cleared"))
     with pytest.raises(TransferQueueError, match="strange"):
-        outcome(Failure("NoSuchError", "strange"))
+        raise_failure(Failure("NoSuchError", "strange"))
 
 
 @given(noise=st.binary(max_size=50))
 def test_bodies_are_answers_or_protocol_errors(noise: bytes) -> None:
     try:
-        answer = new_session().answer(noise)
+        answer = new_session().decode_reply(noise)
     except ProtocolError:
         return
     assert isinstance(answer, ReplyEnvelope)
@@ -182,9 +182,9 @@ def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
     session = new_session(log_of=lambda target: f"/logs/{target[0]}.log")
     attempts = RetryPolicy(session, Call(("controller", 0), ListPartitions(), None))
     error = ConnectionResetError("gone")
-    assert [attempts.failed(error) for _ in RETRY_DELAYS] == list(RETRY_DELAYS)
+    assert [attempts.next_delay(error) for _ in RETRY_DELAYS] == list(RETRY_DELAYS)
     with pytest.raises(ConnectionLostError) as raised:
-        attempts.failed(error)
+        attempts.next_delay(error)
     for part in ("the controller at /somewhere/controller.sock", "since 2", "gone", "/logs/controller.log", "ListPar"):
         assert part in str(raised.value)
 
@@ -192,7 +192,7 @@ def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
 def test_past_the_deadline_there_is_no_further_try() -> None:
     attempts = RetryPolicy(new_session(grace=-5.0), Call(("unit", 2), ListPartitions(), 5.0))
     with pytest.raises(WaitTimeoutError, match=r"Timeout: the storage unit 2 at .* gave no reply to ListPartitions"):
-        attempts.failed(TimeoutError())
+        attempts.next_delay(TimeoutError())
 
 
 def test_a_closed_session_makes_no_calls() -> None:
@@ -201,6 +201,6 @@ def test_a_closed_session_makes_no_calls() -> None:
     session.close()
     session.close()
     with pytest.raises(NotInitializedError, match="closed"):
-        session.begin(ListPartitions())
+        session.begin_request(ListPartitions())
     with pytest.raises(NotInitializedError, match="closed during the call"):
-        attempts.failed(ConnectionResetError())
+        attempts.next_delay(ConnectionResetError())

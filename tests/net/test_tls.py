@@ -33,7 +33,7 @@ from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import MAX_PAYLOAD, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.net.tls import Contexts, Tls, contexts
+from transfer_queue.net.tls import Contexts, Tls, make_contexts
 
 FOLDER = Path(__file__).parent / "certificates"
 ANY_PORT = ("127.0.0.1", 0)
@@ -46,7 +46,7 @@ def files(name: str = "member", authority: str = "authority") -> dict[str, str]:
 
 
 def made(name: str = "member", authority: str = "authority") -> Contexts:
-    both = contexts(files(name, authority))
+    both = make_contexts(files(name, authority))
     assert both is not None
     return both
 
@@ -97,7 +97,7 @@ class Wire:
 
     def say(self, data: bytes) -> None:
         if data:
-            self.tls.say(data)
+            self.tls.encrypt(data)
         self.sock.sendall(self.tls.outgoing())
 
     def hear(self) -> bytes:
@@ -157,7 +157,7 @@ def test_bytes_may_come_one_by_one(running: Running) -> None:
     wire = Wire(running.address)
     with wire.sock:
         wire.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.tls.say(pack_frame(ENCODE(RequestEnvelope(1, 0, CreatePartition("p")))))
+        wire.tls.encrypt(pack_frame(ENCODE(RequestEnvelope(1, 0, CreatePartition("p")))))
         for byte in wire.tls.outgoing():
             wire.sock.sendall(bytes([byte]))
         reader = FrameReader()
@@ -342,18 +342,18 @@ def test_files_that_are_none_are_named(tmp_path: Path, name: str) -> None:
     text.write_text("no PEM")
     for path in (tmp_path / "missing", tmp_path, text):
         with pytest.raises(InvalidArgumentError, match=f"{name} {path}.* cannot be used"):
-            contexts({**files(), name: str(path)})
+            make_contexts({**files(), name: str(path)})
 
 
 def test_a_key_with_a_password_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="the private key is encrypted"):
-        contexts({**files(), "private_key": str(FOLDER / "locked.key")})
+        make_contexts({**files(), "private_key": str(FOLDER / "locked.key")})
 
 
 def test_a_key_of_another_certificate_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"cannot be used.*belong to the certificate"):
-        contexts({**files(), "private_key": str(FOLDER / "stranger.key")})
+        make_contexts({**files(), "private_key": str(FOLDER / "stranger.key")})
 
 
 def test_none_is_none() -> None:
-    assert contexts(None) is None
+    assert make_contexts(None) is None

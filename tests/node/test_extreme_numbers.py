@@ -69,12 +69,12 @@ class System:
         self.now = 0.0
         self.messages = 0
         self.answers: dict[int, list[Any]] = {CLIENT: [], OTHER: []}
-        self.controller.opened(UNIT, Hello("unit", "unit"))
+        self.controller.on_connect(UNIT, Hello("unit", "unit"))
         for service in (self.controller, self.unit):
-            service.opened(CLIENT, Hello("client", "writer"))
-            service.opened(OTHER, Hello("client", "honest"))
+            service.on_connect(CLIENT, Hello("client", "writer"))
+            service.on_connect(OTHER, Hello("client", "honest"))
         self.sequence = 0
-        self._from_unit(self.unit.connected(CONTROLLER))
+        self._from_unit(self.unit.on_reconnect(CONTROLLER))
         slot = self.ask(self.unit, OpenSlot("writer")).slot
         slots.held.add(slots.path(slot))
         self.lease = self.ask(self.unit, LeaseExtent(slot, 1 << 16, 1 << 16))
@@ -100,14 +100,14 @@ class System:
         self.now += 1.0
         forward = self._from_controller if service is self.controller else self._from_unit
         try:
-            forward(service.received(peer, body, None, self.now))
+            forward(service.on_message(peer, body, None, self.now))
         except ProtocolError:
             return
         for _ in range(8):
             for each, way in ((self.controller, self._from_controller), (self.unit, self._from_unit)):
                 due = each.next_deadline()
                 if due is not None and due <= self.now:
-                    way(each.ticked(self.now))
+                    way(each.on_deadline(self.now))
 
     def _from_controller(self, outgoing: Iterable[Any]) -> None:
         self._pass((UNIT, each) for each in outgoing)
@@ -126,9 +126,9 @@ class System:
             self.messages += 1
             assert self.messages < MOST_MESSAGES, "controller and unit do not come to an end"
             if way == UNIT:
-                left.extend((CONTROLLER, each) for each in self.unit.received(CONTROLLER, body, None, self.now))
+                left.extend((CONTROLLER, each) for each in self.unit.on_message(CONTROLLER, body, None, self.now))
             else:
-                left.extend((UNIT, each) for each in self.controller.received(UNIT, body, None, self.now))
+                left.extend((UNIT, each) for each in self.controller.on_message(UNIT, body, None, self.now))
         self.core.take_records()
 
     def check(self) -> None:
@@ -253,7 +253,7 @@ def test_a_value_can_be_read_after_all_extreme_requests(system: System) -> None:
 
 def test_a_move_that_cannot_be_carried_out_is_answered_as_failed(system: System) -> None:
     wrong = Blocks(bytes(4), bytes(8), bytes(8), bytes(8), bytes(4), bytes(4), bytes(3), [], [])
-    out = list(system.unit.received(CONTROLLER, encode(RequestEnvelope(0, 0, Move(7, wrong, {}))), None, 0.0))
+    out = list(system.unit.on_message(CONTROLLER, encode(RequestEnvelope(0, 0, Move(7, wrong, {}))), None, 0.0))
     (answer,) = [msgspec.msgpack.decode(each.body, type=RequestEnvelope).body for each in out]
     assert isinstance(answer, BlocksMovedReport)
     assert (answer.move, answer.extent) == (7, 0)
@@ -270,7 +270,7 @@ def test_an_order_to_free_continues_after_an_extent_that_fails(system: System, m
 
     monkeypatch.setattr(type(system.storage), "_release_all", failing)
     order = encode(RequestEnvelope(0, 0, ReleaseExtents([system.lease.extent, 999])))
-    out = list(system.unit.received(CONTROLLER, order, None, 0.0))
+    out = list(system.unit.on_message(CONTROLLER, order, None, 0.0))
     (answer,) = [msgspec.msgpack.decode(each.body, type=RequestEnvelope).body for each in out]
     assert np.frombuffer(answer.extents, "<i8").tolist() == [999]
     assert f"extent {system.lease.extent}" in answer.failed

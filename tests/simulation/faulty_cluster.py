@@ -45,7 +45,7 @@ from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, registration, room_of
+from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, pool_of, registration
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import SimulatedSlots
 
@@ -157,7 +157,7 @@ class FaultyCluster(Cluster):
             place = Place(unit.number, arena_of(unit), unit.number)
             self.places.append(place)
             self._by_number[unit.number] = place
-            self._core(self.controller.closed(f"unit-{unit.number}", UNIT_PEER - unit.number, 0.0))
+            self._run_core_effects(self.controller.on_disconnect(f"unit-{unit.number}", UNIT_PEER - unit.number, 0.0))
             self._join(place)
         self.run()
 
@@ -196,7 +196,7 @@ class FaultyCluster(Cluster):
         del self.stopped[target]
         waiting, self._unopened = self._unopened, []
         for each in waiting:
-            self._opened(*each)
+            self._on_connect(*each)
         self._hold()
 
     def part(self, names: set[str]) -> None:
@@ -287,14 +287,14 @@ class FaultyCluster(Cluster):
             return
         place.lives += 1
         place.arena = Arena.reopen(arena_of(old).folder, arena_of(old).tier)
-        self.units[place.index] = StorageUnit(place.number, room_of(place.arena), old._files)
+        self.units[place.index] = StorageUnit(place.number, pool_of(place.arena), old._files)
         self.go_on(place.target, "crashed")
 
     def _begin_unit(self, place: Place, number: int) -> None:
         """Start a unit with a new arena, which has received its number."""
         place.number = number
         self._by_number[number] = place
-        self.units[place.index] = StorageUnit(number, room_of(place.arena), SimulatedSlots(number, self.held))
+        self.units[place.index] = StorageUnit(number, pool_of(place.arena), SimulatedSlots(number, self.held))
         self.go_on(place.target, "crashed")
 
     def _restart_controller(self) -> None:
@@ -338,10 +338,10 @@ class FaultyCluster(Cluster):
 
     # ------------------------------------------------------------ records
 
-    def _core(self, effects: list[core_effects.Effect]) -> None:
+    def _run_core_effects(self, effects: list[core_effects.Effect]) -> None:
         """Write the records of a turn to the journal before its effects leave; the controller may be killed between."""
         if self._journal is None:  # while the cluster is made
-            super()._core(effects)
+            super()._run_core_effects(effects)
             return
         records = list(self.controller.context.log.records)
         if records and self.fuse is not None and self.fuse <= len(records):
@@ -385,17 +385,17 @@ class FaultyCluster(Cluster):
         super()._write_state(write)
         self.on_cut(self.clock.now)
 
-    def _back(self, began: Controller, action: Callable[[], object]) -> None:
+    def _return_result(self, began: Controller, action: Callable[[], object]) -> None:
         if self.crashed(CONTROLLER):
             return
         if CONTROLLER in self.stopped:
-            self.later(STOPPED_SECONDS, lambda: self._back(began, action))
+            self.later(STOPPED_SECONDS, lambda: self._return_result(began, action))
         else:
-            super()._back(began, action)
+            super()._return_result(began, action)
 
-    def _to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
+    def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         if not isinstance(envelope.body, RegisterUnit):
-            super()._to_controller(name, connection, envelope)
+            super()._deliver_to_controller(name, connection, envelope)
             return
         state = self.controller.state
         before, told = expected_losses.values(state), expected_losses.lost(state)
@@ -404,7 +404,7 @@ class FaultyCluster(Cluster):
         assert gone <= self.lost, f"units {sorted(gone - self.lost)} are recorded as lost, but have their arenas"
         if gone:
             self.lost_values += expected_losses.check(before, told, state, gone)
-        self._core(effects)
+        self._run_core_effects(effects)
 
     # ------------------------------------------------------------ connections
 
@@ -414,7 +414,7 @@ class FaultyCluster(Cluster):
         address = client.state._resolve(target)
         return next(place.target for place in self.places if place.name == address)
 
-    def _numbered(self, number: int) -> StorageUnit:
+    def _find_unit(self, number: int) -> StorageUnit:
         return self.units[self._by_number[number].index]
 
     def _connect(self, client: Client, target: Target) -> int:
@@ -422,13 +422,13 @@ class FaultyCluster(Cluster):
             raise TimeoutError(f"{client.name} reaches no server")
         return super()._connect(client, target)
 
-    def _opened(self, name: str, target: Target, connection: int) -> None:
+    def _on_connect(self, name: str, target: Target, connection: int) -> None:
         self._of[connection] = name, target
         if target in self.stopped:
             self._held(connection, "up", "stopped", True)
             self._unopened.append((name, target, connection))
         else:
-            super()._opened(name, target, connection)
+            super()._on_connect(name, target, connection)
 
     def _join(self, place: Place) -> None:
         """Connect a unit to the controller and register it, if both run and it is not connected."""
@@ -440,7 +440,7 @@ class FaultyCluster(Cluster):
 
         def up(frame: bytes) -> None:
             for body, _ in ups.feed(frame):
-                self._to_controller(name, link, _envelope.decode(body))
+                self._deliver_to_controller(name, link, _envelope.decode(body))
 
         def down(frame: bytes) -> None:
             for body, _ in downs.feed(frame):
@@ -464,7 +464,7 @@ class FaultyCluster(Cluster):
 
         link = self.network.connect(up, down, lambda: self._left(name, link), parted)
         place.link = link
-        self.controller.opened(name, link)
+        self.controller.on_connect(name, link)
         self._hold()
         arena, leased = place.arena, b""
         if place.number is not None:
@@ -476,20 +476,20 @@ class FaultyCluster(Cluster):
         if place.number is None:
             self._begin_unit(place, int(body.value))
         assert body.value == place.number, "a unit that registered again got another number"
-        for report in self.units[place.index].unsettled():
+        for report in self.units[place.index].repeat_reports():
             self._say(place, report.body)
 
     def _left(self, name: str, link: int) -> None:
-        self._core(self.controller.closed(name, link, self.clock.now))
+        self._run_core_effects(self.controller.on_disconnect(name, link, self.clock.now))
 
-    def _to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
+    def _deliver_to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
         place = self._by_number.get(number)
         if place is not None and place.number == number and place.link is not None:
             self.network.send(place.link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))
 
-    def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
+    def _deliver_from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
         if not self.places:  # while the cluster is made
-            super()._from_unit(unit, body)
+            super()._deliver_from_unit(unit, body)
         else:
             self._say(self._by_number[unit.number], body)
 

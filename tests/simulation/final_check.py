@@ -49,7 +49,7 @@ class Settling:
             self._acknowledge(client, meta, task)
         positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
         whole = np.all([partition.blocks_of(field, positions)[0] != 0 for field in fields], axis=0)
-        left = positions[whole & (partition.consumed(task, positions) == 0)]
+        left = positions[whole & (partition.consumed_flags(task, positions) == 0)]
         if len(left) and size == 1:
             raise LedgerError(f"{partition.rows.indexes_of(left).tolist()} are not dealt to {task!r}")
 
@@ -71,7 +71,7 @@ class Settling:
             positions = partition.rows.positions_of(batch.rows)
             if (positions < 0).any():
                 continue  # rows of it were cleared, and the reply names them
-            while not (partition.consumed(TASK, positions) != 0).all():
+            while not (partition.consumed_flags(TASK, positions) != 0).all():
                 try:
                     meta = client.get_meta(
                         ["x"], batch.batch_size, MAIN, task_name=TASK,
@@ -111,7 +111,7 @@ class Settling:
         numbers: dict[int, int] = {}
         for field in FIELDS:
             has = partition.blocks_of(field, positions)[0] != 0
-            lost = partition.losses.of(field, positions) != 0
+            lost = partition.losses.events_of(field, positions) != 0
             if name == MAIN and lost.any():
                 raise LedgerError(f"{field!r} of {indexes[lost].tolist()} was lost, and the loss was not reported")
             if field == "x" and not (has | lost).all():
@@ -125,7 +125,7 @@ class Settling:
 
     def _consumed(self, partition: Partition, task: str, positions: np.ndarray, numbers: dict[int, int]) -> set[int]:
         """Return the numbers of the samples that a task has consumed, without skipped ones."""
-        done = positions[partition.consumed(task, positions) != 0]
+        done = positions[partition.consumed_flags(task, positions) != 0]
         aside = [partition.passed.reason(task, position) == POISON for position in done.tolist()]
         indexes = partition.rows.indexes_of(done[~np.array(aside, bool)])
         return {numbers[index] for index in indexes.tolist() if index in numbers}

@@ -165,7 +165,7 @@ class RetryingClient(Client):
                 target, _ = self._frames[sequence]
                 self._broke(sequence, TimeoutError("no reply before the deadline"))
                 if target in self._connections and sequence not in self._tasks and not self.state.session.closed:
-                    cancel, frame = self.state.session.begin(Cancel(sequence))
+                    cancel, frame = self.state.session.begin_request(Cancel(sequence))
                     self._given_up.add(cancel)
                     self._cluster.network.send(self._connections[target], "up", frame)
 
@@ -184,7 +184,7 @@ class RetryingClient(Client):
             self._plan(call.timeout or 0.0, lambda: task.resume(Done()))
             return
         attempts = RetryPolicy(self.state.session, call)
-        sequence, frame = self.state.session.begin(call.request)
+        sequence, frame = self.state.session.begin_request(call.request)
         task.call, task.sequence = call, sequence
         self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)
         self._attempts[sequence] = attempts
@@ -195,7 +195,7 @@ class RetryingClient(Client):
             return
         target, frame = self._frames[sequence]
         if sequence in self._sent:
-            frame = self._attempts[sequence].again(sequence, frame)
+            frame = self._attempts[sequence].frame_to_retry(sequence, frame)
         connection = self._connections.get(target)
         if connection is None:
             try:
@@ -214,20 +214,20 @@ class RetryingClient(Client):
     def _broke(self, sequence: int, error: OSError) -> None:
         """Handle a failed attempt of a request: try again, or end it with an error."""
         try:
-            delay = self._attempts[sequence].failed(error)
+            delay = self._attempts[sequence].next_delay(error)
         except TransferQueueError as told:
             self._end(sequence, failure_of(told))
         else:
             self._plan(delay, lambda: self._try(sequence))
 
-    def _lost(self, target: Target, connection: int) -> None:
-        super()._lost(target, connection)
+    def _on_connection_lost(self, target: Target, connection: int) -> None:
+        super()._on_connection_lost(target, connection)
         for sequence in [s for s, on in self._sent.items() if on == connection and s in self._tasks]:
             self._broke(sequence, ConnectionResetError("the server closed the connection"))
 
-    def _received(self, connection: int, frame: bytes) -> None:
+    def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
-            answer = self.state.session.answer(body)
+            answer = self.state.session.decode_reply(body)
             if answer.sequence in self._given_up:
                 self._given_up.discard(answer.sequence)
                 self.state.session.finish(answer.sequence)
@@ -248,7 +248,7 @@ class RetryingClient(Client):
     def leave(self) -> Operation[None]:
         """End the client: it returns what it holds."""
         try:
-            yield from self.state.leave()
+            yield from self.state.return_all_extents()
         finally:  # what it could not return is recovered as from a dead client
             self.state.close()
             for connection in self._connections.values():

@@ -189,7 +189,7 @@ class Workload:
                 yield from self._update(client, meta, numbers, 2, epoch)
             if self.draw.random() < 0.3:
                 with contextlib.suppress(TransferQueueError):
-                    yield from client.state.hand_back()
+                    yield from client.state.return_extents()
 
     def _put(
         self, client: RetryingClient, numbers: list[int], names: tuple[str, ...], groups: list[str] | None
@@ -291,7 +291,7 @@ class Workload:
             try:
                 yield from self._overwrite(client, keys, key, version)
                 if self.draw.random() < 0.3:
-                    yield from client.state.hand_back()
+                    yield from client.state.return_extents()
             except (StorageKeyNotFoundError, UnknownPartitionError) as error:
                 if epoch == self.ledger.epoch and "lost with storage unit" not in str(error):
                     raise LedgerError(f"a key that was put does not exist: {error}") from error

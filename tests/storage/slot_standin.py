@@ -36,7 +36,7 @@ class StandInSlots:
     def forget(self, slot: int) -> None:
         assert self.files.pop(slot).gone
 
-    def known(self) -> dict[int, KnownSlot]:
+    def known_slots(self) -> dict[int, KnownSlot]:
         return dict(self.files)
 
     def offers(self, slot: int) -> set[Offer]:

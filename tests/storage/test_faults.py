@@ -82,7 +82,7 @@ def test_a_killed_writer_is_proven_dead(system: System) -> None:
     leases = [system.lease(1), system.lease(2)]
     system.writer.process.kill()
     system.writer.process.wait()
-    effects = system.unit.disconnected(1, 0.0)
+    effects = system.unit.on_disconnect(1, 0.0)
     assert effects == [Report(WriterGone("w", 0, [lease.extent for lease in leases]))]
     assert system.unit.table.leased == 2 * GRANULE
     system.unit.free([lease.extent for lease in leases])
@@ -92,7 +92,7 @@ def test_a_killed_writer_is_proven_dead(system: System) -> None:
 
 def test_a_connection_may_end_before_its_process(system: System) -> None:
     lease = system.lease(1)
-    assert system.unit.disconnected(1, 0.0) == []
+    assert system.unit.on_disconnect(1, 0.0) == []
     system.writer.process.kill()
     system.writer.process.wait()
     assert system.unit.tick(1.0) == [Report(WriterGone("w", 0, [lease.extent]))]
@@ -103,7 +103,7 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
     system.write(mine, 7)
     system.writer.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, system.writer.process.pid, os.WSTOPPED | os.WNOWAIT)
-    assert system.unit.disconnected(1, 0.0) == []
+    assert system.unit.on_disconnect(1, 0.0) == []
     for hour in range(1, 100):
         assert system.unit.tick(hour * 3600.0) == []
     assert system.unit.table.get(mine.extent) is not None
@@ -121,7 +121,7 @@ def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:
     lease = system.lease(1)
     system.writer.say("fork")
     assert system.writer.hear() == "done"
-    assert system.unit.disconnected(1, 0.0) == []
+    assert system.unit.on_disconnect(1, 0.0) == []
     assert system.unit.tick(1.0) == []
     system.write(lease, 3)
     system.lease(2)  # the lock is looked at, and is there
@@ -131,6 +131,6 @@ def test_a_writer_killed_before_it_locked_leaves_no_slot(tmp_path: Path) -> None
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "arena", GRANULE)), SlotFolder(tmp_path / "slots"))
     unit.handle("w", 1, 1, OpenSlot("w"), 0.0)
     assert len(list((tmp_path / "slots").iterdir())) == 1
-    assert unit.disconnected(1, 0.0) == []
+    assert unit.on_disconnect(1, 0.0) == []
     assert list((tmp_path / "slots").iterdir()) == []
     unit.check()

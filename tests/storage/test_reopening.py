@@ -66,7 +66,7 @@ def killed_after(stores: int | None) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExtentFile, "_store", stored)
         patch.setattr(Arena, "bump", bump)
-        patch.setattr(Arena, "settle", settle)
+        patch.setattr(Arena, "set_generation", settle)
         yield done
 
 
@@ -228,11 +228,11 @@ def test_slots_are_suspects_until_their_writers_make_a_request(tmp_path: Path) -
     assert system.unit.next_deadline() is None
     # killed again before the controller has freed what the dead one had
     system.restart()
-    assert system.unit.unsettled() == [Report(Gone("died", 0, [lease.extent]))]
+    assert system.unit.repeat_reports() == [Report(Gone("died", 0, [lease.extent]))]
     system.unit.free([lease.extent])
-    assert system.unit.unsettled() == []
+    assert system.unit.repeat_reports() == []
     system.restart()
-    assert system.unit.unsettled() == []
+    assert system.unit.repeat_reports() == []
     system.check()
 
 
@@ -242,17 +242,17 @@ def test_slots_in_files(tmp_path: Path) -> None:
     folder.make(2, "second")
     (tmp_path / "slots" / "3.lock").write_bytes(b"half a na")
     assert folder.withdraw(2)
-    assert {slot: tuple(known) for slot, known in SlotFolder(tmp_path / "slots").known().items()} == {
+    assert {slot: tuple(known) for slot, known in SlotFolder(tmp_path / "slots").known_slots().items()} == {
         1: ("first", False),
         2: ("second", True),
     }
     assert not (tmp_path / "slots" / "3.lock").exists()
     # killed between the two files of a withdrawal
     folder.make(2, "second")
-    assert SlotFolder(tmp_path / "slots").known()[2] == ("second", False)
+    assert SlotFolder(tmp_path / "slots").known_slots()[2] == ("second", False)
     assert folder.withdraw(2)
     folder.forget(2)
-    assert list(SlotFolder(tmp_path / "slots").known()) == [1]
+    assert list(SlotFolder(tmp_path / "slots").known_slots()) == [1]
 
 
 def broken(name: str) -> Callable[[Path], None]:
@@ -351,7 +351,7 @@ class Restarts(RuleBasedStateMachine):
         system.slots.held.discard(system.slots.path(system.slot.pop(writer)))
         if restarts:
             system.restart()
-        effects: list[Effect] = system.unit.disconnected(system.peer(writer), 0.0)
+        effects: list[Effect] = system.unit.on_disconnect(system.peer(writer), 0.0)
         self.now += 10.0
         effects += system.unit.tick(self.now)
         told = [e.body for e in effects if isinstance(e, Report)]

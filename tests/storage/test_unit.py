@@ -229,7 +229,7 @@ def test_space_that_other_programs_free_is_found_at_the_deadline(
 def test_parked_leases_end_with_their_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
     lease = writer.lease(16)
     other.park(1, 10)
-    assert unit.disconnected(other.peer, 1) == []
+    assert unit.on_disconnect(other.peer, 1) == []
     unit.check()
     assert unit.free([lease.extent]) == []
 
@@ -239,7 +239,7 @@ def test_a_parked_lease_moves_to_a_new_connection(unit: StorageUnit, writer: Wri
     sequence = writer.park(1, 10)
     writer.peer = 7
     assert writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE, 10), 3.0, sequence) == []
-    assert unit.disconnected(1, 4) == []
+    assert unit.on_disconnect(1, 4) == []
     assert unit.next_deadline() == INTERVAL
     [effect] = unit.free([lease.extent])
     assert (effect.peer, effect.sequence) == (7, sequence)
@@ -387,7 +387,7 @@ def test_a_lease_needs_the_lock(unit: StorageUnit, slots: StandInSlots, writer: 
 
 def test_a_slot_that_was_never_locked_is_withdrawn_without_a_report(unit: StorageUnit, slots: StandInSlots) -> None:
     early = Writer(unit, slots, "e", 5)
-    assert unit.disconnected(5, 1) == []
+    assert unit.on_disconnect(5, 1) == []
     assert early.path in slots.withdrawn
     unit.check()
     assert unit.next_deadline() is None
@@ -397,7 +397,7 @@ def test_a_slot_that_was_never_locked_is_withdrawn_without_a_report(unit: Storag
 
 def test_a_slot_that_is_locked_but_not_used_becomes_a_suspect(unit: StorageUnit, slots: StandInSlots) -> None:
     early = Writer(unit, slots, "e", 5).locked()
-    assert unit.disconnected(5, 1) == []
+    assert unit.on_disconnect(5, 1) == []
     assert unit.next_deadline() == 1 + PROBE_INTERVAL
     slots.held.clear()
     assert unit.tick(1 + PROBE_INTERVAL) == []
@@ -411,15 +411,15 @@ def test_a_dead_writer_is_reported_and_keeps_its_extents(
     first, second = writer.lease(1), writer.lease(2)
     slots.held.clear()
     gone = Report(WriterGone("w", 3, [first.extent, second.extent]))
-    assert unit.disconnected(1, 1) == [gone]
+    assert unit.on_disconnect(1, 1) == [gone]
     unit.check()
     assert unit.table.leased == 3 * GRANULE
     assert unit.next_deadline() is None
-    assert unit.unsettled() == [gone]
+    assert unit.repeat_reports() == [gone]
     unit.free([first.extent])
-    assert unit.unsettled() == [Report(WriterGone("w", 3, [second.extent]))]
+    assert unit.repeat_reports() == [Report(WriterGone("w", 3, [second.extent]))]
     unit.free([second.extent])
-    assert unit.unsettled() == []
+    assert unit.repeat_reports() == []
     unit.check()
     failure(writer.ask(ReturnExtent(writer.slot, [first.extent])), "ProtocolError", "has no slot")
 
@@ -427,13 +427,13 @@ def test_a_dead_writer_is_reported_and_keeps_its_extents(
 def test_a_dead_writer_without_extents_is_reported_too(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
     unit.free([writer.lease(1).extent])
     slots.held.clear()
-    assert unit.disconnected(1, 1) == [Report(WriterGone("w", 3, []))]
-    assert unit.unsettled() == []
+    assert unit.on_disconnect(1, 1) == [Report(WriterGone("w", 3, []))]
+    assert unit.repeat_reports() == []
 
 
 def test_a_silent_writer_is_never_reclaimed(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
     writer.lease(1)
-    assert unit.disconnected(1, 0) == []
+    assert unit.on_disconnect(1, 0) == []
     for hour in range(1, 1000):
         due = unit.next_deadline()
         assert due is not None
@@ -449,13 +449,13 @@ def test_a_silent_writer_is_never_reclaimed(unit: StorageUnit, slots: StandInSlo
 
 def test_a_writer_that_comes_back_is_trusted_again(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
     writer.lease(1)
-    unit.disconnected(1, 0)
+    unit.on_disconnect(1, 0)
     writer.peer = 9
     writer.lease(1, now=5)
     assert unit.next_deadline() is None
-    unit.disconnected(1, 6)
+    unit.on_disconnect(1, 6)
     assert unit.next_deadline() is None
-    unit.disconnected(9, 7)
+    unit.on_disconnect(9, 7)
     assert unit.next_deadline() == 7 + PROBE_INTERVAL
 
 
@@ -464,14 +464,14 @@ def test_the_last_connection_counts(unit: StorageUnit, slots: StandInSlots, writ
     writer.peer = 9
     writer.ask(UnitStatus())
     slots.held.clear()
-    assert unit.disconnected(1, 1) == []
-    assert len(unit.disconnected(9, 1)) == 1
+    assert unit.on_disconnect(1, 1) == []
+    assert len(unit.on_disconnect(9, 1)) == 1
 
 
 def test_connections_without_a_slot_have_no_effect(unit: StorageUnit) -> None:
     assert isinstance(unit.handle("reader", 8, 1, UnitStatus(), 0.0)[0], SendReply)
-    assert unit.disconnected(8, 1) == []
-    assert unit.disconnected(12345, 1) == []
+    assert unit.on_disconnect(8, 1) == []
+    assert unit.on_disconnect(12345, 1) == []
     unit.check()
 
 
@@ -480,20 +480,20 @@ def test_connections_without_a_slot_have_no_effect(unit: StorageUnit) -> None:
 
 def test_an_idle_unit_prepares_space(tmp_path: Path, slots: StandInSlots) -> None:
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
-    while unit.idle():
+    while unit.work_ahead():
         unit.check()
     assert unit.room.arena.held == unit.room.arena.warm == unit.room.arena.capacity
-    assert not unit.idle()
+    assert not unit.work_ahead()
 
 
 def test_an_idle_unit_causes_no_error_on_a_full_file_system(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 0)
-    assert not unit.idle()
+    assert not unit.work_ahead()
     writer.park(1, 5)
     monkeypatch.undo()
-    assert not unit.idle()  # those who wait come first
+    assert not unit.work_ahead()  # those who wait come first
     unit.check()
 
 
@@ -591,7 +591,7 @@ class Unit(RuleBasedStateMachine):
             self.slots.held.discard(writer.path)
             self.dead.add(writer.name)
             self.writers.remove(writer)
-        self.take(self.unit.disconnected(writer.peer, self.now))
+        self.take(self.unit.on_disconnect(writer.peer, self.now))
         self.number += 1
         writer.peer = self.number
 

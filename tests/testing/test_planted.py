@@ -26,20 +26,20 @@ def found(kinds: dict[str, int]) -> LedgerError:
 
 
 def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    carried_out = FaultyCluster._core
+    carried_out = FaultyCluster._run_core_effects
 
     def early(self: FaultyCluster, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, FreeExtents):
-                self._to_unit(effect.unit, ReleaseExtents(effect.extents))
+                self._deliver_to_unit(effect.unit, ReleaseExtents(effect.extents))
         carried_out(self, effects)
 
-    monkeypatch.setattr(FaultyCluster, "_core", early)
+    monkeypatch.setattr(FaultyCluster, "_run_core_effects", early)
     assert "needed extents were free" in str(found({"controller": 1}))
 
 
 def test_readers_that_do_not_look_at_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientContext, "unchanged", lambda self, reply: True)
+    monkeypatch.setattr(ClientContext, "is_unchanged", lambda self, reply: True)
     assert "foreign bytes" in str(found({"late": 1}))
 
 

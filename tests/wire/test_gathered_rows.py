@@ -27,7 +27,7 @@ from transfer_queue.wire.blocks import gather as gathering
 from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.remote_ranges import HERE, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
 from transfer_queue.wire.buffers import copies, tensors
 
 Shape = tuple[int, ...]
@@ -275,7 +275,7 @@ def test_rows_of_blocks_that_are_received(case: Case, layout: str, given_: dict[
     """Only the requested pieces come into the reader's buffer, where whole fields stay."""
     names = [name for name in case.kinds if possible(case, name, layout)]
     case.pairs = {name: case.pairs[name] for name in names}
-    found = elsewhere(case.reply, away) if names else None
+    found = find_remote(case.reply, away) if names else None
     if found is None:
         return
     arenas = case.arenas
@@ -295,13 +295,13 @@ def test_rows_of_blocks_that_are_received_on_a_device(case: Case, layout: str, g
     """The host's memory is used in place of a device's."""
     names = [name for name, kind in case.kinds.items() if kind.dtype is not None and possible(case, name, layout)]
     case.pairs = {name: case.pairs[name] for name in names}
-    found = elsewhere(case.reply, {0, 1}) if names else None
+    found = find_remote(case.reply, {0, 1}) if names else None
     pieces = [] if found is None else found.pieces(case.arenas.memory)
     if found is None or len(pieces) != 1:  # a landing is of one unit
         return
     packed = DeviceBlock(pieces[0])
     memory = torch.full((packed.nbytes,), 0xEE, dtype=torch.uint8)
-    places = packed.places(pieces[0].at)
+    places = packed.packed_places(pieces[0].at)
     for start, length, at in zip(*(column.tolist() for column in (pieces[0].starts, pieces[0].lengths, places))):
         memory[at : at + length] = torch.from_numpy(case.arenas.memory(pieces[0].unit)[start : start + length])
     with thresholds(**given_):

@@ -56,5 +56,5 @@ def _not_running(name: str | None) -> str:
     folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
     running = sorted(folder.name for folder in folders if folder.description.exists())
     there = did_you_mean(wanted, running) or (f"; running: {', '.join(map(repr, running))}" if running else "")
-    crash = SystemFolder(Path(place) if place is not None else runtime_dir() / wanted).crash()
+    crash = SystemFolder(Path(place) if place is not None else runtime_dir() / wanted).describe_crash()
     return f"no system is running {looked}{crash}{there}"

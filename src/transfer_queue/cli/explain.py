@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from transfer_queue.cli.common import Commands, add_name, find_system
-from transfer_queue.cli.status_table import shown
+from transfer_queue.cli.status_table import printable_name
 from transfer_queue.messages.progress import PartitionProgress
 
 
@@ -65,4 +65,4 @@ def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(map(shown, names)) or "none"
+    return ", ".join(map(printable_name, names)) or "none"

@@ -159,7 +159,7 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
     from transfer_queue.messages.system import Topology, TopologyReply
 
     with ControlClient(system) as onlooker:
-        config = msgspec.json.decode(onlooker.ask(Topology(), TopologyReply).config)
+        config = msgspec.json.decode(onlooker.request(Topology(), TopologyReply).config)
     differing = differences(conf, as_json(merge(config.get("conf"))))
     if differing:
-        raise StartError(system.with_other_settings(differing))
+        raise StartError(system.settings_warning(differing))

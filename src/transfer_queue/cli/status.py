@@ -6,7 +6,7 @@ import argparse
 import math
 
 from transfer_queue.cli.common import Commands, add_name, find_system
-from transfer_queue.cli.status_table import as_line, table
+from transfer_queue.cli.status_table import format_table, json_line
 
 EVERY = 2.0  # default of --watch: seconds between two queries
 LEAST = 0.1  # the minimum of --watch, in seconds
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     with ControlClient(system) as onlooker:
         status = onlooker.status()
     if options.json:
-        print(as_line(system, status))
+        print(json_line(system, status))
     else:
-        print(f"{table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        print(f"{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
     return 0

@@ -63,7 +63,7 @@ def _counts(status: SystemStatus) -> dict[tuple[str, str, str], int]:
     return counts
 
 
-def table(status: SystemStatus, speeds: Rates | None = None) -> str:
+def format_table(status: SystemStatus, speeds: Rates | None = None) -> str:
     """Return all partitions as text, with a line for each field and task, and with rates if they are given."""
     parts = ["\n".join(_lines(partition, speeds or {})) for partition in status.partitions] or ["no partitions"]
     if status.trouble:
@@ -92,10 +92,11 @@ def _tiers(partition: PartitionProgress) -> str:
     """Return the bytes by tier, or "" if all of them are in one tier."""
     if len(partition.stored) < 2:
         return ""
-    return f" ({', '.join(f'{nbytes / 2**20:.1f} {_in(tier)}' for tier, nbytes in partition.stored.items())})"
+    return f" ({', '.join(f'{nbytes / 2**20:.1f} {tier_name(tier)}' for tier, nbytes in partition.stored.items())})"
 
 
-def _in(tier: str) -> str:
+def tier_name(tier: str) -> str:
+    """Return where values of a tier are, as the table says it."""
     return "on disk" if tier == DISK else f"in {tier}"
 
 
@@ -112,25 +113,28 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
         leased, capacity = (sum(getattr(unit, name) for unit in some) / 2**20 for name in ("leased", "capacity"))
         drained = [str(unit.unit) for unit in some if unit.drained]
         more = f", being drained: {', '.join(drained)}" if drained else ""
-        lines.append(f"storage {_in(tier)}: {leased:.1f} of {capacity:.1f} MiB leased, units: {len(some)}{more}")
+        lines.append(f"storage {tier_name(tier)}: {leased:.1f} of {capacity:.1f} MiB leased, units: {len(some)}{more}")
     return lines
 
 
 def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
     notes = [words for words in (note(partition) for note in NOTES) if words]
-    lines = [f"{shown(partition.name)}: {', '.join(notes)}"]
+    lines = [f"{printable_name(partition.name)}: {', '.join(notes)}"]
     names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
-    width = max((len(shown(name)) for name in names), default=0)
+    width = max((len(printable_name(name)) for name in names), default=0)
     for field in partition.fields:
-        name, speed = f"{shown(field.name):<{width}}", _speed(speeds.get((partition.name, "field", field.name)))
+        name, speed = (
+            f"{printable_name(field.name):<{width}}",
+            _speed(speeds.get((partition.name, "field", field.name))),
+        )
         lost = f"  {field.lost} LOST with their storage unit; put them again" if field.lost else ""
         lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}{lost}")
     for task in partition.tasks:
-        name, speed = f"{shown(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
+        name, speed = f"{printable_name(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
         claimed = f"  {task.claimed} claimed, not acknowledged yet" if task.claimed else ""
         waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
         over = partition.passed.get(task.name, {}).items()
-        passed = "".join(f"  {count} skipped ({shown(REASONS.get(reason, reason))})" for reason, count in over)
+        passed = "".join(f"  {count} skipped ({printable_name(REASONS.get(reason, reason))})" for reason, count in over)
         lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{claimed}{waits}{passed}")
     return lines
 
@@ -139,12 +143,12 @@ def _speed(speed: float | None) -> str:
     return "" if speed is None else f"  {speed:>9.1f}/s"
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return a name in a form that is safe to print, because control characters could move the cursor."""
     return name if name.isprintable() else repr(name)
 
 
-def document(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:
+def status_as_json(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:
     """Return the status as JSON values: every field of the messages by its name, and the rates; null if unknown."""
     values: dict[str, Any] = _plain(status)
     known = speeds or {}
@@ -166,11 +170,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def as_line(system: RunningSystem, status: SystemStatus, **more: Any) -> str:
+def json_line(system: RunningSystem, status: SystemStatus, **more: Any) -> str:
     """Return one line of JSON with the system, the progress, and in `more` the rates."""
     its = system.description
     about = {
         "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
         "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
     }  # fmt: skip
-    return json.dumps({"system": about, **document(status, **more)})
+    return json.dumps({"system": about, **status_as_json(status, **more)})

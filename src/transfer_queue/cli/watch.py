@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from transfer_queue.cli.common import find_system
-from transfer_queue.cli.status_table import Rates, as_line, rates, table
+from transfer_queue.cli.status_table import Rates, format_table, json_line, rates
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import (
     AttachError,
@@ -61,7 +61,7 @@ def follow_all(name: str | None, system: RunningSystem, seconds: float, display:
     """Show the system, and each one that is started in its place. Return the last one when it has ended."""
     while True:
         follow(system, seconds, display)
-        later = _restarted(name, system)
+        later = _wait_for_restart(name, system)
         if later is None:
             return system
         system = later
@@ -85,19 +85,19 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
                 speeds = None if before is None else rates(before[1], status, max(now - before[0], 1e-3))
                 display.show(system, status, speeds)
                 before = now, status
-            if _ended_within(system, supervisor, seconds):
+            if _wait_for_end(system, supervisor, seconds):
                 return
 
 
-def _ended_within(system: RunningSystem, supervisor: Process, seconds: float) -> bool:
+def _wait_for_end(system: RunningSystem, supervisor: Process, seconds: float) -> bool:
     """Wait for `seconds`, or less if the system ends; return whether it has ended."""
     limit = time.monotonic() + seconds
-    if supervisor.wait(seconds) and system.alive():
+    if supervisor.wait(seconds) and system.is_alive():
         time.sleep(max(0.0, limit - time.monotonic()))  # the supervisor is in another container
-    return not system.alive()
+    return not system.is_alive()
 
 
-def _restarted(name: str | None, old: RunningSystem) -> RunningSystem | None:
+def _wait_for_restart(name: str | None, old: RunningSystem) -> RunningSystem | None:
     """Return the system that was started in its place; None if none is in time."""
     limit = time.monotonic() + RESTART_SECONDS
     while True:
@@ -120,7 +120,7 @@ class Lines:
 
     def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None) -> None:
         """See `Display`."""
-        text = as_line(system, status, speeds=speeds) if self._as_json else table(status, speeds) + "\n"
+        text = json_line(system, status, speeds=speeds) if self._as_json else format_table(status, speeds) + "\n"
         print(text, flush=True)
 
     def say(self, line: str) -> None:
@@ -167,7 +167,9 @@ class Screen:
 
     def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None) -> None:
         """See `Display`."""
-        self._shown = f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}\n\n{table(status, speeds)}"
+        self._shown = (
+            f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}\n\n{format_table(status, speeds)}"
+        )
         self._draw()
 
     def say(self, line: str) -> None:

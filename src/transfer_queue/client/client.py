@@ -145,7 +145,7 @@ class TransferQueueClient(Subscriptions):
             renewer.close(CLOSE_SECONDS)
         try:
             state.session.grace = min(state.session.grace, CLOSE_SECONDS)
-            run_blocking(state.session, state.leave())
+            run_blocking(state.session, state.return_all_extents())
         except TransferQueueError:
             pass  # the system is gone, and with it everything that was leased
         finally:
@@ -159,13 +159,13 @@ class TransferQueueClient(Subscriptions):
     ) -> None:
         self.close()
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         """In a forked child: start again. A thread of the parent, which the child does not have, may hold the lock."""
         self._lock = threading.Lock()
         state, self._state, self._bound = self._state, None, None
         self._renewer = None  # the child does not have its thread
         if state is not None:
-            state.forked()
+            state.after_fork()
 
 
 CLOSE_SECONDS = 5.0
@@ -173,9 +173,9 @@ CLOSE_SECONDS = 5.0
 _clients: weakref.WeakSet[TransferQueueClient] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     for client in list(_clients):
-        client._forked()
+        client._after_fork()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)

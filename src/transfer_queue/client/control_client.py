@@ -32,25 +32,25 @@ class ControlClient:
             system.key,
             lambda target: system.controller,
             log_of=system.log_of,
-            alive=lambda target: system.alive(),
+            alive=lambda target: system.is_alive(),
             tls=system.tls,
         )
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
         """See `TransferQueueClient.status`."""
-        return self.ask(Status(), SystemStatus, timeout)
+        return self.request(Status(), SystemStatus, timeout)
 
     def explain(
         self, partition_id: str, global_index: int | None, key: str | None, task: str | None, fields: list[str] | None
     ) -> str:
         """See `TransferQueueClient.explain`."""
-        return str(self.ask(Explain(partition_id, global_index, key, task, fields), Done).value)
+        return str(self.request(Explain(partition_id, global_index, key, task, fields), Done).value)
 
     def close(self) -> None:
         """Close the connections."""
         self._session.close()
 
-    def ask(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
+    def request(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
         """Make a request to the controller and return its reply, which must be of this kind."""
 
         def operation() -> Generator[Call, AnyReply, AnyReply]:

@@ -61,7 +61,7 @@ class Subscriptions(GeneratedMethods):
             >>> next(events).key
             'a'
         """
-        arguments.partition(partition_id)
+        arguments.check_partition_id(partition_id)
         arguments.validated_filter(where, allow_pickle=True)
         return self._events(partition_id, where, since, on_lost)
 
@@ -105,7 +105,7 @@ class Subscriptions(GeneratedMethods):
             ...     client.clear_partition("train_0")
             a
         """
-        arguments.partition(partition_id)
+        arguments.check_partition_id(partition_id)
         arguments.validated_filter(where, allow_pickle=True)
         return self._async_events(partition_id, where, since, on_lost)
 

@@ -28,7 +28,7 @@ from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.serialization import load_untrusted, saved_sound
+from transfer_queue.core.state.serialization import load_untrusted, save_checked
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
@@ -98,7 +98,7 @@ def check_file_name(name: str) -> str:
 
 
 @handles(LoadState)
-def handle_load(context: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
+def handle_load_state(context: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
     """Load a state. A request that the client has sent again waits on its new connection."""
     check_file_name(request.name)
     sequence, ours = caller.envelope.sequence, context.checkpoints
@@ -108,7 +108,7 @@ def handle_load(context: ControllerContext, caller: Caller, request: LoadState) 
 
 
 @handles(BeginCheckpoint)
-def handle_begin(context: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
+def handle_begin_checkpoint(context: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
     """Begin to save the state."""
     name, ours, waiter = check_file_name(request.name), context.checkpoints, (caller.client, caller.envelope.sequence)
     known = ours.saves.get(name)
@@ -123,11 +123,11 @@ def handle_begin(context: ControllerContext, caller: Caller, request: BeginCheck
     try:
         return _begin_save(context, waiter, name, sampler_state(context.samplers.default))
     except Ask as ask:
-        context.sampler_calls.order(ask.call, lambda outcome: _sampler_saved(context, waiter, name, outcome))
+        context.sampler_calls.queue_call(ask.call, lambda outcome: _on_sampler_saved(context, waiter, name, outcome))
         return []
 
 
-def _sampler_saved(context: ControllerContext, waiter: RequestKey, name: str, outcome: Any) -> list[Effect]:
+def _on_sampler_saved(context: ControllerContext, waiter: RequestKey, name: str, outcome: Any) -> list[Effect]:
     """Continue a save: the process of a user's sampler has returned the sampler's state, or has failed."""
     peer = context.checkpoints.peers.get(waiter)
     if peer is None or name in context.checkpoints.saves:
@@ -154,7 +154,7 @@ def _begin_save(
             "time": time,
             "sampler": sampler,
             "origin": origin,
-            "state": saved_sound(context.state),
+            "state": save_checked(context.state),
         }
 
     return [WriteState(name, tree)]
@@ -173,7 +173,7 @@ def _origin(context: ControllerContext) -> str:
 
 
 @handles(EndCheckpoint)
-def handle_end(context: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
+def handle_end_checkpoint(context: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
     """End a save. The reply is True if all values of the saved state were kept until now."""
     name, sequence = check_file_name(request.name), caller.envelope.sequence
     save = context.checkpoints.saves.get(name)
@@ -231,7 +231,7 @@ def finish_reading(
     """Load the state that was read for a request of a client, or reply why it cannot be loaded."""
     peer = context.checkpoints.end_load(client, sequence)
     if peer is None:
-        return _unused(found)  # the client does not wait any more, so nothing is loaded
+        return _remove_unused(found)  # the client does not wait any more, so nothing is loaded
     try:
         record = record_of(context, found)
         assert not isinstance(found, Exception)
@@ -252,7 +252,7 @@ def finish_reading(
             sampler.load_checkpoint(before)
             raise
     except TransferQueueError as error:
-        return [context.failure(peer, sequence, error), *_unused(found)]
+        return [context.failure(peer, sequence, error), *_remove_unused(found)]
 
 
 def _replace_state(
@@ -262,29 +262,29 @@ def _replace_state(
     before = list(context.state.partitions.values())
     context.state.prepared = (record, found.tree, found.state)
     try:
-        effects = context.commit(caller, Decision([record], lambda: _replaced(context, before)))
+        effects = context.commit(caller, Decision([record], lambda: _forget_replaced(context, before)))
     finally:
         context.state.prepared = None
     return [*effects, Release(before)]
 
 
-def _replaced(context: ControllerContext, before: list[Partition]) -> Done:
+def _forget_replaced(context: ControllerContext, before: list[Partition]) -> Done:
     """Forget what the controller knew of these partitions, whose place a loaded state has taken."""
-    context.background_deals.void()
+    context.background_deals.mark_all_stale()
     context.sampler_calls.void()
     context.samplers.warned.clear()
     for name in {*(partition.name for partition in before), *context.state.partitions}:
-        context.changes.of(name).everything = True
+        context.changes.changes_of(name).everything = True
     for partition in list(context.state.partitions.values()):
-        for record in unneeded_rows.never_taken(partition):
+        for record in unneeded_rows.clear_pre_allocated(partition):
             context.log.apply(record)
         if partition.sealed:
-            for record in unneeded_rows.never_put(partition, ()):
+            for record in unneeded_rows.drop_abandoned(partition, ()):
                 context.log.apply(record)
     return Done(context.state.epoch)
 
 
-def _unused(found: SavedState | Exception) -> list[Effect]:
+def _remove_unused(found: SavedState | Exception) -> list[Effect]:
     """Return the effects that remove the journal's copy of a state that is not loaded."""
     return [ForgetState(found.file)] if isinstance(found, SavedState) and found.file else []
 
@@ -308,7 +308,7 @@ def _load_with_process(
     def known(before: Any) -> list[Effect]:
         if isinstance(before, BaseException):
             return not_loaded(context.checkpoints.end_load(client, sequence), error_of(before))
-        context.sampler_calls.order(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
+        context.sampler_calls.queue_call(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
         return []
 
     def loaded(before: bytes, outcome: Any) -> list[Effect]:
@@ -323,14 +323,14 @@ def _load_with_process(
             error = None
         except TransferQueueError as raised:
             error = raised
-        context.sampler_calls.order(plain_call("load_checkpoint", before), lambda _: [])
+        context.sampler_calls.queue_call(plain_call("load_checkpoint", before), lambda _: [])
         return not_loaded(peer, error)
 
     def not_loaded(peer: int | None, error: TransferQueueError | None) -> list[Effect]:
-        unused = _unused(found)
+        unused = _remove_unused(found)
         return unused if peer is None or error is None else [context.failure(peer, sequence, error), *unused]
 
-    context.sampler_calls.order(plain_call("save_checkpoint"), known)
+    context.sampler_calls.queue_call(plain_call("save_checkpoint"), known)
     return []
 
 

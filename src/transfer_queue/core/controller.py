@@ -40,7 +40,7 @@ from transfer_queue.core.queries import batch_metadata, change_answers, partitio
 from transfer_queue.core.reports import explain, status
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
-from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copied, watched_tags
+from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import unit_handlers
 from transfer_queue.core.units.migration_planner import MigrationPlanner
@@ -88,7 +88,7 @@ class Controller:
         max_deliveries: int = MAX_DELIVERIES,
         replicas: int = 1,
         marks: Watermarks = DEFAULTS,
-        values: Values = copied,
+        values: Values = copy_containers,
         strict: bool = False,
     ) -> None:
         """Begin with an empty state, or with that of a controller before this one.
@@ -117,7 +117,7 @@ class Controller:
             state=state,
             log=log,
             samplers=samplers,
-            sampler_calls=SamplerAsks(samplers.default, lambda *args: claim_handler.look(self.context, *args)),
+            sampler_calls=SamplerAsks(samplers.default, lambda *args: claim_handler.decide_parked(self.context, *args)),
             measures=measures,
             connections=Connections(state, now, lives),
             parked=ParkedRequests(log, measures),
@@ -142,10 +142,10 @@ class Controller:
 
     def _observe_records(self) -> None:
         log, context = self.context.log, self.context
-        log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.note)
+        log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.count_record)
         log.observe([r.StateLoaded], lambda record: context.migrations.forget())
         log.observe(
-            [r.ConsumptionForgotten], lambda record: context.background_deals.forget(record.partition, record.task)
+            [r.ConsumptionForgotten], lambda record: context.background_deals.mark_stale(record.partition, record.task)
         )
         log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
@@ -156,9 +156,9 @@ class Controller:
 
     # ------------------------------------------------------------ events
 
-    def opened(self, client: str, peer: int) -> None:
+    def on_connect(self, client: str, peer: int) -> None:
         """A client has opened a connection, its first one or a further one."""
-        self.context.connections.opened(client, peer)
+        self.context.connections.note_opened(client, peer)
 
     def handle(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> list[Effect]:
         """A request arrived."""
@@ -171,8 +171,8 @@ class Controller:
             return [Send(peer, sequence, kept.replies[sequence])]
         waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
-            return self._settled(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
-        if kept is not None and kept.over(sequence):
+            return self._settle_after(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
+        if kept is not None and kept.is_finished(sequence):
             return [context.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
         caller = Caller(client, peer, envelope)
         try:
@@ -183,32 +183,32 @@ class Controller:
             effects = self.change(caller, request)
         except TransferQueueError as error:
             effects = [context.failure(peer, sequence, error)]
-        return self._settled(effects)
+        return self._settle_after(effects)
 
-    def closed(self, client: str, peer: int, now: float) -> list[Effect]:
+    def on_disconnect(self, client: str, peer: int, now: float) -> list[Effect]:
         """A connection ended. What waits on it is cancelled before anything can meet it."""
         context = self.context
         context.log.now = now
         context.parked.cancel(client, peer)
         context.unit_drains.cancel(client, peer)
-        self.wide_puts.closed(peer)
+        self.wide_puts.drop_connection(peer)
         for unit in context.connections.units_at(peer):
             unit_handlers.forget_unit(context, unit)
         effects: list[Effect] = []
-        if context.connections.closed(client, peer):
+        if context.connections.note_closed(client, peer):
             effects = context.checkpoints.forget_client(client)
             self._wakeups.release(client)
-        return self._settled(effects)
+        return self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
         """Return when `tick` has something to do; None if there is no deadline."""
         context, state = self.context, self.context.state
         times = [
             state.waiting.next_deadline(),
-            context.connections.grace.due(),
-            context.lease_deadlines.next(),
-            context.migrations.due(),
-            context.unit_drains.due(),
+            context.connections.grace.next_deadline(),
+            context.lease_deadlines.next_deadline(),
+            context.migrations.next_deadline(),
+            context.unit_drains.next_deadline(),
         ]
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
@@ -220,9 +220,9 @@ class Controller:
         """End what has reached its deadline (waits, leases, old rows, grace periods), and do a step of long jobs."""
         context = self.context
         context.log.now = now
-        for client in context.connections.grace.expired(now, context.connections.peers):
+        for client in context.connections.grace.expired_clients(now, context.connections.peers):
             self._wakeups.release(client)
-        for leased, lease in context.lease_deadlines.due(now):
+        for leased, lease in context.lease_deadlines.expired(now):
             for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", context.max_deliveries):
                 context.log.apply(record)
         for partition in list(context.state.aging.values()):
@@ -232,14 +232,14 @@ class Controller:
         effects += self.wide_puts.step(context, self.change)
         built = context.index_builder.step(context.state)
         if built is not None:
-            context.changes.of(built[0]).tasks.add(built[1])
+            context.changes.changes_of(built[0]).tasks.add(built[1])
         records, orders = context.migrations.step(now)
         for record in records:
             context.log.apply(record)
         effects += [SendToUnit(unit, order) for unit, order in orders]
-        return self._settled(effects)
+        return self._settle_after(effects)
 
-    def worked(self, number: int, outcome: Any, now: float) -> list[Effect]:
+    def on_deal_computed(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """A long deal was computed.
 
         The claim that began it gets the deal if the deal is still possible. Otherwise the claim is decided again, like
@@ -259,30 +259,30 @@ class Controller:
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
             effects = context.refuse(waiting, error)
         elif waiting is not None:
-            effects = claim_handler.retry_claim(context, waiting, job.made(outcome))
-        context.changes.of(job.partition.name).tasks.add(job.task)
-        return self._settled(effects)
+            effects = claim_handler.retry_claim(context, waiting, job.validate_shares(outcome))
+        context.changes.changes_of(job.partition.name).tasks.add(job.task)
+        return self._settle_after(effects)
 
-    def sampler_answered(self, number: int, outcome: Any, now: float) -> list[Effect]:
+    def on_sampler_answer(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """The process of a user's sampler answered a call. outcome: see `AskSampler`."""
         self.context.log.now = now
-        return self._settled(self.context.sampler_calls.answered(self.context, number, outcome))
+        return self._settle_after(self.context.sampler_calls.on_answer(self.context, number, outcome))
 
-    def sampler_reads(self, number: int, question: Question) -> ViewReply:
+    def answer_sampler_read(self, number: int, question: Question) -> ViewReply:
         """Return the reply to what a user's sampler reads during a call."""
-        return self.context.sampler_calls.question(self.context, number, question)
+        return self.context.sampler_calls.answer_read(self.context, number, question)
 
-    def state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
+    def on_state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
         """The state was written to a file, or not. trouble: why not, in words; None if it was."""
         self.context.log.now = now
-        return self._settled(checkpoint_handler.finish_writing(self.context, name, trouble))
+        return self._settle_after(checkpoint_handler.finish_writing(self.context, name, trouble))
 
-    def state_read(
+    def on_state_read(
         self, client: str, sequence: int, read: checkpoint_handler.SavedState | Exception, now: float
     ) -> list[Effect]:
         """The file of a saved state was read for a client. read: its content, or why it cannot be read."""
         self.context.log.now = now
-        return self._settled(checkpoint_handler.finish_reading(self.context, client, sequence, read))
+        return self._settle_after(checkpoint_handler.finish_reading(self.context, client, sequence, read))
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
@@ -291,10 +291,10 @@ class Controller:
         context.state.watched = watched_tags(sampler)
         for waiting in list(context.state.waiting.by_waiter.values()):
             if isinstance(waiting.request, Claim):
-                effects += claim_handler.check_again(context, waiting)
+                effects += claim_handler.recheck_claim(context, waiting)
         for name in {**context.state.partitions, **context.state.waiting.claims}:  # claims may wait for new partitions
-            context.changes.of(name).everything = True
-        return self._settled(effects)
+            context.changes.changes_of(name).everything = True
+        return self._settle_after(effects)
 
     # ------------------------------------------------------------ requests
 
@@ -322,8 +322,8 @@ class Controller:
 
     def status(self, now: float) -> SystemStatus:
         """Return the progress of every partition, and the counters."""
-        return status.of_system(self.context, now)
+        return status.collect_status(self.context, now)
 
-    def _settled(self, effects: list[Effect]) -> list[Effect]:
+    def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
         return [*effects, *self._wakeups.settle()]

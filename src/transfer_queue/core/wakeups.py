@@ -53,7 +53,7 @@ class Wakeups:
                 elif partition is not None:
                     retention.retain(context.log, partition)
                     partition.gained.clear()
-            effects += context.sampler_calls.next(context)
+            effects += context.sampler_calls.start_next(context)
             if not changes:
                 break
         if state.blocks.untold:
@@ -94,7 +94,7 @@ class Wakeups:
         effects: list[Effect] = []
         for waiting in self._context.state.waiting.expired(now):
             peer = self._context.parked.peers.get(waiting.waiter)
-            reply = self._expiry(waiting, now)
+            reply = self._expiry_reply(waiting, now)
             self._context.parked.unpark(waiting.waiter)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
@@ -109,13 +109,13 @@ class Wakeups:
         context.connections.peers.pop(client, None)
         context.activity.forget_client(client)
         for partition in list(context.state.partitions.values()):
-            for task, rows in partition.holds.of_client(client):
-                for record in unneeded_rows.finished(partition, task, client, rows):
+            for task, rows in partition.holds.references_of(client):
+                for record in unneeded_rows.finish_rows(partition, task, client, rows):
                     context.log.apply(record)
             for task in [task for task, name in partition.wants.promised if name == client]:
                 context.log.apply(r.GroupsTaken(partition.name, task, client, 0))
             if partition.sealed and client in partition.owners:
-                for record in unneeded_rows.never_put(partition, context.connections.peers):
+                for record in unneeded_rows.drop_abandoned(partition, context.connections.peers):
                     context.log.apply(record)
         for oldest in context.connections.depart(client):
             context.log.apply(r.ClientForgotten(oldest))
@@ -132,9 +132,9 @@ class Wakeups:
             gained, partition.gained = partition.gained, set()
             for waiting in list(waiting_for.work.get(name, {}).values()):
                 yield from self._retry_decision(waiting)
-        for task, queue in list(waiting_for.of_partition(name).items()):
+        for task, queue in list(waiting_for.claim_queues(name).items()):
             first = next(iter(queue.claims.values()), None)
-            if partition and first and context.index_builder.waits(context.samplers, partition, first.claim):
+            if partition and first and context.index_builder.needs_indexes(context.samplers, partition, first.claim):
                 continue  # all claims of the task are looked at when the index is built
             if partition is None or change.everything or task in change.tasks:
                 worth = all_claims(context.samplers, partition, queue, peers)
@@ -181,7 +181,7 @@ class Wakeups:
         context.parked.unpark(waiting.waiter)
         return context.commit(caller, decision)
 
-    def _expiry(self, waiting: ParkedRequest, now: float) -> AnyReply:
+    def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
         """Return the reply to a request whose deadline has come."""
         context, request = self._context, waiting.request
         if isinstance(request, Watch):
@@ -190,7 +190,7 @@ class Wakeups:
         if isinstance(request, Claim):
             if request.probe or request.quiet:
                 return claim_handler.empty_reply(context, request, ended=False)
-            sampler = context.samplers.of(request, context.state.partitions.get(request.partition))
+            sampler = context.samplers.sampler_for(request, context.state.partitions.get(request.partition))
             waited = request.waited + now - waiting.since
             words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler))
             return Failure("WaitTimeoutError", words)

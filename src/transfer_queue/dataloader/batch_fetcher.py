@@ -150,7 +150,7 @@ class Fetcher:
         self._long.begin((partition_id, number, ahead > 0))
         found = self._claim(partition_id, number, ahead)
         if found is not None and not len(found[1]) and not ahead:
-            waited = self._long.due(self._operations.report_wait)
+            waited = self._long.seconds_to_log(self._operations.report_wait)
             if waited is not None:
                 words = self._ask(
                     self.client, "explain", partition_id, task=self._task_name, fields=self._fields,
@@ -163,10 +163,10 @@ class Fetcher:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._ask is ask_blocking:
-            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._wait())
+            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._request_seconds())
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:  # in a worker, where others fetch while it copies
-            wait = min(self._wait(), AHEAD_WAIT) if ahead else self._wait()
+            wait = min(self._request_seconds(), AHEAD_WAIT) if ahead else self._request_seconds()
             meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, ahead=ahead, timeout=wait)
             return None if ended and not len(meta) else (None, meta)
         data, meta = self._call(self._function, partition_id, number)
@@ -175,11 +175,13 @@ class Fetcher:
             return data, meta
         # ready rows may not suffice for this function, or for a user's sampler: the function is called again once at
         # once, because rows may have become ready meanwhile, and after that only if something has changed
-        found = self._ask(self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._wait())
+        found = self._ask(
+            self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._request_seconds()
+        )
         self._refused = {partition_id: found.version}
         return None if found.ended else (None, BatchMeta())
 
-    def _wait(self) -> float:
+    def _request_seconds(self) -> float:
         """Return the seconds of one request, at most the time after which the client reports it: `claim` reports."""
         report = None if self._operations is None else self._operations.report_wait
         return self._interval() if report is None else min(self._interval(), report)

@@ -33,7 +33,7 @@ def lease_of(delivery: str, seconds: float) -> float | None:
     return float(seconds) if delivery == "at_least_once" else None
 
 
-def digest(meta: BatchMeta) -> int:
+def rows_digest(meta: BatchMeta) -> int:
     """Return a checksum of the rows, by which batches that were dealt under the same number can be distinguished."""
     return zlib.crc32(meta._rows().tobytes())
 
@@ -44,7 +44,7 @@ def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False
         client._operations.renewals.add(lease, keep=keep)
 
 
-def hand_back(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None:
+def return_batches(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None:
     """Return batches that were not processed to the end. If a request fails, the lease of that batch expires."""
     for meta in metas:
         if meta._leases:
@@ -67,10 +67,10 @@ def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease
         meta, _ = client.await_batch(**wanted, lease=lease, timeout=0)
     except BatchGoneError:
         return
-    if digest(meta) == rows:
+    if rows_digest(meta) == rows:
         client.ack(meta)
     else:
-        hand_back(client, [meta])
+        return_batches(client, [meta])
 
 
 class PrefetchedBatch:
@@ -85,11 +85,11 @@ class PrefetchedBatch:
         if meta._leases:
             adopt_lease(self._client, meta, keep=True)
             renewed = self._client._operations.renewals
-            self._metas = {n: m for n, m in self._metas.items() if any(map(renewed.renews, m._leases))}
+            self._metas = {n: m for n, m in self._metas.items() if any(map(renewed.is_renewed, m._leases))}
             self._metas[number] = meta.select_fields([])
 
     def end(self, given: int | None) -> None:
         """Return the batches from this number on to the controller; None: none, because the number is not known."""
         metas, self._metas = self._metas, {}
         if given is not None:
-            hand_back(self._client, [meta for number, meta in metas.items() if number >= given])
+            return_batches(self._client, [meta for number, meta in metas.items() if number >= given])

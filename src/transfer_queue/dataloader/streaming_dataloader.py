@@ -16,7 +16,7 @@ from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, Str
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker
 
 
-def as_it_is(item: Any) -> Any:
+def identity(item: Any) -> Any:
     """Return the item. The items of a StreamingDataset are micro-batches, so nothing is left to collate."""
     return item
 
@@ -80,7 +80,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             dataset,
             batch_size=None,
             num_workers=num_workers,
-            collate_fn=collate_fn or as_it_is,
+            collate_fn=collate_fn or identity,
             pin_memory=pin_memory,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -101,7 +101,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             workers = Workers(self.dataset, self.num_workers, self._collate(), lambda twin: self._loader(twin, pinning))
         if self.persistent_workers:
             self._workers = workers
-        return self._received(workers, self._finish(pinning))
+        return self._receive_items(workers, self._finish(pinning))
 
     def reset(self) -> None:
         """Go back to the first batch of the buffer. The buffered batches are replayed before new ones are fetched.
@@ -175,7 +175,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         if self._workers is not None:
             self._workers.direct(self.dataset, later=True)
 
-    def _received(self, workers: Workers, finish: Finish | None) -> Iterator[Any]:
+    def _receive_items(self, workers: Workers, finish: Finish | None) -> Iterator[Any]:
         try:
             yield from self.dataset.stream(workers, finish)
         except Exception:
@@ -191,7 +191,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             dataset,
             batch_size=None,
             num_workers=self.num_workers,
-            collate_fn=as_it_is,
+            collate_fn=identity,
             pin_memory=pinning,
             worker_init_fn=functools.partial(begin_worker, self.worker_init_fn),
             multiprocessing_context=self.multiprocessing_context,
@@ -200,7 +200,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         )
 
     def _collate(self) -> Finish | None:
-        return None if self.collate_fn is as_it_is else self.collate_fn
+        return None if self.collate_fn is identity else self.collate_fn
 
     def _finish(self, pinning: bool) -> Finish | None:
         """Return the function that is applied here to items that were not made in a worker; None if there is none."""

@@ -32,7 +32,13 @@ from transfer_queue.dataloader.batch_fetcher import (
     sampling_of,
 )
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
-from transfer_queue.dataloader.lease_delivery import acknowledge_again, adopt_lease, digest, hand_back, lease_of
+from transfer_queue.dataloader.lease_delivery import (
+    acknowledge_again,
+    adopt_lease,
+    lease_of,
+    return_batches,
+    rows_digest,
+)
 from transfer_queue.dataloader.micro_batches import (
     MicroBatchIterator,
     chunk_batch_fn,
@@ -212,7 +218,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
-        self.data_fields = arguments.names(data_fields, "data_fields")
+        self.data_fields = arguments.validated_names(data_fields, "data_fields")
         self.partition_id = partition_id
         self.task_name = task_name
         self.dp_rank = dp_rank
@@ -221,7 +227,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.process_batch_fn = process_batch_fn
         self.max_tokens = max_tokens
         self.pack = pack
-        self.length_field = None if length_field is None else arguments.names([length_field], "length_field")[0]
+        self.length_field = (
+            None if length_field is None else arguments.validated_names([length_field], "length_field")[0]
+        )
         self.keep_batches = keep_batches
         self.dp_size = checked_dp_size(dp_size, dp_rank)
         self.delivery = delivery
@@ -281,11 +289,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
                 continue
             # the first item after a batch is requested here, so the iterating process has finished the previous batch
-            self._through()
+            self._finish_previous()
             if not self._open_next(source, finish):
                 return
 
-    def _through(self) -> None:
+    def _finish_previous(self) -> None:
         """Finish or acknowledge the previous batch."""
         if self._owed is not None:
             partition_id, number, rows = self._owed
@@ -356,7 +364,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         worker = get_worker_info()
         owed = {}
         if self._open is None and self._held is not None and self._held._leases:
-            owed = {"unacknowledged": [self._held.partition_ids[0], number - 1, digest(self._held)]}
+            owed = {"unacknowledged": [self._held.partition_ids[0], number - 1, rows_digest(self._held)]}
         return {
             **owed,
             "version": STATE_VERSION, "partition_id": self.partition_id, "task_name": self.task_name,
@@ -599,7 +607,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             through = self._held if self._open is None else None
             left = [meta for meta in self._unacked.values() if meta is not through]
             self._unacked, self._held = {}, through
-            hand_back(self.client(), left)
+            return_batches(self.client(), left)
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = number

@@ -77,13 +77,13 @@ class Channel:
         self.turns = [Pipe(duplex=False) for _ in range(workers)]
         self.places = [Pipe(duplex=False) for _ in range(workers)]
 
-    def order(self, begin: StartFetching) -> None:
+    def send_order(self, begin: StartFetching) -> None:
         """Send an order to every worker, and wake workers that wait for rows."""
         for _, pipe in self.orders:
             with contextlib.suppress(OSError):  # the worker has died; torch raises an error when its next batch is due
                 pipe.send(begin)
 
-    def want(self, version: int, number: int) -> None:
+    def send_wanted(self, version: int, number: int) -> None:
         """Send every worker the batch that the loader needs now. They read it when they check for orders."""
         for _, pipe in self.places:
             with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ class WorkerChannelEnd:
         """Wait for an order that is newer than `after` and return the newest one; None if the workers must end."""
         try:
             while True:
-                if self._look() > after:
+                if self._read_messages() > after:
                     return self._newest
                 wait([self._closing, self._orders], self._interval)
         except Interrupted:
@@ -155,7 +155,7 @@ class WorkerChannelEnd:
         """Wait until batch `number` may be claimed. Return False if neither this batch nor a later one will exist."""
         if self.workers == 1:
             return True
-        while self._look() == version and (self._turn.version, self._turn.number) != (version, number):
+        while self._read_messages() == version and (self._turn.version, self._turn.number) != (version, number):
             wait([self._closing, self._orders, self._turns], self._interval)
         self.check(version)
         return not self._turn.ended
@@ -166,7 +166,7 @@ class WorkerChannelEnd:
             with contextlib.suppress(OSError):  # that worker has died; torch ends the others
                 self._following.send(turn)
 
-    def ahead(self, version: int, number: int) -> int:
+    def batches_ahead(self, version: int, number: int) -> int:
         """Return by how many batches this one is ahead of the batch that the loader needs."""
         self.check(version)
         wanted = self._place[1] if self._place[0] == version else self._newest.start
@@ -192,10 +192,10 @@ class WorkerChannelEnd:
 
     def check(self, version: int) -> None:
         """Raise Interrupted if the order of this version is not the newest any more."""
-        if self._look() != version:
+        if self._read_messages() != version:
             raise Interrupted
 
-    def _look(self) -> int:
+    def _read_messages(self) -> int:
         """Read all messages, so that no pipe fills up and blocks its sender. Return the version of the newest order."""
         with self._reading():
             while self._end is None and self._orders.poll():
@@ -212,10 +212,10 @@ class WorkerChannelEnd:
             raise Interrupted
         return self._newest.version
 
-    def given(self) -> int | None:
+    def last_delivered(self) -> int | None:
         """Return `StopWorkers.given` when this worker ends; None if the loader has not sent it."""
         with contextlib.suppress(Interrupted):
-            self._look()
+            self._read_messages()
         return None if self._end is None else self._end.given
 
     @contextlib.contextmanager

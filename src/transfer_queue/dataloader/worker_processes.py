@@ -85,7 +85,7 @@ def fetch_in_worker(dataset: StreamingDataset, seat: WorkerChannelEnd) -> Iterat
             except Interrupted:
                 continue
     finally:
-        ahead.end(seat.given())
+        ahead.end(seat.last_delivered())
 
 
 def _batches(
@@ -101,7 +101,7 @@ def _batches(
     for number in itertools.count(order.start + seat.item - order.item, seat.workers):
         found = None
         if number == order.start or seat.take_turn(order.version, number):
-            found = _claimed(fetcher, seat, order, number)
+            found = _claim_batch(fetcher, seat, order, number)
         seat.pass_turn(FetchTurn(order.version, number + 1, found is None))
         while found is None:
             yield Fetched(order.version, number)
@@ -113,11 +113,11 @@ def _batches(
         yield Fetched(order.version, number, data if kept else None, meta, items)
 
 
-def _claimed(
+def _claim_batch(
     fetcher: Fetcher, seat: WorkerChannelEnd, order: StartFetching, number: int
 ) -> tuple[TensorDictBase | None, BatchMeta] | None:
     while True:
-        found = fetcher.claim(order.partition_id, number, ahead=seat.ahead(order.version, number))
+        found = fetcher.claim(order.partition_id, number, ahead=seat.batches_ahead(order.version, number))
         if found is None or len(found[1]):
             return found
         seat.check(order.version)
@@ -173,7 +173,7 @@ class Workers:
             # Items that torch has requested may have been made already. While this thread waits in torch's loader, one
             # more may have been made, so one item of each worker is skipped.
             item = self._taken + self._on_order + self._count if self._version > 1 else 0
-            self._channel.order(
+            self._channel.send_order(
                 StartFetching(self._version, dataset.partition_id, dataset.batch_index, self._given, item)
             )
             self._place, self._given = place, dataset.batch_index
@@ -191,7 +191,7 @@ class Workers:
     def _deliver(self, dataset: StreamingDataset) -> Delivery:
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
-        self._channel.want(version, number)
+        self._channel.send_wanted(version, number)
         while version == self._version and number not in self._early:
             fetched = None if self._iterator is None else next(self._iterator, None)
             if fetched is None:

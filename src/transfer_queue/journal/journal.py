@@ -23,7 +23,7 @@ import msgspec
 from transfer_queue.core.events.records import AgesRecorded, AnyRecord, RequestParked, StateLoaded, Unparked
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.apply import apply_record
-from transfer_queue.core.state.restore import at_another_clock
+from transfer_queue.core.state.restore import shift_ages
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
@@ -44,7 +44,7 @@ def snapshot_path(folder: Path, number: int) -> Path:
     return folder / f"state-{number:012d}"
 
 
-def numbers(folder: Path) -> tuple[list[int], list[int]]:
+def list_numbers(folder: Path) -> tuple[list[int], list[int]]:
     """Return the numbers of the segments and of the snapshots in a folder, ascending."""
     found: dict[str, list[int]] = {"segment": [], "state": []}
     for path in folder.iterdir():
@@ -87,7 +87,7 @@ def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, wat
     for path in folder.iterdir():
         if _DRAFT.fullmatch(path.name):
             path.unlink()  # its writer has died
-    segments, snapshots = numbers(folder)
+    segments, snapshots = list_numbers(folder)
     first = snapshots[-1] if snapshots else 1
     _remove_before(folder, first)
     segments = [number for number in segments if number >= first]
@@ -128,7 +128,7 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
     try:
         tree = state_file.read(path)
         state = serialization.load_state(tree["state"], capacity, watched)
-        at_another_clock(state, clock.shift_from(ClockIdentity(tree["boot"], tree["offset"])))
+        shift_ages(state, clock.shift_from(ClockIdentity(tree["boot"], tree["offset"])))
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(
             f"the journal's snapshot cannot be read: {error} Bring the file back, or start with an empty folder "
@@ -178,7 +178,7 @@ def _read_loaded(states: LoadedStates, state: State, record: StateLoaded, path: 
 
 
 def _remove_before(folder: Path, number: int) -> None:
-    segments, snapshots = numbers(folder)
+    segments, snapshots = list_numbers(folder)
     for old in snapshots:
         if old < number:
             snapshot_path(folder, old).unlink(missing_ok=True)
@@ -254,9 +254,9 @@ class Journal:
         """Write what was appended. After an OSError it is incomplete: call it again."""
         self._segment.commit()
 
-    def take_room(self) -> None:
-        """See `SegmentWriter.take_room`."""
-        self._segment.take_room()
+    def reserve_space(self) -> None:
+        """See `SegmentWriter.reserve_space`."""
+        self._segment.reserve_space()
 
     def rotate(self) -> int:
         """Begin a new segment, when everything is committed. Returns its number."""

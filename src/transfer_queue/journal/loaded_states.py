@@ -22,7 +22,7 @@ from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
-from transfer_queue.journal.segment import sync_folder, take_room
+from transfer_queue.journal.segment import reserve_space, sync_folder
 
 _PREFIX = "load-"
 _NAME = re.compile(_PREFIX + "[0-9a-f]{32}")
@@ -60,7 +60,7 @@ class LoadedStates:
 
     def _copy(self, source: BinaryIO, path: Path) -> None:
         with open(path, "xb", opener=_private) as file:
-            take_room(file.fileno(), 0, max(1, os.fstat(source.fileno()).st_size))
+            reserve_space(file.fileno(), 0, max(1, os.fstat(source.fileno()).st_size))
             shutil.copyfileobj(source, file, 1 << 20)
             file.flush()
             if self._sync:

@@ -79,7 +79,7 @@ class SegmentHeader:
         """Return the head of a new segment."""
         return cls(number, secrets.randbits(32), clock)
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the bytes of the head."""
         head = _HEAD.pack(MAGIC, self.number, self.salt, self.clock.boot, self.clock.offset)
         return head + _CHECKSUM.pack(zlib.crc32(head))
@@ -207,7 +207,7 @@ class SegmentWriter:
     def append(self, records: Sequence[AnyRecord]) -> None:
         """Append a frame, which `commit` writes. The first frame creates the file."""
         if not self.size:
-            self._add(self._head.packed())
+            self._add(self._head.pack())
         self._add(self._frames.pack(records))
 
     def _add(self, data: bytes) -> None:
@@ -239,16 +239,16 @@ class SegmentWriter:
         self._pending = b""
         self._written = 0
 
-    def take_room(self) -> None:
+    def reserve_space(self) -> None:
         """Reserve disk space for the next ROOM bytes. Raises OSError if the disk is too full."""
         if self._file < 0:
             self._create()
         if self._room < self.size + ROOM:
             try:
-                take_room(self._file, self.size, 2 * ROOM)
+                reserve_space(self._file, self.size, 2 * ROOM)
                 self._room = self.size + 2 * ROOM
             except OSError:
-                take_room(self._file, self.size, ROOM)
+                reserve_space(self._file, self.size, ROOM)
                 self._room = self.size + ROOM
 
     def _create(self) -> None:
@@ -283,7 +283,7 @@ _PAGE = 4096
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-def take_room(file: int, start: int, length: int) -> None:
+def reserve_space(file: int, start: int, length: int) -> None:
     """Reserve disk space for this many bytes of a file from `start` on. The size of the file does not change.
 
     Raises OSError if the disk is too full, or if this process may not write that far. Does nothing if the file system
@@ -299,12 +299,12 @@ def take_room(file: int, start: int, length: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def check_room(folder: Path, length: int) -> None:
+def check_space(folder: Path, length: int) -> None:
     """Raise OSError unless a file of `length` bytes can be written in the folder. Leaves no file there."""
     name = folder / f"room-{os.getpid()}"
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        take_room(file, 0, length)
+        reserve_space(file, 0, length)
         os.write(file, bytes(_PAGE))  # if space cannot be reserved, a full disk is noticed here
         os.fsync(file)
     finally:
@@ -312,7 +312,7 @@ def check_room(folder: Path, length: int) -> None:
         os.unlink(name)
 
 
-def _found() -> Callable[[int, int, int, int], int] | None:
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):
@@ -322,4 +322,4 @@ def _found() -> Callable[[int, int, int, int], int] | None:
     return function
 
 
-_fallocate = _found()
+_fallocate = _find_fallocate()

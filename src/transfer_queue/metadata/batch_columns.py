@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, OutOfRangeError
-from transfer_queue.metadata.tag_values import changed_entries, copied, copied_tag
+from transfer_queue.metadata.tag_values import changed_entries, copy_tag, deep_copy
 
 IntArray = npt.NDArray[np.int64]
 Positions = Union[Sequence[int], npt.NDArray[Any], torch.Tensor]
@@ -22,7 +22,7 @@ Selection = Union[IntArray, slice]
 Item = TypeVar("Item")
 
 
-def whole_numbers(values: Iterable[int] | Positions, what: str) -> IntArray:
+def validated_integers(values: Iterable[int] | Positions, what: str) -> IntArray:
     """Return the values as a new one-dimensional int64 array.
 
     Raises:
@@ -40,20 +40,20 @@ def whole_numbers(values: Iterable[int] | Positions, what: str) -> IntArray:
     return array.astype(np.int64)
 
 
-def checked_positions(positions: Iterable[int] | Positions, size: int) -> IntArray:
+def validated_positions(positions: Iterable[int] | Positions, size: int) -> IntArray:
     """Return positions in a batch of `size` rows, each from 0 to size - 1. Repetitions are allowed.
 
     Raises:
         OutOfRangeError: A position is negative or outside the batch.
     """
-    array = whole_numbers(positions, "positions")
+    array = validated_integers(positions, "positions")
     outside = array[(array < 0) | (array >= size)]
     if outside.size:
         raise OutOfRangeError(f"position {outside[0]} is out of range: the batch has {size} rows, counted from 0")
     return array
 
 
-def checked_order(indexes: Iterable[int] | Positions, size: int) -> IntArray:
+def validated_order(indexes: Iterable[int] | Positions, size: int) -> IntArray:
     """Return a permutation of the positions 0 to size - 1.
 
     Raises:
@@ -61,14 +61,14 @@ def checked_order(indexes: Iterable[int] | Positions, size: int) -> IntArray:
         DuplicateError: A position is repeated.
         OutOfRangeError: A position is negative or outside the batch.
     """
-    array = whole_numbers(indexes, "indexes")
+    array = validated_integers(indexes, "indexes")
     if array.size != size:
         raise InvalidArgumentError(
             f"the number of indexes ({array.size}) does not match the size of the batch ({size})"
         )
     if np.unique(array).size != size:
         raise DuplicateError(f"Contain duplicate indexes: {array.tolist()}; a new order names each position once")
-    return checked_positions(array, size)
+    return validated_positions(array, size)
 
 
 def chunk_bounds(size: int, chunks: int) -> list[slice]:
@@ -84,7 +84,7 @@ def chunk_bounds(size: int, chunks: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
-def packed(numbers: IntArray) -> tuple[int, npt.NDArray[Any]]:
+def pack_integers(numbers: IntArray) -> tuple[int, npt.NDArray[Any]]:
     """Pack integers for pickling: the least one, and the distances from it in the smallest dtype that fits them."""
     if not numbers.size:
         return 0, numbers
@@ -92,12 +92,12 @@ def packed(numbers: IntArray) -> tuple[int, npt.NDArray[Any]]:
     return least, (numbers - least).astype(np.min_scalar_type(int(numbers.max()) - least))
 
 
-def unpacked(least: int, distances: npt.NDArray[Any]) -> IntArray:
-    """Unpack integers: the inverse of `packed`."""
+def unpack_integers(least: int, distances: npt.NDArray[Any]) -> IntArray:
+    """Unpack integers: the inverse of `pack_integers`."""
     return distances.astype(np.int64) + least
 
 
-def taken(items: list[Item], selection: Selection) -> list[Item]:
+def take_items(items: list[Item], selection: Selection) -> list[Item]:
     """Return the selected items of a list."""
     if isinstance(selection, slice):
         return items[selection]
@@ -116,7 +116,7 @@ class PartitionColumn:
         """The index into `names` of each row, int32 [rows]; None while there is at most one name."""
 
     @classmethod
-    def of(cls, partition_ids: Sequence[str]) -> PartitionColumn:
+    def from_names(cls, partition_ids: Sequence[str]) -> PartitionColumn:
         """Return the column of one name for each row."""
         names = list(dict.fromkeys(partition_ids))
         if len(names) < 2:
@@ -125,7 +125,7 @@ class PartitionColumn:
         return cls(names, np.fromiter((code_of[name] for name in partition_ids), np.int32, len(partition_ids)))
 
     @classmethod
-    def joined(cls, columns: Sequence[PartitionColumn], sizes: Sequence[int]) -> PartitionColumn:
+    def join(cls, columns: Sequence[PartitionColumn], sizes: Sequence[int]) -> PartitionColumn:
         """Return the columns, one after the other."""
         names = list(dict.fromkeys(name for column in columns for name in column.names))
         if len(names) < 2:
@@ -176,7 +176,7 @@ class TagColumn:
     ) -> None:
         self._rows = rows
         self._saved = saved
-        """The baseline with which `changed` compares; None if every tag was empty.
+        """The baseline with which `changed_entries` compares; None if every tag was empty.
 
         The list and its dicts never change, so that selections share them.
         """
@@ -187,7 +187,7 @@ class TagColumn:
         """
 
     @classmethod
-    def of(cls, tags: Iterable[Mapping[str, Any]], rows: int) -> TagColumn:
+    def from_tags(cls, tags: Iterable[Mapping[str, Any]], rows: int) -> TagColumn:
         """Return the column of a user's tags, which are copied. They are also the baseline.
 
         Raises:
@@ -197,32 +197,32 @@ class TagColumn:
         return cls(rows, saved if any(saved) else None)
 
     @classmethod
-    def joined(cls, columns: Sequence[TagColumn]) -> TagColumn:
+    def join(cls, columns: Sequence[TagColumn]) -> TagColumn:
         """Return the columns, one after the other. The result shares no mutable value with them."""
         saved = current = None
         if any(column._saved is not None for column in columns):
             saved = [tag for column in columns for tag in column._saved_list()]
         if any(column._current is not None for column in columns):
-            current = [copied(tag) for column in columns for tag in column._checked()]
+            current = [deep_copy(tag) for column in columns for tag in column._checked()]
         return cls(sum(column._rows for column in columns), saved, current)
 
-    def live(self) -> list[dict[str, Any]]:
+    def editable_tags(self) -> list[dict[str, Any]]:
         """Return the tags themselves, which the user may edit."""
         if self._current is None:
-            self._current = copied(self._saved_list())
+            self._current = deep_copy(self._saved_list())
         return self._current
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return a copy of the tags."""
-        tags: list[dict[str, Any]] = copied(self._checked())
+        tags: list[dict[str, Any]] = deep_copy(self._checked())
         return tags
 
     def take(self, selection: Selection) -> TagColumn:
         """Return the column of the selected rows. Later changes of one column do not affect the other."""
-        saved = None if self._saved is None else taken(self._saved, selection)
+        saved = None if self._saved is None else take_items(self._saved, selection)
         if saved is not None and not any(saved):
             saved = None
-        current = None if self._current is None else [copied(tag) for tag in taken(self._checked(), selection)]
+        current = None if self._current is None else [deep_copy(tag) for tag in take_items(self._checked(), selection)]
         if isinstance(selection, slice):
             rows = len(range(*selection.indices(self._rows)))
         else:
@@ -232,9 +232,9 @@ class TagColumn:
     def reorder(self, order: IntArray) -> None:
         """Reorder the tags in place. A dict that a user has stays the tag of its row."""
         if self._saved is not None:
-            self._saved = taken(self._saved, order)
+            self._saved = take_items(self._saved, order)
         if self._current is not None:
-            self._current[:] = taken(self._checked(), order)
+            self._current[:] = take_items(self._checked(), order)
 
     def replace(self, tags: Iterable[Mapping[str, Any]]) -> None:
         """Replace the tags by copies of these. The baseline stays.
@@ -251,7 +251,7 @@ class TagColumn:
             InvalidArgumentError: There is not one dict for each row. Nothing has changed.
         """
         new = _copied_tags(tags, self._rows)
-        self.live()
+        self.editable_tags()
         for tag, entries in zip(self._checked(), new, strict=True):
             tag.update(entries)
 
@@ -259,7 +259,7 @@ class TagColumn:
         """Empty all tags. The baseline stays."""
         self._put([{} for _ in range(self._rows)])
 
-    def merged(self, other: TagColumn) -> TagColumn:
+    def merge(self, other: TagColumn) -> TagColumn:
         """Merge the tags of both columns row by row. If both have an entry, that of `other` is used."""
         saved = current = None
         if self._saved is not None or other._saved is not None:
@@ -267,10 +267,10 @@ class TagColumn:
             saved = [{**mine, **theirs} for mine, theirs in pairs]
         if self._current is not None or other._current is not None:
             pairs = zip(self._checked(), other._checked(), strict=True)
-            current = [copied({**mine, **theirs}) for mine, theirs in pairs]
+            current = [deep_copy({**mine, **theirs}) for mine, theirs in pairs]
         return TagColumn(self._rows, saved, current)
 
-    def changed(self) -> list[dict[str, Any] | None] | None:
+    def changed_entries(self) -> list[dict[str, Any] | None] | None:
         """Return for each row the entries that are new or differ from the baseline.
 
         The entry of a row is None if it has no changes, and the result is None if no row has any.
@@ -287,7 +287,7 @@ class TagColumn:
     def mark_saved(self) -> None:
         """Make the present tags the baseline."""
         if self._current is not None:
-            saved = copied(self._checked())
+            saved = deep_copy(self._checked())
             self._saved = saved if any(saved) else None
 
     def _put(self, tags: list[dict[str, Any]]) -> None:
@@ -327,13 +327,13 @@ class TagColumn:
         self._rows, self._saved, edits = state
         self._current = None
         if edits:
-            current = self.live()
+            current = self.editable_tags()
             for row, tag in edits.items():
                 current[row] = tag
 
 
 def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:
-    new = [copied_tag(tag, "custom_meta") for tag in tags]
+    new = [copy_tag(tag, "custom_meta") for tag in tags]
     if len(new) != rows:
         raise InvalidArgumentError(f"custom_meta must have one dict for each of the {rows} rows, got {len(new)}")
     return new

@@ -326,7 +326,7 @@ class BatchContents:
             >>> meta.custom_meta
             [{'status': 'done'}, {}]
         """
-        return self._tags.live()
+        return self._tags.editable_tags()
 
     @custom_meta.setter
     def custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
@@ -420,7 +420,7 @@ class BatchContents:
         The tags are compared with those with which the batch was made, or those at the last `_tags_saved`. Removed
         entries are not reported, because a put merges tags. The values are not copied.
         """
-        return self._tags.changed()
+        return self._tags.changed_entries()
 
     def _tags_saved(self) -> None:
         """Make the present tags those with which `_changed_tags` compares."""

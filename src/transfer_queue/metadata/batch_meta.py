@@ -20,18 +20,18 @@ from transfer_queue.metadata.batch_columns import (
     Positions,
     Selection,
     TagColumn,
-    checked_order,
-    checked_positions,
     chunk_bounds,
     merge_leases,
-    packed,
-    unpacked,
-    whole_numbers,
+    pack_integers,
+    unpack_integers,
+    validated_integers,
+    validated_order,
+    validated_positions,
 )
 from transfer_queue.metadata.batch_contents import BatchContents, checked_status
 from transfer_queue.metadata.field_columns import FieldColumn, columns_of
 from transfer_queue.metadata.sample_views import SampleView, SampleViews
-from transfer_queue.metadata.tag_values import copied, united
+from transfer_queue.metadata.tag_values import deep_copy, merge_extra_info
 
 
 class BatchMeta(BatchContents):
@@ -71,7 +71,7 @@ class BatchMeta(BatchContents):
         custom_meta: Sequence[Mapping[str, Any]] | None = None,
         _custom_backend_meta: Any = None,
     ) -> None:
-        rows = whole_numbers(global_indexes, "global_indexes")
+        rows = validated_integers(global_indexes, "global_indexes")
         size = int(rows.size)
         if isinstance(partition_ids, str):
             partition_ids = [partition_ids] * size
@@ -85,11 +85,11 @@ class BatchMeta(BatchContents):
         fields = {
             name: FieldColumn.from_schema(name, entry, size) for name, entry in sorted((field_schema or {}).items())
         }
-        tags = TagColumn(size) if custom_meta is None else TagColumn.of(custom_meta, size)
-        self._assign(rows, PartitionColumn.of(partition_ids), fields, status, tags, dict(extra_info or {}))
+        tags = TagColumn(size) if custom_meta is None else TagColumn.from_tags(custom_meta, size)
+        self._assign(rows, PartitionColumn.from_names(partition_ids), fields, status, tags, dict(extra_info or {}))
 
     @classmethod
-    def _made(
+    def _make(
         cls,
         rows: IntArray,
         partitions: PartitionColumn,
@@ -121,7 +121,7 @@ class BatchMeta(BatchContents):
         by_name = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
         tag_column = TagColumn(int(rows.size), tags if tags and any(tags) else None)
         partitions = PartitionColumn([partition_id])
-        return cls._made(rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info)
+        return cls._make(rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info)
 
     @classmethod
     def empty(cls, extra_info: Mapping[str, Any] | None = None) -> BatchMeta:
@@ -192,7 +192,7 @@ class BatchMeta(BatchContents):
             >>> tq.BatchMeta([4, 5, 6], "train_0").select_samples([2, 0]).global_indexes
             [6, 4]
         """
-        return self._take(checked_positions(sample_indices, self.size))
+        return self._take(validated_positions(sample_indices, self.size))
 
     def select_fields(self, field_names: Sequence[str] | str) -> BatchMeta:
         """Return the same samples with only these fields.
@@ -256,14 +256,14 @@ class BatchMeta(BatchContents):
             ([4, 5], [5, 4])
         """
         twin = self._take(slice(None), self._fields)
-        twin._extra_info = copied(self._extra_info)
+        twin._extra_info = deep_copy(self._extra_info)
         return twin
 
     __copy__ = copy
 
     def _take(self, selection: Selection, fields: dict[str, FieldColumn] | None = None) -> BatchMeta:
         """Return the selected samples, with the fields of the batch or with `fields`, which must have as many rows."""
-        cut = type(self)._made(
+        cut = type(self)._make(
             # copies, because views of slices would keep the whole arrays in memory
             self._indexes[selection].copy() if isinstance(selection, slice) else self._indexes[selection],
             self._partitions.take(selection),
@@ -312,12 +312,12 @@ class BatchMeta(BatchContents):
                 f"partition_ids do not match: {self._partitions.names} and {other._partitions.names}"
             )
         fields = {**self._fields, **other._fields}
-        both = type(self)._made(
+        both = type(self)._make(
             self._indexes,
             self._partitions,
             {name: fields[name] for name in sorted(fields)},
             ((self._status == 1) & (other._status == 1)).astype(np.int8),
-            self._tags.merged(other._tags),
+            self._tags.merge(other._tags),
             {**self._extra_info, **other._extra_info},
         )
         both._epoch = _oldest([self, other])
@@ -357,16 +357,16 @@ class BatchMeta(BatchContents):
                     f"Field names do not match: {parts[0].field_names} and "
                     f"{next(other.field_names for other in parts if other.field_names != parts[0].field_names)}"
                 )
-        whole = cls._made(
+        whole = cls._make(
             np.concatenate([part._indexes for part in parts]),
-            PartitionColumn.joined([part._partitions for part in parts], sizes),
+            PartitionColumn.join([part._partitions for part in parts], sizes),
             {
-                name: FieldColumn.joined([part._fields[name] for part in parts], sizes, validate)
+                name: FieldColumn.join([part._fields[name] for part in parts], sizes, validate)
                 for name in sorted(shared)
             },
             np.concatenate([part._status for part in parts]),
-            TagColumn.joined([part._tags for part in parts]),
-            united((part._extra_info for part in parts), validate),
+            TagColumn.join([part._tags for part in parts]),
+            merge_extra_info((part._extra_info for part in parts), validate),
         )
         whole._epoch = _oldest(parts)
         whole._leases = merge_leases(part._leases for part in parts)
@@ -393,7 +393,7 @@ class BatchMeta(BatchContents):
             >>> meta.global_indexes
             [6, 4, 5]
         """
-        order = checked_order(indexes, self.size)
+        order = validated_order(indexes, self.size)
         self._tags.reorder(order)
         self._indexes = self._indexes[order]
         self._partitions = self._partitions.take(order)
@@ -436,7 +436,7 @@ class BatchMeta(BatchContents):
     def __getstate__(self) -> tuple[Any, ...]:
         partitions = (self._partitions.names, self._partitions.codes)
         fields = list(self._fields.values())
-        columns = packed(self._indexes), partitions, fields, self._status, self._tags
+        columns = pack_integers(self._indexes), partitions, fields, self._status, self._tags
         return *columns, self._extra_info, self._holder, self._epoch, self._leases
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -444,7 +444,7 @@ class BatchMeta(BatchContents):
         if not status.flags.writeable:  # Ray unpickles out-of-band buffers as read-only arrays
             status = status.copy()
         by_name = {field.name: field for field in fields}
-        self._assign(unpacked(*indexes), PartitionColumn(*partitions), by_name, status, tags, extra_info)
+        self._assign(unpack_integers(*indexes), PartitionColumn(*partitions), by_name, status, tags, extra_info)
         self._holder = holder
         self._epoch = epoch
         self._leases = leases

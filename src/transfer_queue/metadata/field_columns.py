@@ -15,7 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.metadata.batch_columns import Selection, packed, taken, unpacked
+from transfer_queue.metadata.batch_columns import Selection, pack_integers, take_items, unpack_integers
 
 # one shape for each row: int64 [rows, ndim], or a list of tuples if rows differ in rank
 RowShapes = Union[npt.NDArray[np.int64], list[tuple[int, ...]]]
@@ -64,7 +64,7 @@ class FieldColumn:
             is_nested = shapes is not None or (shape is None and dtype is not None and not is_non_tensor)
         self.name = name
         """The name of the field."""
-        self.dtype = dtype if dtypes is None else promoted(dtypes)
+        self.dtype = dtype if dtypes is None else promote_dtypes(dtypes)
         """The torch dtype, promoted (`torch.promote_types`) if rows differ; None for objects and if it is not known."""
         self.dtypes = dtypes
         """The dtype of each row of a field whose rows may differ in dtype; otherwise None."""
@@ -121,7 +121,7 @@ class FieldColumn:
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"field_schema[{name!r}] has a shape that is not valid: {error}") from None
         if shapes is not None and not is_nested:
-            return cls.of_shapes(name, dtype, shapes, is_non_tensor=is_non_tensor, extra=extra)
+            return cls.from_shapes(name, dtype, shapes, is_non_tensor=is_non_tensor, extra=extra)
         if shapes is not None:
             ndim = shapes.shape[1] if isinstance(shapes, np.ndarray) else None
         else:
@@ -129,7 +129,7 @@ class FieldColumn:
         return cls(name, dtype, ndim, row_shape, shapes, is_non_tensor, is_nested, extra)
 
     @classmethod
-    def of_shapes(
+    def from_shapes(
         cls,
         name: str,
         dtype: torch.dtype | None,
@@ -164,7 +164,7 @@ class FieldColumn:
         return cls(name, dtype, ndim, tuple(shapes[0].tolist()), None, is_non_tensor, False, extra)
 
     @classmethod
-    def joined(cls, columns: Sequence[FieldColumn], sizes: Sequence[int], validate: bool = True) -> FieldColumn:
+    def join(cls, columns: Sequence[FieldColumn], sizes: Sequence[int], validate: bool = True) -> FieldColumn:
         """Return the columns of one field, one after the other. If the shapes of some rows are not known, none are.
 
         Args:
@@ -228,11 +228,11 @@ class FieldColumn:
             return self
         shapes: RowShapes | None = None
         if isinstance(self.shapes, list):
-            shapes = taken(self.shapes, selection)
+            shapes = take_items(self.shapes, selection)
         elif self.shapes is not None:
             # a copy, because the view of a slice would keep the whole array in memory
             shapes = self.shapes[selection].copy() if isinstance(selection, slice) else self.shapes[selection]
-        dtypes = None if self.dtypes is None else taken(self.dtypes, selection)
+        dtypes = None if self.dtypes is None else take_items(self.dtypes, selection)
         return FieldColumn(
             self.name, self.dtype, self.ndim, self.shape, shapes, self.is_non_tensor, self.is_nested, self.extra, dtypes
         )
@@ -332,7 +332,7 @@ class FieldColumn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # packed, so that small numbers take few bytes
-        shapes = packed(self.shapes) if isinstance(self.shapes, np.ndarray) else self.shapes
+        shapes = pack_integers(self.shapes) if isinstance(self.shapes, np.ndarray) else self.shapes
         kind = (self.is_non_tensor, self.is_nested, self.extra, self.dtypes)
         return _unpickled, (self.name, self.dtype, self.ndim, self.shape, shapes, *kind)
 
@@ -346,10 +346,12 @@ class FieldColumn:
 def _unpickled(
     name: str, dtype: torch.dtype | None, ndim: int | None, shape: Any, shapes: Any, *kind: Any
 ) -> FieldColumn:
-    return FieldColumn(name, dtype, ndim, shape, unpacked(*shapes) if isinstance(shapes, tuple) else shapes, *kind)
+    return FieldColumn(
+        name, dtype, ndim, shape, unpack_integers(*shapes) if isinstance(shapes, tuple) else shapes, *kind
+    )
 
 
-def promoted(dtypes: Sequence[torch.dtype | None]) -> torch.dtype | None:
+def promote_dtypes(dtypes: Sequence[torch.dtype | None]) -> torch.dtype | None:
     """Return the dtype that `torch.promote_types` gives for the dtypes of rows.
 
     None if torch does not promote them, or if there is none. A get of such rows raises an error that says why.
@@ -416,7 +418,7 @@ def _entry(values: TensorDictBase, name: str) -> Any:
 
 def _column_of(name: str, values: Any, rows: int) -> FieldColumn:
     if isinstance(values, NonTensorData):
-        values = _unwrapped(values.data, rows)
+        values = _unwrap(values.data, rows)
     elif isinstance(values, NonTensorStack) and values.stack_dim == 0:
         values = values.tensordicts
     if isinstance(values, np.ndarray):
@@ -424,14 +426,14 @@ def _column_of(name: str, values: Any, rows: int) -> FieldColumn:
     _check_rows(name, values, rows)
     if isinstance(values, torch.Tensor):
         if values.is_nested:
-            return FieldColumn.of_shapes(name, values.dtype, _nested_shapes(values))
+            return FieldColumn.from_shapes(name, values.dtype, _nested_shapes(values))
         return FieldColumn(name, values.dtype, values.ndim - 1, tuple(values.shape[1:]))
     if isinstance(values, TensorDictBase):
         return FieldColumn(name, None, is_non_tensor=True)
     return _column_of_rows(name, values)
 
 
-def _unwrapped(value: Any, rows: int) -> Any:
+def _unwrap(value: Any, rows: int) -> Any:
     """Return the value of a NonTensorData as a column: one value for each row if it has one for each row."""
     if isinstance(value, (list, tuple)):
         return value if len(value) == rows else [value] * rows
@@ -499,4 +501,4 @@ def _column_of_rows(name: str, values: Iterable[Any]) -> FieldColumn:
         shapes.append(row.shape)
     if dtype is None:
         return FieldColumn(name, None, is_non_tensor=True)
-    return FieldColumn.of_shapes(name, dtype, row_shapes(shapes))
+    return FieldColumn.from_shapes(name, dtype, row_shapes(shapes))

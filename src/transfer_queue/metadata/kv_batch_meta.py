@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownKeyError
-from transfer_queue.metadata.batch_columns import Positions, checked_order, chunk_bounds
-from transfer_queue.metadata.tag_values import copied, copied_tag, same_value, united
+from transfer_queue.metadata.batch_columns import Positions, chunk_bounds, validated_order
+from transfer_queue.metadata.tag_values import copy_tag, deep_copy, merge_extra_info, same_value
 
 
 class KVBatchMeta:
@@ -53,7 +53,7 @@ class KVBatchMeta:
         self.extra_info = {} if extra_info is None else extra_info
 
     @classmethod
-    def _made(
+    def _make(
         cls,
         keys: list[str],
         tags: list[dict[str, Any]],
@@ -85,7 +85,7 @@ class KVBatchMeta:
 
     @tags.setter
     def tags(self, tags: Iterable[Mapping[str, Any]]) -> None:
-        new = [copied_tag(tag, "tags") for tag in tags]
+        new = [copy_tag(tag, "tags") for tag in tags]
         if len(new) != len(self.keys):
             raise InvalidArgumentError(
                 f"keys and tags must have same length, but there are {len(self.keys)} keys and {len(new)} tags"
@@ -121,7 +121,7 @@ class KVBatchMeta:
 
     @extra_info.setter
     def extra_info(self, extra_info: Mapping[str, Any]) -> None:
-        self._extra_info = {key: copied(value) for key, value in extra_info.items()}
+        self._extra_info = {key: deep_copy(value) for key, value in extra_info.items()}
 
     @property
     def size(self) -> int:
@@ -193,12 +193,12 @@ class KVBatchMeta:
 
     def _take(self, positions: Iterable[int]) -> KVBatchMeta:
         rows = list(positions)
-        return type(self)._made(
+        return type(self)._make(
             [self.keys[row] for row in rows],
-            [copied(self._tags[row]) for row in rows],
+            [deep_copy(self._tags[row]) for row in rows],
             self.partition_id,
             None if self._fields is None else self._fields.copy(),
-            copied(self._extra_info),
+            deep_copy(self._extra_info),
         )
 
     def reorder(self, indexes: Iterable[int] | Positions) -> None:
@@ -220,7 +220,7 @@ class KVBatchMeta:
             >>> meta.keys
             ['b', 'a']
         """
-        order = checked_order(indexes, self.size).tolist()
+        order = validated_order(indexes, self.size).tolist()
         self.keys = [self.keys[row] for row in order]
         self._tags = [self._tags[row] for row in order]
         self._positions = None
@@ -277,7 +277,7 @@ class KVBatchMeta:
             [tag for part in parts for tag in part.tags],
             first.partition_id,
             first.fields,
-            united(part.extra_info for part in parts),
+            merge_extra_info(part.extra_info for part in parts),
         )
 
     def __getstate__(self) -> tuple[Any, ...]:

@@ -66,7 +66,7 @@ class SampleView:
             >>> dict(tq.BatchMeta([4], "train_0", custom_meta=[{"step": 1}]).samples[0].custom_meta)
             {'step': 1}
         """
-        return MappingProxyType(self._batch._tags.live()[self._place])
+        return MappingProxyType(self._batch._tags.editable_tags()[self._place])
 
     @property
     def fields(self) -> Mapping[str, Mapping[str, Any]]:

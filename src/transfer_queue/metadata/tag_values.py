@@ -22,17 +22,17 @@ _IDENTITY: Any = object.__eq__
 _ABSENT = object()
 
 
-def copied(value: Any) -> Any:
+def deep_copy(value: Any) -> Any:
     """Return a deep copy. A value that cannot be copied (a lock, an open file) is shared."""
     kind = type(value)
     if kind in _UNCHANGING:
         return value
     if kind is dict:
-        return {key: copied(entry) for key, entry in value.items()}
+        return {key: deep_copy(entry) for key, entry in value.items()}
     if kind is list:
-        return [copied(entry) for entry in value]
+        return [deep_copy(entry) for entry in value]
     if kind is tuple:
-        return tuple(copied(entry) for entry in value)
+        return tuple(deep_copy(entry) for entry in value)
     if isinstance(value, torch.Tensor):
         # deepcopy raises an error for tensors that are results of autograd
         return value.detach().clone().requires_grad_(value.requires_grad)
@@ -42,7 +42,7 @@ def copied(value: Any) -> Any:
         return value
 
 
-def copied_tag(tag: Any, what: str) -> dict[str, Any]:
+def copy_tag(tag: Any, what: str) -> dict[str, Any]:
     """Return a copy of a user's tag.
 
     Raises:
@@ -50,7 +50,7 @@ def copied_tag(tag: Any, what: str) -> dict[str, Any]:
     """
     if type(tag) is not dict and not isinstance(tag, Mapping):
         raise InvalidArgumentError(f"{what} must have one dict for each row, got a {type(tag).__name__}: {tag!r}")
-    return {key: copied(value) for key, value in tag.items()}
+    return {key: deep_copy(value) for key, value in tag.items()}
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -127,7 +127,7 @@ def changed_entries(tag: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any
     return changes
 
 
-def united(infos: Iterable[Mapping[str, Any]], validate: bool = True) -> dict[str, Any]:
+def merge_extra_info(infos: Iterable[Mapping[str, Any]], validate: bool = True) -> dict[str, Any]:
     """Merge several `extra_info`.
 
     Raises:

@@ -34,7 +34,7 @@ def counter_of_controller(name: str) -> Samples:
 
 def counter_of_units(name: str) -> Samples:
     """Return `StorageUnit.counters[name]` of each unit, by unit and tier; 0 if nothing was counted yet."""
-    return of_unit(lambda unit: unit.counters.get(name, 0))
+    return per_unit(lambda unit: unit.counters.get(name, 0))
 
 
 def series(name: str) -> Samples:
@@ -45,26 +45,26 @@ def series(name: str) -> Samples:
 # ---------------------------------------------------------------- values of the parts of a snapshot
 
 
-def of_server(value: Callable[[ServerMeasures], float]) -> Samples:
+def per_server(value: Callable[[ServerMeasures], float]) -> Samples:
     """Return a number of each server, by server and unit."""
     return lambda snapshot: ((labels, value(server)) for labels, server in _servers(snapshot))
 
 
-def of_server_by_name(values: Callable[[ServerMeasures], Mapping[str, float]]) -> Samples:
+def per_server_and_name(values: Callable[[ServerMeasures], Mapping[str, float]]) -> Samples:
     """Return several numbers of each server, by server, unit and the key of the number."""
     return lambda snapshot: (
         ((*labels, name), value) for labels, server in _servers(snapshot) for name, value in values(server).items()
     )
 
 
-def of_requests(value: Callable[[Timing], Value]) -> Samples:
+def per_request_type(value: Callable[[Timing], Value]) -> Samples:
     """Return a value of each type of request, by server, unit and type."""
     return lambda snapshot: (
         ((*labels, timing.name), value(timing)) for labels, server in _servers(snapshot) for timing in server.requests
     )
 
 
-def of_waits(value: Callable[[Timing], Value]) -> Samples:
+def per_wait(value: Callable[[Timing], Value]) -> Samples:
     """Return a value of each type of request that waited, by server, unit, type and, if it has one, task."""
     return lambda snapshot: (
         ((*labels, timing.name, timing.task or None), value(timing))
@@ -80,7 +80,7 @@ def servers_up(snapshot: Snapshot) -> Iterator[Sample]:
         yield ("unit", str(number)), int(answer is not None)
 
 
-def of_unit(value: Callable[[UnitMeasures], float]) -> Samples:
+def per_unit(value: Callable[[UnitMeasures], float]) -> Samples:
     """Return a number of each storage unit that replied, by unit and tier."""
     return lambda snapshot: ((labels, value(answer.storage)) for _, labels, answer in _units(snapshot))
 
@@ -90,12 +90,12 @@ def live_bytes(snapshot: Snapshot) -> Iterator[Sample]:
     return ((labels, snapshot.live.get(number, 0)) for number, labels, _ in _units(snapshot))
 
 
-def of_partition(value: Callable[[PartitionProgress], float]) -> Samples:
+def per_partition(value: Callable[[PartitionProgress], float]) -> Samples:
     """Return a number of each partition, by partition."""
     return lambda snapshot: (((partition.name,), value(partition)) for partition in snapshot.partitions)
 
 
-def of_partition_by_name(values: Callable[[PartitionProgress], Mapping[str, float]]) -> Samples:
+def per_partition_and_name(values: Callable[[PartitionProgress], Mapping[str, float]]) -> Samples:
     """Return several numbers of each partition, by partition and the key of the number."""
     return lambda snapshot: (
         ((partition.name, name), value)
@@ -104,7 +104,7 @@ def of_partition_by_name(values: Callable[[PartitionProgress], Mapping[str, floa
     )
 
 
-def of_field(value: Callable[[FieldProgress], float]) -> Samples:
+def per_field(value: Callable[[FieldProgress], float]) -> Samples:
     """Return a number of each field of each partition, by partition and field."""
     return lambda snapshot: (
         ((partition.name, name), value(field))
@@ -113,7 +113,7 @@ def of_field(value: Callable[[FieldProgress], float]) -> Samples:
     )
 
 
-def of_task(value: Callable[[TaskProgress], float]) -> Samples:
+def per_task(value: Callable[[TaskProgress], float]) -> Samples:
     """Return a number of each task of each partition, by partition and task."""
     return lambda snapshot: (((partition.name, name), value(task)) for partition, task, name in _tasks(snapshot))
 
@@ -132,12 +132,12 @@ def passed_over_rows(snapshot: Snapshot) -> Iterator[Sample]:
             yield (partition.name, name, reason), rows
 
 
-def of_journal(value: Callable[[JournalMeasures], Value]) -> Samples:
+def journal_value(value: Callable[[JournalMeasures], Value]) -> Samples:
     """Return a value of the journal, without labels; no sample if the system has no journal."""
     return lambda snapshot: [] if snapshot.journal is None else [((), value(snapshot.journal))]
 
 
-def of_sampler(value: Callable[[SamplerCost], float]) -> Samples:
+def per_sampler(value: Callable[[SamplerCost], float]) -> Samples:
     """Return a number of each user's sampler, by sampler."""
     return lambda snapshot: (((cost.name,), value(cost)) for cost in snapshot.samplers)
 

@@ -32,12 +32,12 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.seconds = 0.0
 
-    def note(self, seconds: float) -> None:
+    def add(self, seconds: float) -> None:
         """Add a value."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.seconds += seconds
 
-    def timing(self, name: str, task: str = "") -> Timing:
+    def to_timing(self, name: str, task: str = "") -> Timing:
         """Return the histogram as a message."""
         return Timing(name, self.counts.copy(), self.seconds, task)
 
@@ -67,7 +67,7 @@ class Longest:
         self._last: dict[str, tuple[float, str]] = {}
         self._this: dict[str, tuple[float, str]] = {}
 
-    def note(self, event: str, seconds: float, now: float, what: str = "") -> None:
+    def record(self, event: str, seconds: float, now: float, what: str = "") -> None:
         """Record an event of this kind that ended now. `what` describes it, if this says more than its kind."""
         if now >= self._until:
             self._turn(now)
@@ -87,7 +87,7 @@ class Longest:
         both = [*self._last.items(), *self._this.items()]
         return dict(sorted(both, key=lambda item: item[1][0]))  # the longer one of the same kind is later
 
-    def of_all(self, now: float) -> tuple[str, float]:
+    def longest(self, now: float) -> tuple[str, float]:
         """Return the description and the seconds of the longest event of all kinds; "" and 0.0 if there was none."""
         seconds, what = max(self.by_event(now).values(), default=(0.0, ""))
         return what, seconds
@@ -108,7 +108,7 @@ class Load:
         """The time at which the last request ended."""
         self.longest = Longest()
 
-    def served(self, kind: type[Message], began: float, ended: float) -> None:
+    def record_request(self, kind: type[Message], began: float, ended: float) -> None:
         """Record a request. `began` is the start of its connection's turn, in which earlier requests may have run."""
         seconds = ended - (began if began > self.ended else self.ended)
         self.ended = ended
@@ -118,15 +118,15 @@ class Load:
         histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # the code of `note` without its call
         histogram.seconds += seconds
         if seconds >= NOTEWORTHY:
-            self.longest.note("request", seconds, ended, name_of(kind))
+            self.longest.record("request", seconds, ended, name_of(kind))
 
-    def failed(self, error: str) -> None:
+    def record_failure(self, error: str) -> None:
         """Count a reply with this error."""
         self.failures[error] = self.failures.get(error, 0) + 1
 
     def timings(self) -> list[Timing]:
         """Return the histogram of each type of request, in the order of their first requests."""
-        return [histogram.timing(name_of(kind)) for kind, histogram in self.requests.items()]
+        return [histogram.to_timing(name_of(kind)) for kind, histogram in self.requests.items()]
 
 
 class Waits:
@@ -135,20 +135,20 @@ class Waits:
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
-    def note(self, name: str, task: str, seconds: float) -> None:
+    def record(self, name: str, task: str, seconds: float) -> None:
         """Record the end of a wait. `name` is the type of the request, and `task` its task ("" for none)."""
-        key = bounded((name, task), self._histograms)
+        key = bounded_key((name, task), self._histograms)
         histogram = self._histograms.get(key)
         if histogram is None:
             histogram = self._histograms[key] = Histogram(WAIT_BOUNDS)
-        histogram.note(seconds)
+        histogram.add(seconds)
 
     def timings(self) -> list[Timing]:
         """Return the histogram of each type and task."""
-        return [histogram.timing(name, task) for (name, task), histogram in self._histograms.items()]
+        return [histogram.to_timing(name, task) for (name, task), histogram in self._histograms.items()]
 
 
-def bounded(key: tuple[str, str], known: Collection[tuple[str, str]]) -> tuple[str, str]:
+def bounded_key(key: tuple[str, str], known: Collection[tuple[str, str]]) -> tuple[str, str]:
     """Return the key, or the key for all others if it is not among the known ones and these are MOST_NAMES."""
     if key in known or len(known) < MOST_NAMES:
         return key

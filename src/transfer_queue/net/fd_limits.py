@@ -18,7 +18,7 @@ SPOKEN_LINES = 20
 """The number of lines that a `RateLimitedLog` writes in SPOKEN_SECONDS."""
 
 
-def out_of_files(error: OSError) -> str | None:
+def advice_on_open_files(error: OSError) -> str | None:
     """Return what to do about an error if it says that no more files can be opened; None for any other error."""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -40,7 +40,7 @@ class ReservedDescriptor:
     def __init__(self) -> None:
         self._file = _open()
 
-    def tell(self, listener: socket.socket, words: bytes) -> bool:
+    def refuse_connection(self, listener: socket.socket, words: bytes) -> bool:
         """Accept one connection, send it these bytes and close it. Returns whether this was possible."""
         if self._file is None:
             self._file = _open()

@@ -67,7 +67,7 @@ def _wrong_version(ours: int, theirs: int) -> ProtocolError:
     )
 
 
-def refusal(reason: str, version: int = PROTOCOL_VERSION) -> bytes:
+def refusal_message(reason: str, version: int = PROTOCOL_VERSION) -> bytes:
     """Return what a server sends instead of a welcome, with at most 255 bytes of the reason."""
     said = reason.encode()[:255]
     return _HEAD.pack(MAGIC, version, _REFUSED, len(said)) + said
@@ -109,17 +109,17 @@ class ClientHandshake:
         if version != self._version:
             raise _wrong_version(self._version, version)
         if verdict != _WELCOME:
-            return self._refused(length)
-        return self._welcomed()
+            return self._read_refusal(length)
+        return self._read_welcome()
 
-    def _refused(self, length: int) -> bytes:
+    def _read_refusal(self, length: int) -> bytes:
         end = _HEAD.size + length
         if len(self._received) < end:
             return b""
         reason = self._received[_HEAD.size : end].decode("utf-8", "replace")
         raise AttachError(f"the server refuses this connection: {reason}")
 
-    def _welcomed(self) -> bytes:
+    def _read_welcome(self) -> bytes:
         said = _HEAD.size + _NONCE
         end = said + _PROOF
         if len(self._received) < end:
@@ -176,7 +176,7 @@ class ServerHandshake:
         if self._received.startswith(_TLS):
             reason = "it takes no connections over TLS; leave security.tls unset, or set it for the servers, too"
             self.failed = AttachError(reason)
-            return refusal(reason, self._version)
+            return refusal_message(reason, self._version)
         _check_magic(self._received)
         if len(self._received) < _HEAD.size:
             return b""
@@ -191,7 +191,7 @@ class ServerHandshake:
             return b""
         if self._refuse is not None:
             self.failed = AttachError(self._refuse)
-            return refusal(self._refuse, self._version)
+            return refusal_message(self._refuse, self._version)
         return self._welcome(end, role, length)
 
     def _welcome(self, end: int, role: int, length: int) -> bytes:

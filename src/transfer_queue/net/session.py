@@ -80,7 +80,7 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close all connections. Calls under way fail."""
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: close only the copies of the parent's descriptors."""
 
 
@@ -136,18 +136,18 @@ class Session:
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = msgspec.msgpack.Decoder(ReplyEnvelope).decode
 
-    def begin(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:
+    def begin_request(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:
         """Return a new sequence for the request and the frame to send. The caller must call `finish` later.
 
         Args:
             request: The request.
             payload: The number of bytes of payload that the caller sends after the frame.
         """
-        sequence, body = self.wrap(request)
+        sequence, body = self.encode_request(request)
         return sequence, pack_frame(body, payload)
 
-    def wrap(self, request: AnyRequest) -> tuple[int, bytes]:
-        """Like `begin`, but return only the body of the frame."""
+    def encode_request(self, request: AnyRequest) -> tuple[int, bytes]:
+        """Like `begin_request`, but return only the body of the frame."""
         with self._lock:
             sequence = self._next
             self._next += 1
@@ -167,7 +167,7 @@ class Session:
                 "str must be valid Unicode, and other values must have a type that the documentation names"
             ) from error
 
-    def again(self, sequence: int, request: AnyRequest) -> bytes:
+    def encode_again(self, sequence: int, request: AnyRequest) -> bytes:
         """Return the body of a request to send it once more."""
         return self._encode(RequestEnvelope(sequence, min(self._acknowledged, sequence - 1), request))
 
@@ -197,7 +197,7 @@ class Session:
             del self._news[first]
         return [(first, self._run_ends[first]) for first in firsts]
 
-    def answer(self, body: bytes) -> ReplyEnvelope:
+    def decode_reply(self, body: bytes) -> ReplyEnvelope:
         """Return the reply in a body. Raises `ProtocolError` if the body is not a reply."""
         try:
             return self._decode(body)
@@ -218,14 +218,14 @@ class Session:
         for transport in list(self._transports.values()):
             transport.close()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child, once: close the inherited descriptors and forget everything.
 
         The parent's connections do not change. The child needs a new session with a new client id.
         """
         self.closed = True
         for transport in list(self._transports.values()):
-            transport.forked()
+            transport.after_fork()
         self._transports.clear()
 
     def __del__(self) -> None:
@@ -234,7 +234,7 @@ class Session:
             self.close()
 
 
-def outcome(reply: AnyReply) -> AnyReply:
+def raise_failure(reply: AnyReply) -> AnyReply:
     """Return the reply. Raises the exception that a `Failure` names."""
     if type(reply) is Failure:
         error = by_name(reply.kind)(reply.message)
@@ -262,7 +262,7 @@ class RetryPolicy:
         self._tries = 0
         self._lost_at: float | None = None  # wall clock of the first break
 
-    def failed(self, error: OSError) -> float:
+    def next_delay(self, error: OSError) -> float:
         """Return the seconds to wait before the next try after this error. Raises an error if there is none."""
         if self._session.closed:
             raise NotInitializedError("this client was closed during the call") from error
@@ -277,14 +277,14 @@ class RetryPolicy:
             raise self._lost(error) from error
         return LONGEST_DELAY if delay is None else delay
 
-    def again(self, sequence: int, frame: bytes) -> bytes:
+    def frame_to_retry(self, sequence: int, frame: bytes) -> bytes:
         """Return the frame to send again. A request that waits asks only for the rest of its wait."""
         request: Any = self._call.request
         wait: float | None = getattr(request, "wait", None)
         if wait is None or wait <= 0:
             return frame
         left = max(self._begun + wait - self._session.clock(), LEAST_WAIT)
-        return pack_frame(self._session.again(sequence, msgspec.structs.replace(request, wait=left)))
+        return pack_frame(self._session.encode_again(sequence, msgspec.structs.replace(request, wait=left)))
 
     def _server(self) -> str:
         kind, number = self._call.target

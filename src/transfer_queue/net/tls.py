@@ -27,7 +27,7 @@ class Contexts(NamedTuple):
     client: ssl.SSLContext
 
 
-def contexts(files: Mapping[str, str] | None) -> Contexts | None:
+def make_contexts(files: Mapping[str, str] | None) -> Contexts | None:
     """Return the contexts for PEM files by the names certificate, private_key and authority; None without files.
 
     Raises:
@@ -95,7 +95,7 @@ class Tls:
         self._shake()
         return self._outgoing.read()
 
-    def plain(self, data: bytes) -> bool:
+    def begins_without_tls(self, data: bytes) -> bool:
         """Whether these bytes, which `receive` has not got yet, begin the handshake of a peer without TLS."""
         return not self._begun and data[:1] == MAGIC[:1]  # no record of TLS begins with this byte
 
@@ -107,7 +107,7 @@ class Tls:
             ProtocolError: The other side does not use TLS, or the bytes are not valid.
             AttachError: The other side is a server without TLS that refuses the connection with a reason.
         """
-        if not self._server and self.plain(data):
+        if not self._server and self.begins_without_tls(data):
             ClientHandshake("client", "-", b"").receive(data)  # raises the error that the server reports
         self._begun = True
         self._incoming.write(data)
@@ -126,7 +126,7 @@ class Tls:
             raise self._refusal(error) from error
         return bytes(said)
 
-    def say(self, data: bytes | bytearray | memoryview) -> None:
+    def encrypt(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypt data, which must not be empty, for `outgoing`."""
         self._object.write(data)
 

@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 def client_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """Return the context for processes that connect, see `tls.contexts`; None without files."""
+    """Return the context for processes that connect, see `tls.make_contexts`; None without files."""
     if files is None:
         return None
-    from transfer_queue.net.tls import contexts
+    from transfer_queue.net.tls import make_contexts
 
-    made = contexts(files)
+    made = make_contexts(files)
     return None if made is None else made.client
 
 
 def server_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """Return the context for processes that listen, see `tls.contexts`; None without files."""
+    """Return the context for processes that listen, see `tls.make_contexts`; None without files."""
     if files is None:
         return None
-    from transfer_queue.net.tls import contexts
+    from transfer_queue.net.tls import make_contexts
 
-    made = contexts(files)
+    made = make_contexts(files)
     return None if made is None else made.server

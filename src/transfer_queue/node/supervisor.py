@@ -33,9 +33,9 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
-from transfer_queue.journal.segment import ROOM, check_room
+from transfer_queue.journal.segment import ROOM, check_space
 from transfer_queue.messages.descriptors import DISK, MEMORY
-from transfer_queue.net.server.sockets import bound_socket
+from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.hosting.child_process import ChildServer
 from transfer_queue.node.hosting.server_log import configure_logging, write_log_to
@@ -43,7 +43,7 @@ from transfer_queue.node.hosting.server_process import Serves, run_server
 from transfer_queue.node.system import launcher_protocol, processes
 from transfer_queue.node.system.locks import StartLock, hold_liveness
 from transfer_queue.node.system.paths import Description, SystemFolder, no_link
-from transfer_queue.node.system.store_process import build_keeper, write_status
+from transfer_queue.node.system.store_process import build_store_server, write_status
 from transfer_queue.node.unit.disk_tier import make_folder
 from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena.arena import choose_folder
@@ -114,7 +114,7 @@ class Supervisor:
         """Start the system, report that it is up, and supervise it until it stops."""
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGTERM, self._request_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         crashed = False
         try:
@@ -129,7 +129,7 @@ class Supervisor:
             self._fail(traceback.format_exc())
         self._end(crashed)
 
-    def _ask(self, *_: object) -> None:
+    def _request_stop(self, *_: object) -> None:
         self._asked = True
 
     # ------------------------------------------------------------ starting
@@ -150,7 +150,7 @@ class Supervisor:
             listeners, remote = self._listen_twice(str(system.unit(number)))
             place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
             build = partial(build_unit, system, number, start.config, start.key, place)
-            self._bring(self._child(f"unit-{number}", build))
+            self._start_child(self._child(f"unit-{number}", build))
         self._is_up = True
         system.describe(self._description())
         launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._warnings), RECEIVE_SECONDS)
@@ -163,7 +163,7 @@ class Supervisor:
         sockets = Sockets(listeners, self._listen_for_metrics())
         journal = self._make_journal_folder()
         build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
-        self._bring(self._child("controller", build, restarts=journal is not None))
+        self._start_child(self._child("controller", build, restarts=journal is not None))
         self._controller = str(system.controller)
 
     def _listen_twice(self, path: str) -> tuple[list[socket.socket], str]:
@@ -189,14 +189,14 @@ class Supervisor:
         if has_server(settings.storage_backend):
             # less than the deadline, so that the child itself can report why the store's programs do not start
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
-            build = partial(build_keeper, self._system, settings, seconds, self._start.seat)
-            self._bring(self._child("store", build))
+            build = partial(build_store_server, self._system, settings, seconds, self._start.seat)
+            self._start_child(self._child("store", build))
         elif settings.storage_backend != "SimpleStorage":
             write_status(self._system, StoreAddress(settings.storage_backend, settings.store_options))
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """Return a socket for a server. The supervisor owns it: clients wait in its queue while the server restarts."""
-        listener = bound_socket(address)
+        listener = bind_socket(address)
         self._listeners.append(listener)
         return listener
 
@@ -235,7 +235,7 @@ class Supervisor:
     def _check_room(self, folder: Path) -> None:
         """Stop the start of the system if the disk is full. A running controller would wait for free space."""
         try:
-            check_room(folder, ROOM)
+            check_space(folder, ROOM)
         except OSError as error:
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
@@ -293,7 +293,7 @@ class Supervisor:
     def _child(self, name: str, build: Callable[[], Serves], restarts: bool = True) -> ChildServer:
         return ChildServer(name, build, restarts, self._settings.restart_timeout)
 
-    def _bring(self, child: ChildServer) -> None:
+    def _start_child(self, child: ChildServer) -> None:
         """Fork a server and wait until it is up. Raises _ShutdownReason with its traceback if it does not start."""
         self._children.append(child)
         self._fork(child, self._deadline)
@@ -306,12 +306,12 @@ class Supervisor:
         pid = os.fork()
         if not pid:
             os.close(ready)
-            self._be(child, say)
+            self._run_child(child, say)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         os.close(say)
-        child.forked(pid, ready, deadline)
+        child.record_fork(pid, ready, deadline)
 
-    def _be(self, child: ChildServer, say: int) -> None:
+    def _run_child(self, child: ChildServer, say: int) -> None:
         """Run the forked child. Never returns."""
         code = 1
         try:
@@ -342,16 +342,16 @@ class Supervisor:
             for descriptor in [*watched, *(child.ready for child in self._children)]:
                 if descriptor is not None:
                     poll.register(descriptor, select.POLLIN)
-            readable = [descriptor for descriptor, _ in poll.poll(self._patience())]
+            readable = [descriptor for descriptor, _ in poll.poll(self._poll_timeout())]
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             for child in [child for child in self._children if child.ready in readable]:
-                self._hear(child)
+                self._read_report(child)
             self._check_children()
             self._check_times()
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Return the milliseconds to wait at most; None for no limit."""
         times = [child.deadline for child in self._children if child.ready is not None]
         times += [child.due for child in self._children if child.due is not None]
@@ -363,7 +363,7 @@ class Supervisor:
     def _check_end(self) -> None:
         if self._asked:
             raise _ShutdownReason("it received SIGTERM")
-        if self._starter is not None and self._starter.gone():
+        if self._starter is not None and self._starter.has_ended():
             now = time.monotonic()
             self._orphaned = self._orphaned or now
             if self._start.heirs and now < self._orphaned + self._start.heirs:
@@ -378,18 +378,18 @@ class Supervisor:
         if found is None or found[0] == self._starter.pid:
             return
         heir = processes.Process(*found)
-        if heir.gone():
+        if heir.has_ended():
             heir.close()
             return
             logger.info("the supervisor: process %d replaces the starter, process %d", heir.pid, self._starter.pid)
         self._starter.close()
         self._starter, self._orphaned = heir, None
 
-    def _hear(self, child: ChildServer) -> None:
-        child.hear()
+    def _read_report(self, child: ChildServer) -> None:
+        child.read_report()
         if child.failed and not self._is_up:
             words = child.said.decode("utf-8", "replace")
-            words = words or "it ended without a message; its log:\n" + tail(self._system, child.name)
+            words = words or "it ended without a message; its log:\n" + log_tail(self._system, child.name)
             raise _ShutdownReason(f"the {child.name} could not be started:\n{words}")
         if child.up and self._is_up:
             logger.warning("the supervisor restarted the %s: it is up again, process %d", child.name, child.pid)
@@ -400,8 +400,8 @@ class Supervisor:
         lost = []
         for child, pid, code in ended:
             while child.ready is not None:  # a message that it sent before its end says more than its exit code
-                self._hear(child)
-            how, again = _how(code), child.ended(code)
+                self._read_report(child)
+            how, again = _describe_exit(code), child.record_end(code)
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
             logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
@@ -426,9 +426,9 @@ class Supervisor:
             elif child.ready is not None and child.deadline < now:
                 words = f"the {child.name} was not up within {self._start.seconds:.1f} s"
                 if not self._is_up:
-                    said = f"{words}; its log:\n{tail(self._system, child.name)}"
+                    said = f"{words}; its log:\n{log_tail(self._system, child.name)}"
                     if child.name != "controller" and not self._start.seat.controller:
-                        said += f"\nand the log of the controller:\n{tail(self._system, 'controller')}"
+                        said += f"\nand the log of the controller:\n{log_tail(self._system, 'controller')}"
                     raise _ShutdownReason(said)
                 logger.error("%s; the supervisor kills it and tries again", words)
                 child.close()
@@ -461,7 +461,7 @@ class Supervisor:
         for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):
             for pid in self._pids():
                 os.kill(pid, number)
-            self._outwait(seconds)
+            self._wait_for_children(seconds)
         if self._pids():
             logger.error("the supervisor sent SIGKILL, but processes %s have not ended", self._pids())
         if crashed:
@@ -476,7 +476,7 @@ class Supervisor:
     def _pids(self) -> list[int]:
         return [child.pid for child in self._children if child.pid is not None]
 
-    def _outwait(self, seconds: float) -> None:
+    def _wait_for_children(self, seconds: float) -> None:
         """Wait until all children have ended, for at most this many seconds."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -484,7 +484,7 @@ class Supervisor:
         while True:
             for child, pid, code in self._reap():
                 child.pid = None
-                logger.info("the %s, process %d, %s", child.name, pid, _how(code))
+                logger.info("the %s, process %d, %s", child.name, pid, _describe_exit(code))
             left = limit - time.monotonic()
             if not self._pids() or left <= 0:
                 return
@@ -493,7 +493,7 @@ class Supervisor:
                     os.read(self._wake, 4096)
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Return an exit status in words."""
     if code >= 0:
         return f"ended with status {code}"
@@ -503,7 +503,7 @@ def _how(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def tail(system: SystemFolder, server: str, lines: int = 40) -> str:
+def log_tail(system: SystemFolder, server: str, lines: int = 40) -> str:
     """Return the last lines of a server's log."""
     try:
         with open(system.log(server), encoding="utf-8", errors="replace", opener=no_link) as file:

@@ -47,18 +47,18 @@ class BlockStore:
                 return  # an abstract socket has no permissions of its own, so another user could connect
             try:
                 asked = msgspec.msgpack.decode(receive(connection), type=BlockStoreRequest)
-                connection.sendall(message(self._told(asked)))
+                connection.sendall(message(self._handle_request(asked)))
             except (OSError, msgspec.DecodeError):
                 return
 
-    def _told(self, asked: BlockStoreRequest) -> BlockStoreResponse:
+    def _handle_request(self, asked: BlockStoreRequest) -> BlockStoreResponse:
         with self._lock:
             gone = [self._held.pop(key, None) for key in asked.remove]
             missing = [key for key in asked.missing if key not in self._held]
-        self._let_go(gone)  # outside of the lock, because freeing a reference calls its owner
+        self._free_blocks(gone)  # outside of the lock, because freeing a reference calls its owner
         return BlockStoreResponse(missing, self._life)
 
-    def _let_go(self, gone: list[Any]) -> None:
+    def _free_blocks(self, gone: list[Any]) -> None:
         """Free blocks that were removed; None stands for a block that did not exist."""
         gone.clear()
 

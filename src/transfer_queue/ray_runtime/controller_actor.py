@@ -31,7 +31,7 @@ from transfer_queue.node.system.launcher import RunningSystem, replace_superviso
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
-from transfer_queue.node.system.store_process import reload_members
+from transfer_queue.node.system.store_process import check_all_objects
 from transfer_queue.ray_runtime.node_actors import (
     CALLS_AT_ONCE,
     FOLDERS,
@@ -41,7 +41,7 @@ from transfer_queue.ray_runtime.node_actors import (
     all_nodes,
     folder_name,
 )
-from transfer_queue.ray_runtime.store_actors import end_keeper
+from transfer_queue.ray_runtime.store_actors import end_store_actor
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,14 @@ class ControllerActor:
             if self._asking is None:
                 self._asking = ControlClient(self._system)
             if self._nodes is None:
-                nodes = Nodes(self._node, self._order_for, spread.on, self._options(settings), self._lose, self._empty)
+                nodes = Nodes(
+                    self._node,
+                    self._order_for,
+                    spread.units_of,
+                    self._options(settings),
+                    self._report_lost_node,
+                    self._begin_drain,
+                )
                 try:
                     nodes.begin(max(0.0, limit - time.monotonic()), strict=not self._again)
                 except BaseException:
@@ -152,7 +159,7 @@ class ControllerActor:
         if settings["storage_backend"] == "RayStore":
             import ray
 
-            end_keeper(ray, settings["store_options"])
+            end_store_actor(ray, settings["store_options"])
 
     def _order_for(self, node: str, address: str, units: int) -> NodeSpec:
         system, order = self._running_now(), self._order
@@ -167,12 +174,12 @@ class ControllerActor:
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": CALLS_AT_ONCE}
         return {**options, **({"runtime_env": given["runtime_env"]} if "runtime_env" in given else {})}
 
-    def _lose(self, node: str) -> None:
+    def _report_lost_node(self, node: str) -> None:
         """Report that a node is gone, so that values which only its storage units had are lost."""
         asking = self._asking
         if asking is not None:
-            asking.ask(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
-            reload_members(SystemFolder(self._running().folder))
+            asking.request(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
+            check_all_objects(SystemFolder(self._running().folder))
 
     def drain_node(self, node: str, timeout: float | None = None) -> None:
         """Move everything on a node to other nodes. Returns when it has no block.
@@ -182,18 +189,18 @@ class ControllerActor:
         """
         wait = LONGEST_SECONDS if timeout is None else timeout
         for unit in self._units_on(node):
-            self._client().ask(Drain(unit, wait=wait), Done, wait + self._order.seconds)
+            self._client().request(Drain(unit, wait=wait), Done, wait + self._order.seconds)
 
-    def _empty(self, node: str) -> None:
+    def _begin_drain(self, node: str) -> None:
         """Begin to drain a node that is about to leave, without waiting for the end."""
         try:
             for unit in self._units_on(node):
-                self._client().ask(Drain(unit), Done)
+                self._client().request(Drain(unit), Done)
         except TransferQueueError as error:
             logger.error("the blocks on node %s, which is about to leave, cannot be moved: %s", node, error)
 
     def _units_on(self, node: str) -> list[int]:
-        units = self._client().ask(Topology(), TopologyReply).units
+        units = self._client().request(Topology(), TopologyReply).units
         return [unit.unit for unit in units if unit.node == node]
 
     def _running_now(self) -> RunningSystem:
@@ -209,7 +216,7 @@ class ControllerActor:
     def _client(self) -> ControlClient:
         system = self._running()
         assert self._asking is not None
-        if not system.alive():
+        if not system.is_alive():
             raise ConnectionLostError(f"the system {system.name} has ended; its logs were in {system.logs}")
         return self._asking
 
@@ -225,21 +232,21 @@ class ControllerActor:
 
     def list_partitions(self) -> list[str]:
         """Return the names of all partitions, in order of creation."""
-        return list(self._client().ask(ListPartitions(), Done).value)
+        return list(self._client().request(ListPartitions(), Done).value)
 
     def create_partition(self, partition_id: str) -> bool:
         """Create a partition. Returns False if it exists."""
-        return bool(self._client().ask(CreatePartition(partition_id, pre_alloc_sample_num()), Done).value)
+        return bool(self._client().request(CreatePartition(partition_id, pre_alloc_sample_num()), Done).value)
 
     def clear_partition(self, partition_id: str) -> None:
         """Remove a partition with its samples. An unknown partition is ignored."""
-        self._client().ask(ClearPartition(partition_id), Done)
+        self._client().request(ClearPartition(partition_id), Done)
 
     def register_sampler(self, sampler: object) -> None:
         """Use this sampler from now on; dealt batches stay. Raises SamplerError if it cannot be used."""
         client = self._client()
-        name = SamplerFiles(SystemFolder(self._running().folder).samplers).leave(dump(sampler, alone=True))
-        client.ask(UseSampler(name), Done)
+        name = SamplerFiles(SystemFolder(self._running().folder).samplers).write_sampler(dump(sampler, alone=True))
+        client.request(UseSampler(name), Done)
 
     def get_partition_snapshot(self, partition_id: str) -> PartitionSnapshot | None:
         """Return a snapshot of a partition; None if it is unknown. Each page of 4096 samples is of one moment."""
@@ -256,7 +263,7 @@ class ControllerActor:
         pages: list[SnapshotReply] = []
         request = TakeSnapshot(partition_id)
         while True:
-            page = self._client().ask(request, SnapshotReply)
+            page = self._client().request(request, SnapshotReply)
             if pages or page.known:
                 pages.append(page)
             if not page.known or page.start is None:
@@ -295,7 +302,7 @@ class _Spread:
     def _is_able(self, resources: dict[str, float]) -> bool:
         return self._required is None or resources.get(self._required, 0) > 0
 
-    def on(self, node: str, resources: dict[str, float]) -> int:
+    def units_of(self, node: str, resources: dict[str, float]) -> int:
         """Return the number of units for a node, which may have been added later."""
         return self._planned.get(node, int(self._each and self._is_able(resources)))
 

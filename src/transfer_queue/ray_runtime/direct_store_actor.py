@@ -102,7 +102,7 @@ class DirectKeeperActor(BlockStore):
         except TimeoutError as error:  # late bytes may still arrive, so this space is not used again
             return f"the actor received nothing from the writer: {error}"
         except Exception as error:  # an error of Ray or of the library
-            self._let_go([block])
+            self._free_blocks([block])
             return f"the actor cannot read the writer's memory: {error}"
         self._hold(key, block)
         return ""
@@ -122,9 +122,9 @@ class DirectKeeperActor(BlockStore):
             stale = there is not None and there.attempt > block.attempt
             if not stale:
                 self._held[key] = block
-        self._let_go([block if stale else there])
+        self._free_blocks([block if stale else there])
 
-    def _let_go(self, gone: list[Any]) -> None:
+    def _free_blocks(self, gone: list[Any]) -> None:
         with self._lock:
             for block in gone:
                 if block is not None and block.extent is not None:

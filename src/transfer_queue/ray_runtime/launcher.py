@@ -19,7 +19,7 @@ from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, Runni
 from transfer_queue.node.system.launcher import find as find_local
 from transfer_queue.ray_runtime.controller_actor import ControllerActor, SystemSpec
 from transfer_queue.ray_runtime.node_actors import FOLDERS, NodeSystem
-from transfer_queue.ray_runtime.store_actors import end_keeper, start_keeper
+from transfer_queue.ray_runtime.store_actors import end_store_actor, start_store_actor
 from transfer_queue.storage.stores.ray_direct import LEAST
 
 ACTOR = "TransferQueueController"
@@ -45,10 +45,10 @@ def is_used(runtime: str) -> bool:
     if runtime != "auto" or _forked:
         return False
     asked = environment.ray_address() is not None and importlib.util.find_spec("ray") is not None
-    return asked or _initialised()
+    return asked or _is_initialised()
 
 
-def _initialised() -> bool:
+def _is_initialised() -> bool:
     """Whether Ray runs in this process. This does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and not _forked and bool(ray.is_initialized())
@@ -104,7 +104,7 @@ class RaySystem(RunningSystem):
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Stop the servers and the actor. If Ray was shut down before, the actor has ended already."""
-        if not _initialised():
+        if not _is_initialised():
             super().stop(timeout)
             return
         self._withdraw_address()
@@ -149,7 +149,7 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
     except ValueError:
         return None
     place = _place(ray, handle, seconds)
-    return None if place is None else RaySystem(_at(place), system, handle, owned=False)
+    return None if place is None else RaySystem(_system_at(place), system, handle, owned=False)
 
 
 def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
@@ -175,7 +175,7 @@ def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
             return place
 
 
-def _at(place: NodeSystem) -> RunningSystem:
+def _system_at(place: NodeSystem) -> RunningSystem:
     """Return the system at a place of this node."""
     found = find_local(place.folder)
     if found is None:
@@ -201,7 +201,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     limit = time.monotonic() + settings.start_timeout
     name = settings.name or environment.system_name()
     pickled = None if sampler is None else sampler_transfer.dump(sampler, alone=True)
-    plain, keeper = _with_keeper(ray, settings, plain)
+    plain, keeper = _start_store_actor(ray, settings, plain)
     order = SystemSpec(
         f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
         settings.ray_restart_seconds,
@@ -214,32 +214,32 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
         except ValueError as error:  # the name is taken: another process was faster, or an actor is about to end
             found = find(name, settings.ray_namespace, max(0.0, limit - time.monotonic()))
             if found is not None:
-                _without_keeper(ray, settings, plain)
+                _end_store_actor(ray, settings, plain)
                 return found
             if time.monotonic() > limit:
-                _without_keeper(ray, settings, plain)
+                _end_store_actor(ray, settings, plain)
                 raise StartError(f"the actor {options['name']} cannot be created: {error}") from error
             time.sleep(PAUSE)
     try:
         here = ray.get_runtime_context().get_node_id()
         ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
         place: NodeSystem = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
-        started = RaySystem(_at(place), name, handle, not settings.ray_detached, keeper)
+        started = RaySystem(_system_at(place), name, handle, not settings.ray_detached, keeper)
         started.new = True
         return started
     except BaseException as error:
         _roll_back(ray, handle)
-        _without_keeper(ray, settings, plain)
+        _end_store_actor(ray, settings, plain)
         if isinstance(error, StartError):
             raise StartError(str(getattr(error, "cause", error))) from None
         if isinstance(error, ray.exceptions.RayError):
             late = isinstance(error, ray.exceptions.GetTimeoutError)
             how = f"was not up within {settings.start_timeout:g} s" if late else f"did not come up: {error}"
-            raise StartError(f"the actor {options['name']} {how}; {_what_lacks(ray, options)}") from error
+            raise StartError(f"the actor {options['name']} {how}; {_missing_resources(ray, options)}") from error
         raise
 
 
-def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+def _start_store_actor(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Start the actor of a RayStore. Returns the configuration with its address, and its handle.
 
     It does not belong to the controller's actor, so that it continues if that one is killed. It ends with the handle.
@@ -249,7 +249,7 @@ def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[d
     name = f"TransferQueueKeeper-{uuid.uuid4().hex[:12]}"
     given = settings.store_options
     try:
-        handle, options = start_keeper(
+        handle, options = start_store_actor(
             ray, name, settings.ray_namespace, settings.ray_detached, settings.start_timeout, given["capacity"] or 0,
             LEAST if given["direct_transport"] else 0,
         )  # fmt: skip
@@ -260,9 +260,9 @@ def _with_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> tuple[d
     return {**plain, "settings": {**plain["settings"], "store_options": options}}, handle
 
 
-def _without_keeper(ray: Any, settings: Settings, plain: dict[str, Any]) -> None:
+def _end_store_actor(ray: Any, settings: Settings, plain: dict[str, Any]) -> None:
     if settings.storage_backend == "RayStore":
-        end_keeper(ray, plain["settings"]["store_options"])
+        end_store_actor(ray, plain["settings"]["store_options"])
 
 
 def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def _roll_back(ray: Any, handle: Any) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _what_lacks(ray: Any, options: dict[str, Any]) -> str:
+def _missing_resources(ray: Any, options: dict[str, Any]) -> str:
     """Return why an actor does not come up, judging by Ray's resources, and what to do."""
     wanted = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
     there = ray.available_resources()

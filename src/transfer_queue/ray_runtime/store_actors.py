@@ -13,7 +13,7 @@ from transfer_queue.ray_runtime.direct_store_actor import DirectKeeperActor, are
 CALLS_AT_ONCE = 16
 
 
-def start_keeper(
+def start_store_actor(
     ray: Any, name: str, namespace: str, detached: bool, seconds: float, capacity: int = 0, direct: int = 0
 ) -> tuple[Any, dict[str, Any]]:
     """Start the actor of a RayStore on this node. Returns its handle, and the arguments of `RayStore`.
@@ -57,14 +57,14 @@ def start_keeper(
     try:
         ray.get(keeper.check.remote(), timeout=seconds)
     except BaseException as error:
-        end_keeper(ray, options)
+        end_store_actor(ray, options)
         if isinstance(error, StartError):  # the actor's error, wrapped in a traceback
             raise StartError(str(getattr(error, "cause", error))) from None
         raise
     return keeper, options
 
 
-def end_keeper(ray: Any, options: Mapping[str, Any]) -> None:
+def end_store_actor(ray: Any, options: Mapping[str, Any]) -> None:
     """End the actor of a `RayStore` with these arguments, and all its blocks."""
     try:
         ray.kill(ray.get_actor(options["actor"], namespace=options["namespace"]), no_restart=True)

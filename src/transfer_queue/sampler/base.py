@@ -263,7 +263,7 @@ class BaseSampler(ABC):
             >>> sampler = tq.SequentialSampler()
             >>> sampler.load_checkpoint(sampler.save_checkpoint())
         """
-        self._states = saved(state, "states")
+        self._states = copy_saved_part(state, "states")
 
     def _cached(self, *path: Any) -> Any:
         """Return the entry at `_states[path[0]][path[1]]...`; None if there is none."""
@@ -362,7 +362,7 @@ class RankConsistentSampler(BaseSampler):
         """Raise InvalidArgumentError for a batch_size or a rank that is not valid."""
         check_batch_size(batch_size)
         self.deal_key(sampling_config)
-        rank, ranks = natural(sampling_config, "dp_rank") or 0, self.ranks(sampling_config)
+        rank, ranks = validated_count(sampling_config, "dp_rank") or 0, self.ranks(sampling_config)
         if ranks is not None and rank >= ranks:
             raise InvalidArgumentError(f"dp_rank ({rank}) must be less than dp_size ({ranks})")
 
@@ -382,7 +382,7 @@ class RankConsistentSampler(BaseSampler):
             >>> tq.RankAwareSampler().ranks({"dp_size": 4})
             4
         """
-        said = natural(sampling_config, "dp_size")
+        said = validated_count(sampling_config, "dp_size")
         if self.dp_size is not None and said not in (None, self.dp_size):
             raise InvalidArgumentError(
                 f"dp_size ({said}) must be equal to the sampler's, which is {self.dp_size}. A dataset that was made "
@@ -495,7 +495,7 @@ def check_batch_size(batch_size: int) -> None:
         raise InvalidArgumentError(f"batch_size {batch_size} must be greater than or equal to 0")
 
 
-def natural(config: Mapping[str, Any], name: str) -> int | None:
+def validated_count(config: Mapping[str, Any], name: str) -> int | None:
     """Return the non-negative int of this name; None if it is missing or None. Raises InvalidArgumentError."""
     value = config.get(name)
     if value is None:
@@ -509,7 +509,7 @@ def natural(config: Mapping[str, Any], name: str) -> int | None:
     return number
 
 
-def positive(value: int, name: str) -> int:
+def validated_positive(value: int, name: str) -> int:
     """Return the value as an int. Raises InvalidArgumentError unless it is positive."""
     try:
         number = operator.index(value)
@@ -520,7 +520,7 @@ def positive(value: int, name: str) -> int:
     return number
 
 
-def in_order(ranks: Sequence[int], samples: list[int]) -> dict[int, Share]:
+def split_in_order(ranks: Sequence[int], samples: list[int]) -> dict[int, Share]:
     """Divide samples into consecutive runs of equal length, one for each rank."""
     each = len(samples) // len(ranks)
     runs = [samples[at * each : (at + 1) * each] for at in range(len(ranks))]
@@ -543,7 +543,7 @@ def _names(config: Mapping[str, Any]) -> tuple[str, str]:
     return partition_id if isinstance(partition_id, str) else "", config.get("task_name") or ""
 
 
-def saved(state: Mapping[str, Any], name: str) -> dict[Any, Any]:
+def copy_saved_part(state: Mapping[str, Any], name: str) -> dict[Any, Any]:
     """Return a copy of one part of a saved state. Raises InvalidArgumentError if it is missing."""
     found = state.get(name) if isinstance(state, Mapping) else None
     if not isinstance(found, dict):

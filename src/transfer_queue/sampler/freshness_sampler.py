@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import BaseSampler, Share, natural
-from transfer_queue.sampler.ready_views import FilteredRows, RankKey, tagged
+from transfer_queue.sampler.base import BaseSampler, Share, validated_count
+from transfer_queue.sampler.ready_views import FilteredRows, RankKey, as_tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
 LATE = "in a group of which other samples were skipped, consumed or cleared"
@@ -46,7 +46,7 @@ class FreshnessSampler(SamplerWrapper):
         super().__init__(inner)
         if not isinstance(tag, str):
             raise InvalidArgumentError(f"tag must be the name of a tag, got {tag!r}")
-        bound = natural({"max_staleness": max_staleness}, "max_staleness")
+        bound = validated_count({"max_staleness": max_staleness}, "max_staleness")
         if bound is None:
             raise InvalidArgumentError("max_staleness must be an int, got None")
         self.max_staleness = bound
@@ -61,13 +61,13 @@ class FreshnessSampler(SamplerWrapper):
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """Check the request as the inner sampler does, and that policy_version is an int of 0 or more."""
-        natural(sampling_config, "policy_version")
+        validated_count(sampling_config, "policy_version")
         super().validate(batch_size, sampling_config)
 
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """Return the rows that are not too old. Raises InvalidArgumentError for a tag that is not a number."""
         old = self._too_old(ready_indexes, config)
-        return FilteredRows(tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
+        return FilteredRows(as_tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
 
     def sample(
         self,
@@ -106,7 +106,7 @@ class FreshnessSampler(SamplerWrapper):
         passed = dict(super().passes_over(ready_indexes, **config))
         old = self._too_old(ready_indexes, config)
         size = self._group_size()
-        late = tagged(ready_indexes, config.get("partition")).orphans(size) if size is not None else []
+        late = as_tagged(ready_indexes, config.get("partition")).orphans(size) if size is not None else []
         gone = set(old)
         for reason, rows in (
             (f"stale: more than {self.max_staleness} policy versions behind", old),
@@ -118,12 +118,12 @@ class FreshnessSampler(SamplerWrapper):
 
     def _too_old(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> list[int]:
         partition = config.get("partition")
-        current = natural(config, "policy_version")
+        current = validated_count(config, "policy_version")
         if current is None:
             said = getattr(partition, "policy_version", 0)
             current = said if isinstance(said, int) else 0  # a Mock returns another Mock
         key, bound = self.key, float(self.max_staleness - current)
-        rows = tagged(ready_indexes, partition)
+        rows = as_tagged(ready_indexes, partition)
         size = self._group_size()
         return rows.above(key, bound) if size is None else rows.spoiled(key, bound, size)
 

@@ -7,7 +7,14 @@ from itertools import chain
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import RankConsistentSampler, Share, check_batch_size, in_order, natural, positive
+from transfer_queue.sampler.base import (
+    RankConsistentSampler,
+    Share,
+    check_batch_size,
+    split_in_order,
+    validated_count,
+    validated_positive,
+)
 from transfer_queue.sampler.ready_views import DealsGroups, pick_groups, whole_groups
 
 
@@ -43,7 +50,7 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
     ) -> None:
         super().__init__()
         self._take_group_size(n_samples_per_prompt)
-        self.dp_size = None if dp_size is None else positive(dp_size, "dp_size")
+        self.dp_size = None if dp_size is None else validated_positive(dp_size, "dp_size")
         self.drop_last = drop_last
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
@@ -62,7 +69,7 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (dp_rank, batch_index); None unless both are given."""
-        rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
+        rank, batch = validated_count(sampling_config, "dp_rank"), validated_count(sampling_config, "batch_index")
         return None if rank is None or batch is None else (rank, batch)
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
@@ -74,7 +81,7 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
         groups = pick_groups(ready_indexes, self._group_size(config), count)
         if len(groups) < count:
             return {}
-        return in_order(ranks, list(chain.from_iterable(groups)))
+        return split_in_order(ranks, list(chain.from_iterable(groups)))
 
     def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
         check_batch_size(batch_size)

@@ -69,12 +69,12 @@ def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> F
         value = (tags.get(index) or {}).get(tag)
         found = number(value)
         if found is None:
-            raise no_number(index, tag, value)
+            raise not_a_number_error(index, tag, value)
         out[place] = found
     return out
 
 
-def no_number(index: int, tag: str, value: object) -> InvalidArgumentError:
+def not_a_number_error(index: int, tag: str, value: object) -> InvalidArgumentError:
     """Return the error for a row whose tag is not a number."""
     return InvalidArgumentError(
         f"tag {tag!r} of row {index} must be a number, got {reprlib.repr(value)} ({type(value).__name__}); "

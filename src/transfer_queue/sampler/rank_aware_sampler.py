@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import RankConsistentSampler, Share, in_order, natural, positive
+from transfer_queue.sampler.base import (
+    RankConsistentSampler,
+    Share,
+    split_in_order,
+    validated_count,
+    validated_positive,
+)
 
 
 class RankAwareSampler(RankConsistentSampler):
@@ -40,7 +46,7 @@ class RankAwareSampler(RankConsistentSampler):
 
     def __init__(self, dp_size: int | None = None, drop_last: bool = False) -> None:
         super().__init__()
-        self.dp_size = None if dp_size is None else positive(dp_size, "dp_size")
+        self.dp_size = None if dp_size is None else validated_positive(dp_size, "dp_size")
         self.drop_last = drop_last
 
     def sample(
@@ -80,7 +86,7 @@ class RankAwareSampler(RankConsistentSampler):
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
         """Return (dp_rank, batch_index). Raises InvalidArgumentError if one of them is missing."""
-        rank, batch = natural(sampling_config, "dp_rank"), natural(sampling_config, "batch_index")
+        rank, batch = validated_count(sampling_config, "dp_rank"), validated_count(sampling_config, "batch_index")
         if rank is None or batch is None:
             raise InvalidArgumentError("RankAwareSampler needs dp_rank and batch_index; give both in sampling_config")
         return rank, batch
@@ -93,7 +99,7 @@ class RankAwareSampler(RankConsistentSampler):
         count = batch_size * len(ranks)
         if len(ready_indexes) < count:
             return {}
-        return in_order(ranks, [int(index) for index in ready_indexes[:count]])
+        return split_in_order(ranks, [int(index) for index in ready_indexes[:count]])
 
     def _entry(self, share: Share) -> list[int]:
         return share[0]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, positive
+from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, validated_positive
 from transfer_queue.sampler.numeric_tags import Floats, TagColumns, numbers
 
 
@@ -26,7 +26,7 @@ class RankKey(NamedTuple):
     """Replaces `sign * tag` for a row without the tag."""
     aging: float = 0.0
 
-    def of(self, values: Floats, indexes: np.ndarray) -> Floats:
+    def keys_of(self, values: Floats, indexes: np.ndarray) -> Floats:
         """Return the keys of rows with these values of the tag (NaN: missing) and global indexes."""
         keys = values if self.sign == 1.0 else self.sign * values
         missing = np.isnan(values)
@@ -119,10 +119,10 @@ class ListedRows(Sequence[int]):
         return []
 
     def _keys(self, rows: list[int], key: RankKey) -> Floats:
-        return key.of(numbers(rows, key.tag, self._partition), np.array(rows, "i8"))
+        return key.keys_of(numbers(rows, key.tag, self._partition), np.array(rows, "i8"))
 
 
-def tagged(ready_indexes: Sequence[int], partition: TagColumns | None) -> TaggedIndexes:
+def as_tagged(ready_indexes: Sequence[int], partition: TagColumns | None) -> TaggedIndexes:
     """Return ready rows by whose tags one can order and pick."""
     return ready_indexes if isinstance(ready_indexes, TaggedIndexes) else ListedRows(ready_indexes, partition)
 
@@ -199,7 +199,7 @@ class FilteredRows(Sequence[int]):
         return list(self)[at]
 
     def __iter__(self) -> Iterator[int]:
-        return filter(self._here, self._base)
+        return filter(self._is_kept, self._base)
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
         """See `ReadyIndexes`."""
@@ -207,7 +207,7 @@ class FilteredRows(Sequence[int]):
 
     def ranked(self, key: RankKey) -> Iterator[int]:
         """See `TaggedIndexes`."""
-        return filter(self._here, self._base.ranked(key))
+        return filter(self._is_kept, self._base.ranked(key))
 
     def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `TaggedIndexes`."""
@@ -215,17 +215,17 @@ class FilteredRows(Sequence[int]):
 
     def above(self, key: RankKey, bound: float) -> list[int]:
         """See `TaggedIndexes`."""
-        return list(filter(self._here, self._base.above(key, bound)))
+        return list(filter(self._is_kept, self._base.above(key, bound)))
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`."""
-        return list(filter(self._here, self._base.spoiled(key, bound, size)))
+        return list(filter(self._is_kept, self._base.spoiled(key, bound, size)))
 
     def orphans(self, size: int) -> list[int]:
         """See `TaggedIndexes`."""
-        return list(filter(self._here, self._base.orphans(size)))
+        return list(filter(self._is_kept, self._base.orphans(size)))
 
-    def _here(self, row: int) -> bool:
+    def _is_kept(self, row: int) -> bool:
         return row not in self._rows
 
 
@@ -245,14 +245,16 @@ class DealsGroups:
 
     def _take_group_size(self, n_samples_per_prompt: int | None) -> None:
         self.size_given = n_samples_per_prompt is not None
-        self.n_samples_per_prompt = positive(1 if n_samples_per_prompt is None else n_samples_per_prompt, GROUP_SIZE)
+        self.n_samples_per_prompt = validated_positive(
+            1 if n_samples_per_prompt is None else n_samples_per_prompt, GROUP_SIZE
+        )
 
     def _group_size(self, config: Mapping[str, Any]) -> int:
         """Return the group size of one request. Raises InvalidArgumentError if it is not the sampler's own."""
         said = config.get(GROUP_SIZE)
         if said is None:
             return self.n_samples_per_prompt
-        size = positive(said, GROUP_SIZE)
+        size = validated_positive(said, GROUP_SIZE)
         if self.size_given and size != self.n_samples_per_prompt:
             raise InvalidArgumentError(
                 f"{GROUP_SIZE} ({size}) must be equal to the sampler's, which is {self.n_samples_per_prompt}; "

@@ -233,7 +233,7 @@ def built_in(sampler: BaseSampler) -> bool:
     return not isinstance(sampler, SamplerWrapper) or built_in(sampler.inner)
 
 
-def of_groups(sampler: BaseSampler, size: int, *, given: bool) -> BaseSampler:
+def with_group_size(sampler: BaseSampler, size: int, *, given: bool) -> BaseSampler:
     """Return a built-in sampler like this one for groups of `size`; the sampler itself if it deals single samples.
 
     given: whether the new sampler counts as made with this size, so that it refuses claims with another size.
@@ -242,7 +242,7 @@ def of_groups(sampler: BaseSampler, size: int, *, given: bool) -> BaseSampler:
         return sampler
     twin: Any = copy.copy(sampler)
     if isinstance(twin, SamplerWrapper):
-        twin.inner = of_groups(twin.inner, size, given=given)
+        twin.inner = with_group_size(twin.inner, size, given=given)
     else:
         twin.n_samples_per_prompt = size
         twin.size_given = given or twin.size_given
@@ -258,8 +258,8 @@ def dealer(sampler: BaseSampler) -> RankConsistentSampler | None:
     return sampler if isinstance(sampler, RankConsistentSampler) else None
 
 
-def shown(sampler: BaseSampler, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
+def shown_rows(sampler: BaseSampler, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
     """Return the ready rows that the innermost sampler is shown. config: the keyword arguments of `sample`."""
     if not isinstance(sampler, SamplerWrapper):
         return ready_indexes
-    return shown(sampler.inner, sampler.view(ready_indexes, config), config)
+    return shown_rows(sampler.inner, sampler.view(ready_indexes, config), config)

@@ -14,7 +14,14 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
-from transfer_queue.sampler.base import Deal, Share, check_batch_size, natural, positive, saved
+from transfer_queue.sampler.base import (
+    Deal,
+    Share,
+    check_batch_size,
+    copy_saved_part,
+    validated_count,
+    validated_positive,
+)
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
 from transfer_queue.sampler.numeric_tags import PartitionTags, TagColumns
 from transfer_queue.sampler.ready_views import pick_rows, whole_groups
@@ -63,7 +70,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
 
     def __init__(self, n_samples_per_prompt: int | None = None, dp_size: int = 1, drop_last: bool = False) -> None:
-        super().__init__(n_samples_per_prompt, positive(dp_size, "dp_size"), drop_last)
+        super().__init__(n_samples_per_prompt, validated_positive(dp_size, "dp_size"), drop_last)
         self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
         self._warned: set[str] = set()
 
@@ -105,14 +112,14 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             InvalidArgumentError: A tag is not a length, or no deal can have this `batch_size`.
         """
         for name in ("dp_rank", "batch_index"):
-            kwargs[name] = natural(kwargs, name) or 0
+            kwargs[name] = validated_count(kwargs, name) or 0
         if kwargs["dp_rank"] >= self.dp_size:
             return [], []
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
-        rank, batch = natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index")
+        rank, batch = validated_count(sampling_config, "dp_rank") or 0, validated_count(sampling_config, "batch_index")
         return None if batch is None else (rank, batch)
 
     def deal(
@@ -171,7 +178,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
     def load_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Replace the state of this sampler. Raises InvalidArgumentError if `state` is not from `save_checkpoint`."""
-        balanced = saved(state, "balanced_cache")
+        balanced = copy_saved_part(state, "balanced_cache")
         super().load_checkpoint(state)
         self._balanced_cache = balanced
 

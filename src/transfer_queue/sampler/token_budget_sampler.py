@@ -11,7 +11,14 @@ import numpy as np
 
 from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
-from transfer_queue.sampler.base import Deal, RankConsistentSampler, Share, check_batch_size, natural, positive
+from transfer_queue.sampler.base import (
+    Deal,
+    RankConsistentSampler,
+    Share,
+    check_batch_size,
+    validated_count,
+    validated_positive,
+)
 from transfer_queue.sampler.numeric_tags import TagColumns, numbers
 from transfer_queue.sampler.ready_views import DealsGroups, whole_groups
 
@@ -65,10 +72,10 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         super().__init__()
         if not isinstance(tag, str):
             raise InvalidArgumentError(f"tag must be the name of a tag, got {tag!r}")
-        self.token_budget = positive(token_budget, "token_budget")
+        self.token_budget = validated_positive(token_budget, "token_budget")
         """The maximum number of tokens in a micro-batch."""
         self._take_group_size(n_samples_per_prompt)
-        self.dp_size = positive(dp_size, "dp_size")
+        self.dp_size = validated_positive(dp_size, "dp_size")
         self.tag = tag
         """The tag entry with the number of tokens of a sample."""
         self.drop_last = bool(drop_last)
@@ -105,13 +112,13 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
             InvalidArgumentError: A length is missing or not valid, or `batch_size` is not valid.
         """
         for name in ("dp_rank", "batch_index"):
-            kwargs[name] = natural(kwargs, name) or 0
+            kwargs[name] = validated_count(kwargs, name) or 0
         self.validate(batch_size, kwargs)
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
-        rank, batch = natural(sampling_config, "dp_rank") or 0, natural(sampling_config, "batch_index")
+        rank, batch = validated_count(sampling_config, "dp_rank") or 0, validated_count(sampling_config, "batch_index")
         return None if batch is None else (rank, batch)
 
     def deal(

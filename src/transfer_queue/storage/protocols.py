@@ -1,9 +1,9 @@
 """What a storage backend offers to a client: six methods in two roles, and the type that describes reserved space.
 
 Writing: `Allocator.reserve` finds space. The caller copies its block into `ArenaMemory.view` of it, publishes it to the
-controller, and reports the outcome with `published` or `abandon`. Reading: the caller copies out of `ArenaMemory.view`
-and then compares `ArenaMemory.generation` with the generation in its descriptor. If they differ, the space was leased
-again meanwhile, and the caller must discard the copy.
+controller, and reports the outcome with `mark_published` or `abandon`. Reading: the caller copies out of
+`ArenaMemory.view` and then compares `ArenaMemory.generation` with the generation in its descriptor. If they differ,
+the space was leased again meanwhile, and the caller must discard the copy.
 
 `client.data.extent_allocator.Space` and `storage.arena.arena.Arena` implement this for the simple backend. Durations
 are in seconds.
@@ -72,7 +72,7 @@ class Allocator(Protocol[CallT_co]):
         `wait` is the time in seconds to wait for space; None fails at once. Raises CapacityError if there is no space.
         """
 
-    def published(self, reserved: Reserved, certain: bool = True) -> None:
+    def mark_published(self, reserved: Reserved, certain: bool = True) -> None:
         """Report that the controller may know the block. From now on the controller decides when its space is freed.
 
         `certain` is False if the client cannot determine whether the Publish was or will be carried out.
@@ -81,5 +81,5 @@ class Allocator(Protocol[CallT_co]):
     def abandon(self, reserved: Reserved) -> None:
         """Report that the block was not published and will never be."""
 
-    def closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
+    def take_closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
         """Take the (unit, extent) that will get no more blocks, to report them to the controller."""

@@ -26,15 +26,9 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.messages import unit_reports
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.unit_reports import (  # fmt: skip
-    DrainFinished,
-    Move,
-    RefuseWriters,
-    RegisterUnit,
-    ReleaseExtents,
-)
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
@@ -48,7 +42,7 @@ from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
-from transfer_queue.wire.objects.object_values import decoded_tag_value
+from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
 DISK_BYTES = 256 << 20  # of each unit on disk, if the conf does not set it
@@ -71,14 +65,14 @@ def _defaults() -> Settings:
     return Settings.from_config(None)
 
 
-def registration(address: str, name: str, arena: Arena, leased: bytes) -> RegisterUnit:
+def registration(address: str, name: str, arena: Arena, leased: bytes) -> unit_reports.RegisterUnit:
     """Return the request with which a unit with this arena registers."""
     newer = arena.extents.next_extent
     about = arena.boot_id, name, "", leased, newer
-    return RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
+    return unit_reports.RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
 
 
-def room_of(arena: Arena) -> ArenaPool:
+def pool_of(arena: Arena) -> ArenaPool:
     """Return the pool over an arena in memory or on disk."""
     return DiskPool(arena) if arena.tier == DISK else ArenaPool(arena)
 
@@ -131,14 +125,14 @@ class Cluster:
             max_deliveries=settings.max_deliveries,
             replicas=settings.replicas,
             marks=Watermarks(settings.offload_high, settings.offload_low),
-            values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
+            values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
         )
         """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1)
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
         self.units = [
-            StorageUnit(n, room_of(Arena.create(folder / f"unit-{n}", size, tier)), SimulatedSlots(n, self.held))
+            StorageUnit(n, pool_of(Arena.create(folder / f"unit-{n}", size, tier)), SimulatedSlots(n, self.held))
             for n, (tier, size) in enumerate(tiers)
         ]
         """The storage units, by their numbers."""
@@ -156,7 +150,7 @@ class Cluster:
         self._agenda_size = 0
         self._unit_sequences = [0] * len(self.units)
         for unit in self.units:
-            self.controller.opened(f"unit-{unit.number}", UNIT_PEER - unit.number)
+            self.controller.on_connect(f"unit-{unit.number}", UNIT_PEER - unit.number)
             self._register(unit)
 
     @property
@@ -165,7 +159,7 @@ class Cluster:
         return self.units[0]
 
     def _register(self, unit: StorageUnit) -> None:
-        self._from_unit(unit, registration("unit", f"unit-{unit.number}", arena_of(unit), unit.register()))
+        self._deliver_from_unit(unit, registration("unit", f"unit-{unit.number}", arena_of(unit), unit.register()))
 
     def client(self, name: str) -> Client:
         """Return a new client.
@@ -262,10 +256,10 @@ class Cluster:
         """
         end = self.clock.now + seconds
         self.run()
-        due = self._due()
+        due = self._next_deadline()
         while due is not None and due <= end:
             self._step(due)
-            due = self._due()
+            due = self._next_deadline()
         self.clock.move_to(end)
 
     def wait(self, until: Callable[[], bool]) -> None:
@@ -288,13 +282,13 @@ class Cluster:
         for _ in range(MOST_STEPS):
             if until():
                 return
-            due = self._due()
+            due = self._next_deadline()
             if due is None:
                 raise AssertionError("a call waits for an event that cannot happen: no message and no deadline is left")
             self._step(due, until)
         raise AssertionError(f"a call still waits after {MOST_STEPS} deadlines")
 
-    def _due(self) -> float | None:
+    def _next_deadline(self) -> float | None:
         """Return the time of the next deadline, not before now; None if there is none."""
         deadlines = [each.next_deadline() for each in (*self._servers(), *self._clients)]
         times = [when for when in deadlines if when is not None]
@@ -312,9 +306,9 @@ class Cluster:
         # an action may have let time pass by itself
         for server in self._servers():
             if isinstance(server, Controller):
-                self._core(server.tick(self.clock.now))
+                self._run_core_effects(server.tick(self.clock.now))
             else:
-                self._unit(server, server.tick(self.clock.now))
+                self._run_unit_effects(server, server.tick(self.clock.now))
         for client in self._clients:
             client.tick()
         self.run(until)
@@ -337,7 +331,7 @@ class Cluster:
         for each in self.units:
             each.check()
         for unit, extent in self.controller.state.blocks.extents:
-            if self._numbered(unit).table.get(extent) is None:
+            if self._find_unit(unit).table.get(extent) is None:
                 raise AssertionError(f"extent {extent} of unit {unit} contains needed blocks, but is not leased")
         self.records += self.controller.take_records()
         replayed = State(self.controller.state.capacity)
@@ -350,7 +344,7 @@ class Cluster:
 
     # ------------------------------------------------------------ connections
 
-    def _numbered(self, number: int) -> StorageUnit:
+    def _find_unit(self, number: int) -> StorageUnit:
         """Return the unit with this number."""
         return self.units[number]
 
@@ -367,50 +361,50 @@ class Cluster:
                 self._receive(client.name, server, connection, body)
 
         def down(frame: bytes) -> None:
-            client._received(connection, frame)
+            client._on_frame(connection, frame)
 
         connection = self.network.connect(
             up,
             down,
-            lambda: self._closed(client.name, server, connection),
-            lambda: client._lost(target, connection),
+            lambda: self._on_disconnect(client.name, server, connection),
+            lambda: client._on_connection_lost(target, connection),
         )
         self._readers[connection] = FrameReader()
-        self._opened(client.name, server, connection)
+        self._on_connect(client.name, server, connection)
         return connection
 
-    def _opened(self, name: str, target: Target, connection: int) -> None:
+    def _on_connect(self, name: str, target: Target, connection: int) -> None:
         """Notify a server of a new connection."""
         if target == CONTROLLER:
-            self.controller.opened(name, connection)
+            self.controller.on_connect(name, connection)
 
     def _cut(self, name: str, target: Target, connection: int) -> None:
         self.network.cut(connection)
-        self._closed(name, target, connection)
+        self._on_disconnect(name, target, connection)
 
-    def _closed(self, name: str, target: Target, connection: int) -> None:
+    def _on_disconnect(self, name: str, target: Target, connection: int) -> None:
         """Notify a server that a connection has ended."""
         self._readers.pop(connection, None)
         if target == CONTROLLER:
-            self._core(self.controller.closed(name, connection, self.clock.now))
+            self._run_core_effects(self.controller.on_disconnect(name, connection, self.clock.now))
         else:
             unit = self.units[target[1]]
-            self._unit(unit, unit.disconnected(connection, self.clock.now))
+            self._run_unit_effects(unit, unit.on_disconnect(connection, self.clock.now))
 
     def _receive(self, name: str, target: Target, connection: int, body: bytes) -> None:
         envelope = _envelope.decode(body)
         if target == CONTROLLER:
-            self._to_controller(name, connection, envelope)
+            self._deliver_to_controller(name, connection, envelope)
         else:
             unit, now = self.units[target[1]], self.clock.now
-            self._unit(unit, unit.handle(name, connection, envelope.sequence, envelope.body, now))
+            self._run_unit_effects(unit, unit.handle(name, connection, envelope.sequence, envelope.body, now))
 
-    def _to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
-        self._core(self.controller.handle(name, connection, envelope, self.clock.now))
+    def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
+        self._run_core_effects(self.controller.handle(name, connection, envelope, self.clock.now))
 
     # ------------------------------------------------------------ effects
 
-    def _core(self, effects: list[core_effects.Effect]) -> None:
+    def _run_core_effects(self, effects: list[core_effects.Effect]) -> None:
         self.records += self.controller.take_records()
         self._carry_out(effects)
 
@@ -419,7 +413,7 @@ class Cluster:
             if isinstance(effect, core_effects.Send):
                 self._answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, core_effects.ComputeDeal):
-                self._begin(effect)
+                self._start_work(effect)
             elif isinstance(effect, core_effects.WriteState):
                 self._write_state(effect)
             elif isinstance(effect, core_effects.ReadState):
@@ -429,36 +423,52 @@ class Cluster:
             elif isinstance(effect, core_effects.ForgetState):
                 self.states.forget(effect.file)
             elif isinstance(effect, core_effects.FreeExtents):
-                self._to_unit(effect.unit, ReleaseExtents(effect.extents))
+                self._deliver_to_unit(effect.unit, unit_reports.ReleaseExtents(effect.extents))
             elif isinstance(effect, core_effects.SendToUnit):
-                self._to_unit(effect.unit, effect.request)
+                self._deliver_to_unit(effect.unit, effect.request)
             elif isinstance(effect, core_effects.RefuseLeases):
-                self._to_unit(effect.unit, RefuseWriters(effect.words))
+                self._deliver_to_unit(effect.unit, unit_reports.RefuseWriters(effect.words))
 
-    def _to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
+    def _deliver_to_unit(
+        self,
+        number: int,
+        request: unit_reports.ReleaseExtents
+        | unit_reports.RefuseWriters
+        | unit_reports.Move
+        | unit_reports.DrainFinished,
+    ) -> None:
         """Deliver a request of the controller to a unit."""
-        self._tell(self._numbered(number), request)
+        self._tell(self._find_unit(number), request)
 
-    def _tell(self, unit: StorageUnit, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
-        if isinstance(request, ReleaseExtents):
+    def _tell(
+        self,
+        unit: StorageUnit,
+        request: unit_reports.ReleaseExtents
+        | unit_reports.RefuseWriters
+        | unit_reports.Move
+        | unit_reports.DrainFinished,
+    ) -> None:
+        if isinstance(request, unit_reports.ReleaseExtents):
             effects = unit.free(request.extents)
-        elif isinstance(request, Move):
+        elif isinstance(request, unit_reports.Move):
             effects = unit.move(request)
         else:
             effects = (
-                unit.drained(request.draining) if isinstance(request, DrainFinished) else unit.refuse(request.words)
+                unit.set_draining(request.draining)
+                if isinstance(request, unit_reports.DrainFinished)
+                else unit.refuse(request.words)
             )
-        self._unit(unit, effects)
+        self._run_unit_effects(unit, effects)
 
-    def _begin(self, work: core_effects.ComputeDeal) -> None:
+    def _start_work(self, work: core_effects.ComputeDeal) -> None:
         def done() -> None:
             try:
                 outcome = work.run()
             except Exception as error:
                 outcome = error
-            self._core(self.controller.worked(work.number, outcome, self.clock.now))
+            self._run_core_effects(self.controller.on_deal_computed(work.number, outcome, self.clock.now))
 
-        self._soon(done)
+        self._run_later(done)
 
     def _write_state(self, write: core_effects.WriteState) -> None:
         """Write the present state into a file, which exists after a delay."""
@@ -467,43 +477,47 @@ class Cluster:
             state_file.write(self.states.path(write.name), write.tree(), sync=False)
         except Exception as error:  # as in `node.controller.state_writer`
             trouble = f"{type(error).__name__}: {error}"
-        self._soon(lambda: self._core(self.controller.state_written(write.name, trouble, self.clock.now)))
+        self._run_later(
+            lambda: self._run_core_effects(self.controller.on_state_written(write.name, trouble, self.clock.now))
+        )
 
     def _read_state(self, read: core_effects.ReadState) -> None:
         """Copy a state into the journal after a delay, and give its content to the controller after another delay."""
 
         def done() -> None:
             found = self.states.read(read.name, read.watched)
-            self._soon(
-                lambda: self._core(self.controller.state_read(read.client, read.sequence, found, self.clock.now))
+            self._run_later(
+                lambda: self._run_core_effects(
+                    self.controller.on_state_read(read.client, read.sequence, found, self.clock.now)
+                )
             )
 
-        self._soon(done)
+        self._run_later(done)
 
-    def _soon(self, action: Callable[[], object]) -> None:
+    def _run_later(self, action: Callable[[], object]) -> None:
         """Do something after a delay that the seed determines."""
         began = self.controller
-        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: self._back(began, action))
+        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: self._return_result(began, action))
 
-    def _back(self, began: Controller, action: Callable[[], object]) -> None:
+    def _return_result(self, began: Controller, action: Callable[[], object]) -> None:
         """Call `action` with a result for a controller, unless that controller was killed meanwhile."""
         if self.controller is began:
             action()
 
-    def _unit(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
-        for effect in [*effects, *unit.confirmed(), *unit.shortage()]:
+    def _run_unit_effects(self, unit: StorageUnit, effects: list[unit_effects.Effect]) -> None:
+        for effect in [*effects, *unit.take_reports(), *unit.take_shortage_report()]:
             if isinstance(effect, unit_effects.SendReply):
                 self._answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, unit_effects.Report):
-                self._from_unit(unit, effect.body)
+                self._deliver_from_unit(unit, effect.body)
             else:
                 raise AssertionError("all units of a simulation are on one node")
 
-    def _from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
+    def _deliver_from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
         """Deliver a request of a unit to the controller."""
         self._unit_sequences[unit.number] += 1
         sequence = self._unit_sequences[unit.number]
-        self._to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, RequestEnvelope(sequence, 0, body))
+        self._deliver_to_controller(f"unit-{unit.number}", UNIT_PEER - unit.number, RequestEnvelope(sequence, 0, body))
 
     def _answer(self, peer: int, sequence: int, reply: AnyReply) -> None:
         if peer > UNIT_PEER:

@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import Target, outcome
+from transfer_queue.net.session import Target, raise_failure
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlotLock
@@ -76,7 +76,7 @@ class Task(Generic[T]):
                 call = next(self._operation)
             else:
                 try:
-                    value = outcome(reply)
+                    value = raise_failure(reply)
                 except TransferQueueError as error:
                     call = self._operation.throw(error)
                 else:
@@ -105,10 +105,10 @@ class _Address:
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return True
 
-    def presence(self, client_id: str) -> None:
+    def start_liveness(self, client_id: str) -> None:
         return None
 
 
@@ -224,7 +224,7 @@ class Client(Subscriptions):
 
     def _await_renewal(self) -> None:
         """Schedule the next renewal of leases, which a thread does in production."""
-        due = self.state.renewals.next()
+        due = self.state.renewals.next_deadline()
         if due is None or self._paused or (self._renews is not None and self._renews <= due):
             return
         self._renews = due
@@ -263,7 +263,7 @@ class Client(Subscriptions):
 
     def close(self) -> None:
         """End as `TransferQueueClient.close` does: release what the client holds, then its locks."""
-        self._run(self.state.leave())
+        self._run(self.state.return_all_extents())
         self.state.close()
         self.disconnect()
 
@@ -287,7 +287,7 @@ class Client(Subscriptions):
     def tick(self) -> None:
         """Do what is due."""
 
-    def _lost(self, target: Target, connection: int) -> None:
+    def _on_connection_lost(self, target: Target, connection: int) -> None:
         """Handle a severed connection. Requests without a reply wait for `reconnect`."""
         self._readers.pop(connection, None)
         if self._connections.get(target) == connection:
@@ -301,7 +301,7 @@ class Client(Subscriptions):
         if call.together:
             self._ask_together(task, call.together)
             return
-        sequence, frame = self.state.session.begin(call.request)
+        sequence, frame = self.state.session.begin_request(call.request)
         task.call, task.sequence = call, sequence
         call.sequence = sequence
         self._tasks[sequence] = task
@@ -331,9 +331,9 @@ class Client(Subscriptions):
             self._readers[connection] = FrameReader()
         self._cluster.network.send(connection, "up", frame)
 
-    def _received(self, connection: int, frame: bytes) -> None:
+    def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
-            answer = self.state.session.answer(body)
+            answer = self.state.session.decode_reply(body)
             task = self._tasks.pop(answer.sequence, None)
             if task is not None:
                 del self._frames[answer.sequence]

@@ -123,7 +123,7 @@ class SimulatedSlots:
         """See `ownership.Slots`."""
         del self._known[slot]
 
-    def known(self) -> dict[int, KnownSlot]:
+    def known_slots(self) -> dict[int, KnownSlot]:
         """See `ownership.Slots`."""
         return dict(self._known)
 

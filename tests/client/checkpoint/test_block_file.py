@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.client.checkpoint import block_file
-from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned, write_blocks
+from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, space_of_blocks, write_blocks
 from transfer_queue.errors import CheckpointError
 
 MEMORY = {unit: np.random.default_rng(unit).integers(0, 256, 1 << 16, np.uint8) for unit in (0, 3)}
@@ -46,7 +46,7 @@ def layouts(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
             nbytes = draw(st.integers(0, 900))
             offset += 64 * draw(st.sampled_from([0, 0, 0, 1, 5]))
             blocks.append((unit, offset, nbytes))
-            offset += int(aligned(np.array([nbytes]))[0])
+            offset += int(space_of_blocks(np.array([nbytes]))[0])
     numbers = draw(st.permutations(range(1, len(blocks) + 1)))
     return draw(st.permutations([(number, *block) for number, block in zip(numbers, blocks, strict=True)]))
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.client.checkpoint import block_file, checkpoint_data
-from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, aligned
-from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, numbers_shared, save_blocks, sources
-from transfer_queue.client.checkpoint.checkpoint_folder import manifest
+from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, space_of_blocks
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, block_sources, save_blocks, shared_below
+from transfer_queue.client.checkpoint.checkpoint_folder import read_manifest
 
 SIZES = [0, 1, 63, 64, 65, 130]
 Blocks = dict[int, bytes]
@@ -50,7 +50,7 @@ def cut(system: System) -> tuple[CheckpointSave, np.ndarray]:
     units = np.array([number % 2 for number in numbers], "i8")
     memory = np.zeros((2, 1 << 13), np.uint8)
     offsets, ends = [], [0, 0]
-    for number, unit, taken in zip(numbers, units.tolist(), aligned(nbytes).tolist(), strict=True):
+    for number, unit, taken in zip(numbers, units.tolist(), space_of_blocks(nbytes).tolist(), strict=True):
         offsets.append(ends[unit] + 64 * (number % 3 == 0))
         ends[unit] = offsets[-1] + taken
         memory[unit, offsets[-1] : offsets[-1] + len(system.blocks[number])] = list(system.blocks[number])
@@ -63,11 +63,11 @@ def loaded(saved: Saved, external: bool) -> Blocks:
     system = saved.system
     numbers = np.array(sorted(system.blocks), "i8")
     with contextlib.ExitStack() as opened:
-        files = [opened.enter_context(BlockFile(saved.folder / each.file)) for each in manifest(saved.folder)]
-        source = sources(files, numbers, lambda origin: numbers_shared(origin, system.origin, system.origins))
-        piece, within, sizes = checkpoint_data.pieces(source, external)
+        files = [opened.enter_context(BlockFile(saved.folder / each.file)) for each in read_manifest(saved.folder)]
+        source = block_sources(files, numbers, lambda origin: shared_below(origin, system.origin, system.origins))
+        piece, within, sizes = checkpoint_data.layout_pieces(source, external)
         spaces = [[np.full(size, 0xEE, np.uint8)] for size in sizes]
-        checkpoint_data.copy_in(source, piece, within, spaces)
+        checkpoint_data.copy_blocks(source, piece, within, spaces)
         places = zip(*(column.tolist() for column in (source.number, source.nbytes, piece, within)), strict=True)
         return {number: spaces[at][0][start : start + size].tobytes() for number, size, at, start in places}
 

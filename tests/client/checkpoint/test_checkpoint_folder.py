@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.client.checkpoint import checkpoint_folder
-from transfer_queue.client.checkpoint.checkpoint_folder import check_target, put_back, replacing, swap
+from transfer_queue.client.checkpoint.checkpoint_folder import check_target, exchange, put_back, replace_folder
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError
 
 
@@ -25,7 +25,7 @@ def older(target: Path) -> Path:
 
 
 def save(target: Path, which: str = "new") -> None:
-    with replacing(target) as draft:
+    with replace_folder(target) as draft:
         (draft / "which").write_text(which)
 
 
@@ -61,7 +61,7 @@ def test_failure(tmp_path, exchanges):
     target = older(tmp_path / "ck")
 
     def fail() -> None:
-        with replacing(target) as draft:
+        with replace_folder(target) as draft:
             (draft / "half").write_text("x")
             raise OSError("disk is full")
 
@@ -138,8 +138,8 @@ def test_killed_anywhere(tmp_path, exchange):
 def test_two_at_once(tmp_path):
     """Who saves where somebody saves is refused, and disturbs nobody."""
     target = tmp_path / "ck"
-    with replacing(target) as draft:
-        with pytest.raises(CheckpointError, match="another save to"), replacing(target):
+    with replace_folder(target) as draft:
+        with pytest.raises(CheckpointError, match="another save to"), replace_folder(target):
             raise AssertionError("unreachable")
         (draft / "which").write_text("first")
     assert which(target) == "first"
@@ -160,7 +160,7 @@ def test_other_things_are_not_replaced(tmp_path):
 def test_swap_into_nothing(tmp_path):
     """Without an older one the draft is renamed."""
     (tmp_path / "draft").mkdir()
-    swap(tmp_path / "draft", tmp_path / "ck")
+    exchange(tmp_path / "draft", tmp_path / "ck")
     assert [path.name for path in tmp_path.iterdir()] == ["ck"]
 
 
@@ -172,7 +172,7 @@ class TestCheck:
         (tmp_path / "ck" / "metadata.json").write_text(json.dumps({"storage_saved": True, "user_metadata": {}}))
         (tmp_path / "ck" / "controller_state.pkl").write_bytes(b"x")
         (tmp_path / "ck" / "simple_storage" / "storage_unit_info.json").write_text("[]")
-        checkpoint_folder.check(tmp_path / "ck")
+        checkpoint_folder.check_folder(tmp_path / "ck")
         return tmp_path / "ck"
 
     @pytest.mark.parametrize("name", ["metadata.json", "controller_state.pkl", "simple_storage/storage_unit_info.json"])
@@ -180,21 +180,21 @@ class TestCheck:
         """What is missing is named."""
         (folder / name).unlink()
         with pytest.raises(CheckpointNotFoundError, match=Path(name).name):
-            checkpoint_folder.check(folder)
+            checkpoint_folder.check_folder(folder)
 
     @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', "null"])
     def test_strange_metadata(self, folder, content):
         """A metadata.json that is none is told."""
         (folder / "metadata.json").write_text(content)
         with pytest.raises(CheckpointError, match=r"metadata\.json"):
-            checkpoint_folder.check(folder)
+            checkpoint_folder.check_folder(folder)
 
     @pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"position": "x", "storage_unit_id": 1}]', '[["x"]]'])
     def test_strange_manifest(self, folder, content):
         """A manifest that is none is told."""
         (folder / "simple_storage" / "storage_unit_info.json").write_text(content)
         with pytest.raises(CheckpointError, match=r"storage_unit_info\.json"):
-            checkpoint_folder.check(folder)
+            checkpoint_folder.check_folder(folder)
 
     def test_paths_in_the_manifest(self, folder):
         """A manifest names files of its own folder; what it says of others is a mismatch."""
@@ -202,7 +202,7 @@ class TestCheck:
         (folder / "simple_storage" / "storage_unit_info.json").write_text(json.dumps([entry]))
         (folder / "simple_storage" / "other").write_text("x")
         with pytest.raises(CheckpointError, match="count mismatch"):
-            checkpoint_folder.check(folder)
+            checkpoint_folder.check_folder(folder)
 
     def test_user_metadata(self):
         """What is no JSON is told before anything is written."""

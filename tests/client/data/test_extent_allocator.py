@@ -66,7 +66,7 @@ class Locks:
     def forget(self, slot: int) -> None:
         assert self.path(slot) in self.withdrawn
 
-    def known(self) -> dict[int, KnownSlot]:
+    def known_slots(self) -> dict[int, KnownSlot]:
         return {}
 
     def offers(self, slot: int) -> set[Offer]:
@@ -174,8 +174,8 @@ def space(servers: Servers) -> ExtentAllocator:
 def put(servers: Servers, space: ExtentAllocator, nbytes: int) -> Reserved:
     """A put that succeeds; what it closes is freed, as if all of it had been cleared before."""
     reserved = servers.run(space.reserve(nbytes))
-    servers.units[0].free([number for _, number in space.closes(reserved)])
-    space.published(reserved)
+    servers.units[0].free([number for _, number in space.take_closes(reserved)])
+    space.mark_published(reserved)
     return reserved
 
 
@@ -202,80 +202,80 @@ def test_a_large_block_has_an_extent_of_its_own(servers: Servers, space: ExtentA
     assert servers.units[0].table.get(large.extent).length == DEDICATED + GRANULE  # type: ignore[union-attr]
     after = servers.run(space.reserve(10))
     assert after.extent == small.extent != large.extent
-    assert space.closes(large) == [(0, large.extent)]
-    space.published(large)
-    assert space.closes() == []
+    assert space.take_closes(large) == [(0, large.extent)]
+    space.mark_published(large)
+    assert space.take_closes() == []
 
 
 def test_a_large_block_published_without_its_close_is_closed_later(servers: Servers, space: ExtentAllocator) -> None:
     large = servers.run(space.reserve(DEDICATED))
-    assert space.closes() == []
-    space.published(large)
-    assert space.closes() == [(0, large.extent)]
-    assert space.closes() == []
+    assert space.take_closes() == []
+    space.mark_published(large)
+    assert space.take_closes() == [(0, large.extent)]
+    assert space.take_closes() == []
 
 
 def test_a_full_extent_is_closed_with_its_last_block(servers: Servers, space: ExtentAllocator) -> None:
     first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
-    assert space.closes(last) == []  # the first is still in flight
-    space.published(last)
-    assert space.closes(first) == [(0, first.extent)]
-    space.published(first)
-    assert space.closes() == []
+    assert space.take_closes(last) == []  # the first is still in flight
+    space.mark_published(last)
+    assert space.take_closes(first) == [(0, first.extent)]
+    space.mark_published(first)
+    assert space.take_closes() == []
 
 
 def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space: ExtentAllocator) -> None:
     first, second = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
-    space.published(first)
+    space.mark_published(first)
     space.drain()
-    assert (space.closes(), space.returns()) == ([], [])
-    space.published(second)
-    assert space.closes() == [(0, first.extent)]
+    assert (space.take_closes(), space.take_returns()) == ([], [])
+    space.mark_published(second)
+    assert space.take_closes() == [(0, first.extent)]
 
 
 def test_closes_of_a_failed_publish_are_kept(servers: Servers, space: ExtentAllocator) -> None:
     before = servers.run(space.reserve(DEDICATED))
-    space.published(before)
+    space.mark_published(before)
     failed = servers.run(space.reserve(DEDICATED))
-    closes = space.closes(failed)
+    closes = space.take_closes(failed)
     assert closes == [(0, before.extent), (0, failed.extent)]
-    space.keep(closes)
+    space.restore_closes(closes)
     space.abandon(failed)
-    assert space.closes() == [(0, before.extent)]
-    assert space.returns() == [(0, failed.extent)]
+    assert space.take_closes() == [(0, before.extent)]
+    assert space.take_returns() == [(0, failed.extent)]
 
 
 def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: ExtentAllocator) -> None:
     failed = servers.run(space.reserve(DEDICATED))
-    closes = space.closes(failed)
+    closes = space.take_closes(failed)
     space.abandon(failed)
-    space.keep(closes)
-    assert space.closes() == []
-    assert space.returns() == [(0, failed.extent)]
+    space.restore_closes(closes)
+    assert space.take_closes() == []
+    assert space.take_returns() == [(0, failed.extent)]
 
 
 def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(
     servers: Servers, space: ExtentAllocator
 ) -> None:
     first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
-    space.published(first)
-    assert space.closes(last) == [(0, last.extent)]
+    space.mark_published(first)
+    assert space.take_closes(last) == [(0, last.extent)]
     space.abandon(last)
-    assert space.closes() == [(0, last.extent)]
-    assert space.returns() == []
+    assert space.take_closes() == [(0, last.extent)]
+    assert space.take_returns() == []
 
 
 def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, space: ExtentAllocator) -> None:
     lost = servers.run(space.reserve(DEDICATED))
-    space.keep(space.closes(lost))
-    space.published(lost)
-    assert space.closes() == [(0, lost.extent)]
-    assert space.returns() == []
+    space.restore_closes(space.take_closes(lost))
+    space.mark_published(lost)
+    assert space.take_closes() == [(0, lost.extent)]
+    assert space.take_returns() == []
 
 
 def test_an_abandoned_block_leaves_its_bytes_to_the_next(servers: Servers, space: ExtentAllocator) -> None:
     kept, failed = servers.run(space.reserve(100)), servers.run(space.reserve(100))
-    space.published(kept)
+    space.mark_published(kept)
     space.abandon(failed)
     assert servers.run(space.reserve(7)).offset == failed.offset
 
@@ -296,31 +296,31 @@ def test_abandoned_extents_go_back_to_their_unit(servers: Servers, space: Extent
     small = servers.run(space.reserve(1))
     space.abandon(small)
     space.drain()
-    servers.run(space.give_back())
+    servers.run(space.return_extents())
     assert servers.calls[-1].request == ReturnExtent(1, [1, 2, 3], 0)
     assert servers.leased() == set()
-    servers.run(space.give_back())
-    assert space.returns() == []
+    servers.run(space.return_extents())
+    assert space.take_returns() == []
 
 
 def test_what_cannot_be_returned_stays_queued(servers: Servers, space: ExtentAllocator) -> None:
     large = servers.run(space.reserve(DEDICATED))
     space.abandon(large)
-    operation = space.give_back()
+    operation = space.return_extents()
     next(operation)
     with pytest.raises(ConnectionError):
         operation.throw(ConnectionError("lost"))
-    assert space.returns() == [(0, large.extent)]
+    assert space.take_returns() == [(0, large.extent)]
 
 
 def test_a_reservation_ends_once(servers: Servers, space: ExtentAllocator) -> None:
     reserved = servers.run(space.reserve(1))
-    space.published(reserved)
-    for end in (space.published, space.abandon, space.closes):
+    space.mark_published(reserved)
+    for end in (space.mark_published, space.abandon, space.take_closes):
         with pytest.raises(InvalidArgumentError, match="not in flight"):
             end(reserved)
     with pytest.raises(InvalidArgumentError):
-        space.published(Reserved(0, 99, 0, 1, 1))
+        space.mark_published(Reserved(0, 99, 0, 1, 1))
 
 
 def test_nothing_is_left_of_a_lease_that_failed(servers: Servers, space: ExtentAllocator) -> None:
@@ -347,16 +347,16 @@ def test_a_call_that_is_given_up_leaves_the_space_whole(servers: Servers, space:
 
 
 def test_threads_that_run_out_together_open_few_extents(servers: Servers, space: ExtentAllocator) -> None:
-    space.published(servers.run(space.reserve(0)))
+    space.mark_published(servers.run(space.reserve(0)))
     operations = [space.reserve(SMALLEST_EXTENT // 2 + 1) for _ in range(OPEN_EXTENTS + 3)]
     space.drain()
     calls = [next(operation) for operation in operations]
     for operation, call in zip(operations, calls, strict=True):
         with pytest.raises(StopIteration) as stop:
             operation.send(servers.answer(call))
-        space.published(stop.value.value)
+        space.mark_published(stop.value.value)
     assert len(space._open) == OPEN_EXTENTS
-    assert len(space.closes()) == 4  # the drained one, and what is too many
+    assert len(space.take_closes()) == 4  # the drained one, and what is too many
 
 
 def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: ExtentAllocator) -> None:
@@ -372,7 +372,7 @@ def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: ExtentA
 def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: ExtentAllocator) -> None:
     operation = space.reserve(1)
     reply = servers.answer(next(operation))
-    servers.units[0].disconnected(1, 0.0)
+    servers.units[0].on_disconnect(1, 0.0)
     call = operation.send(reply)
     assert call.request == OpenSlot("w", 0)
     call = operation.send(servers.answer(call))
@@ -402,7 +402,7 @@ def test_strange_replies_are_refused(space: ExtentAllocator, replies: list[AnyRe
 
 def test_a_client_that_releases_its_slots_is_taken_for_dead(servers: Servers, space: ExtentAllocator) -> None:
     servers.run(space.reserve(1))
-    assert servers.units[0].disconnected(1, 0.0) == []
+    assert servers.units[0].on_disconnect(1, 0.0) == []
     space.release()
     assert len(servers.units[0].tick(1e9)) == 1
 
@@ -418,7 +418,7 @@ def test_another_unit_is_used_where_one_is_full(tmp_path: Path) -> None:
         servers.run(space.reserve(2 * MIB, wait=1.0))
     for block in blocks:
         space.abandon(block)
-    servers.run(space.give_back())
+    servers.run(space.return_extents())
     assert servers.leased() == set()
     with pytest.raises(InvalidArgumentError):
         ExtentAllocator("w", [])
@@ -442,10 +442,10 @@ def test_threads_never_share_bytes(servers: Servers, space: ExtentAllocator) -> 
                 arena.view(reserved.offset, reserved.nbytes)[:] = number + 1
                 if turn % 3 == 0:
                     space.abandon(reserved)
-                    servers.run(space.give_back())
+                    servers.run(space.return_extents())
                 else:
-                    space.closes(reserved)
-                    space.published(reserved)
+                    space.take_closes(reserved)
+                    space.mark_published(reserved)
                     kept[number].append(reserved)
         except BaseException as error:
             errors.append(error)
@@ -477,11 +477,11 @@ class Life(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for reserved in self.flying:
-            self.space.published(reserved)
+            self.space.mark_published(reserved)
             self.live.append(reserved)
         self.space.drain()
-        self.closed.update(self.space.closes())
-        self.servers.run(self.space.give_back())
+        self.closed.update(self.space.take_closes())
+        self.servers.run(self.space.return_extents())
         self.live.clear()
         self.free()
         assert self.servers.leased() == set()
@@ -510,16 +510,16 @@ class Life(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, carries: bool, succeeds: bool) -> None:
         reserved = data.draw(st.sampled_from(self.flying))
         self.flying.remove(reserved)
-        closes = self.space.closes(reserved if carries else None)
+        closes = self.space.take_closes(reserved if carries else None)
         if succeeds:
-            self.space.published(reserved)
+            self.space.mark_published(reserved)
             self.live.append(reserved)
             assert not self.closed & set(closes)
             self.closed.update(closes)
             assert not {(block.unit, block.extent) for block in self.flying} & set(closes)
             self.free()
         else:
-            self.space.keep(closes)
+            self.space.restore_closes(closes)
             self.space.abandon(reserved)
 
     @precondition(lambda self: self.live)
@@ -530,7 +530,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def give_back(self) -> None:
-        self.servers.run(self.space.give_back())
+        self.servers.run(self.space.return_extents())
 
     @rule()
     def drain(self) -> None:
@@ -588,7 +588,7 @@ def test_a_client_that_ends_takes_its_interrupted_leases_back(servers: Servers, 
     interrupted(servers, space, arrives=True)
     interrupted(servers, space, arrives=True)
     space.drain()
-    servers.run(space.give_back())
+    servers.run(space.return_extents())
     assert servers.leased() == set()
 
 
@@ -598,7 +598,7 @@ def test_an_interrupted_cancel_is_repeated(servers: Servers, space: ExtentAlloca
     assert isinstance(next(operation).request, Cancel)
     with pytest.raises(KeyboardInterrupt):
         operation.throw(KeyboardInterrupt())
-    servers.run(space.give_back())
+    servers.run(space.return_extents())
     assert servers.leased() == set()
 
 
@@ -607,17 +607,17 @@ def test_what_a_lost_unit_held_is_forgotten(tmp_path: Path) -> None:
     space = servers.space()
     published, small, large = (servers.run(space.reserve(nbytes)) for nbytes in (10, 10, DEDICATED))
     closed, returned = servers.run(space.reserve(DEDICATED)), servers.run(space.reserve(DEDICATED))
-    space.published(closed)
+    space.mark_published(closed)
     space.abandon(returned)
     assert {reserved.unit for reserved in (small, large, closed, returned)} == {0}
-    space.use([1])
+    space.set_units([1])
     # puts that were under way end, whatever became of them
-    space.published(published)
+    space.mark_published(published)
     space.abandon(small)
-    closes = space.closes(large)
-    space.keep(closes)
+    closes = space.take_closes(large)
+    space.restore_closes(closes)
     space.abandon(large)
-    assert (space.closes(), space.returns(), space._extents) == ([], [], {})
+    assert (space.take_closes(), space.take_returns(), space._extents) == ([], [], {})
     assert servers.run(space.reserve(10)).unit == 1
     assert servers.locks[0].held == set()
     servers.close()
@@ -631,8 +631,8 @@ def test_a_unit_that_is_another_now_grants_and_frees_nothing(servers: Servers, s
     space.abandon(reserved)
     space.drain()
     with pytest.raises(UnitLostError):
-        servers.run(space.give_back())
+        servers.run(space.return_extents())
     assert servers.leased() == {(1, reserved.extent)}
-    space.use([1])
-    assert servers.run(space.give_back()) == 0
+    space.set_units([1])
+    assert servers.run(space.return_extents()) == 0
     servers.units[0].number = 0

@@ -455,7 +455,7 @@ def test_a_long_wait_does_not_keep_all_later_replies(h: Harness) -> None:
         client.finished = [(2, client.sequence)]
     kept = h.state.clients["w"]
     assert list(kept.replies) == [client.sequence]
-    assert kept.finished.comparable() == {"starts": [2], "ends": [client.sequence - 1]}
+    assert kept.finished.to_comparable() == {"starts": [2], "ends": [client.sequence - 1]}
     request = h.publish(1)
     h.send(request, sequence=50)
     with pytest.raises(ProtocolError, match="acknowledged before"):
@@ -463,7 +463,7 @@ def test_a_long_wait_does_not_keep_all_later_replies(h: Harness) -> None:
     assert h.state.partitions["p"].rows.count == 100
     client.finished, client.acknowledged = [], 60
     h.put(1)
-    assert kept.finished.comparable() == {"starts": [61], "ends": [100]}
+    assert kept.finished.to_comparable() == {"starts": [61], "ends": [100]}
 
 
 def test_replies_of_queries_and_polls_are_not_kept(h: Harness) -> None:

@@ -12,8 +12,8 @@ from harness import Harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.cli.status_table import table
-from transfer_queue.core.claims.final_rounds import evenly
+from transfer_queue.cli.status_table import format_table
+from transfer_queue.core.claims.final_rounds import split_evenly
 from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.events.records import Dealt, PassedOver
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
@@ -365,7 +365,7 @@ def test_skipped_rows_are_reported() -> None:
     assert "is skipped by task 't': remainder after the seal" in words
     status = h.ask(Status())
     assert status.partitions[0].passed == {"t": {"remainder": 3}}
-    assert "3 skipped (remainder)" in table(status)
+    assert "3 skipped (remainder)" in format_table(status)
     assert "is skipped" not in h.ask(Explain("p", row=2, task="u")).value
 
 
@@ -407,7 +407,7 @@ def test_a_reset_forgets_skipped_rows() -> None:
 def test_evenly(data: Any) -> None:
     most = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
     count = data.draw(st.integers(len(most), sum(most) + 3))
-    shares = evenly(count, most)
+    shares = split_evenly(count, most)
     assert sum(shares) == min(count, sum(most))
     assert all(1 <= share <= limit for share, limit in zip(shares, most, strict=True))
     open_ = [share for share, limit in zip(shares, most, strict=True) if share < limit]
@@ -421,8 +421,8 @@ def test_without(one: set[int], other: set[int]) -> None:
         a.add(value)
     for value in other:
         b.add(value)
-    assert list(a.without(b)) == sorted(one - other)
-    assert list(a.without(None)) == sorted(one)
+    assert list(a.difference(b)) == sorted(one - other)
+    assert list(a.difference(None)) == sorted(one)
 
 
 # ---------------------------------------------------------------- whatever the order

@@ -289,7 +289,7 @@ class Ledger(RuleBasedStateMachine):
         positions = partition.rows.live_positions()
         rows: list[Any] = partition.rows.indexes_of(positions).tolist()
         assert rows == self.live
-        taken = dict(zip(rows, partition.taken("t", positions).tolist(), strict=True))
+        taken = dict(zip(rows, partition.consumption_states("t", positions).tolist(), strict=True))
         busy = set().union(*(held.open for held in self.held), *self.batches.values())
         for row in rows:
             assert taken[row] == (1 if row in self.over else 2 if row in busy else 0), row

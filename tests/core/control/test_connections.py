@@ -48,7 +48,7 @@ class World:
         self.peers: dict[str, int] = {}
         self.next_peer = 1
         self.frames = Frames(HEAD)
-        self.journal = HEAD.packed()
+        self.journal = HEAD.pack()
         self.controller = Controller(sampler(), capacity=capacity)
 
     def begin(self, client: str, request: AnyRequest) -> None:
@@ -61,7 +61,7 @@ class World:
         if client not in self.peers:
             self.peers[client] = self.next_peer
             self.next_peer += 1
-            self.controller.opened(client, self.peers[client])
+            self.controller.on_connect(client, self.peers[client])
 
     def deliver(self, client: str, sequence: int) -> list[Effect]:
         request = self.unanswered[client, sequence]
@@ -299,11 +299,11 @@ def test_who_does_not_come_back_is_gone_after_the_grace() -> None:
 def test_who_comes_back_keeps_what_he_holds() -> None:
     world = holding()
     core = restarted(world)
-    core.opened("a", 1)
+    core.on_connect("a", 1)
     core.tick(world.now + GRACE_SECONDS)
     assert core.state.partitions["p"].row_count == 6
     assert set(core.context.connections.peers) == {"a"}
-    core.closed("a", 1, world.now + 20.0)
+    core.on_disconnect("a", 1, world.now + 20.0)
     assert core.state.partitions["p"].row_count == 4
 
 
@@ -323,10 +323,10 @@ def test_a_seal_in_the_grace_spares_rows_of_those_awaited() -> None:
     """What a client has reserved and not put is dropped only when it is gone."""
     world = holding()
     core = restarted(world)
-    core.opened("x", 1)
+    core.on_connect("x", 1)
     core.handle("x", 1, RequestEnvelope(1, 0, Seal("p")), world.now)
     assert core.state.partitions["p"].row_count == 6
-    core.opened("a", 2)
+    core.on_connect("a", 2)
     core.tick(world.now + GRACE_SECONDS)
     assert core.state.partitions["p"].row_count == 4, "the two that were never put"
 

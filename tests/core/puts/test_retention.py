@@ -92,7 +92,7 @@ def test_rows_are_never_dropped_too_early(steps):
         came += [now] * rows
         if rows:
             births.add(now, end, 0)
-        gone = births.expired(now, keep)
+        gone = births.expired_end(now, keep)
         assert all(at + keep <= now for at in came[:gone])
         assert all(at > now - keep - keep / MARKS for at in came[gone:])
     assert len(births.marks) <= len(steps)

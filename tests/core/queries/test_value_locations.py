@@ -175,6 +175,6 @@ def test_interned_values_equal_the_added_ones(steps: list[tuple[bool, bytes]]) -
         assert [table[number] for number, _ in held] == [value for _, value in held]
         assert len({number for number, _ in held}) == len({value for _, value in held})
     again: InternTable[bytes] = InternTable()
-    again.restore(table.saved())
+    again.restore(table.to_tree())
     again.set_values([value or b"" for value in table.values])
     assert (again.number, again.values) == (table.number, table.values)

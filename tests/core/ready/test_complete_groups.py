@@ -23,21 +23,21 @@ TURNS = st.lists(st.lists(PLACES, min_size=1, max_size=30, unique=True), max_siz
 def test_a_group_is_complete_if_all_its_rows_are_ready(size: int, turns: list[list[int]], asked: bool) -> None:
     groups, whole, ready = GroupTable(RowTable(), None), CompleteOrderedGroups(size), set[int]()
     if asked:
-        assert whole.grown_groups() == set()
+        assert whole.take_grown_groups() == set()
     for turn in turns:
         off = [place for place in turn if place in ready]
         on = [place for place in turn if place not in ready]
-        whole.change(np.array(on, "i8"), np.array(off, "i8"), groups)
+        whole.update_rows(np.array(on, "i8"), np.array(off, "i8"), groups)
         ready ^= set(turn)
         counts = Counter(place // size for place in ready)
         full = sorted(group for group, count in counts.items() if count == size)
-        assert whole.counted() == counts
+        assert whole.ready_counts() == counts
         assert len(whole) == len(full)
-        assert whole.first(len(full) + 1) == full
-        assert whole.first(2) == full[:2]
-        assert all(whole.partial(group) == (count < size) for group, count in counts.items())
+        assert whole.first_groups(len(full) + 1) == full
+        assert whole.first_groups(2) == full[:2]
+        assert all(whole.is_partial(group) == (count < size) for group, count in counts.items())
         if asked:
-            assert {place // size for place in on} <= whole.grown_groups()
-    assert not whole.partial(7 * CHUNK)
-    whole.change(NONE, np.array(sorted(ready), "i8"), groups)
+            assert {place // size for place in on} <= whole.take_grown_groups()
+    assert not whole.is_partial(7 * CHUNK)
+    whole.update_rows(NONE, np.array(sorted(ready), "i8"), groups)
     assert not whole.counts, "groups without ready rows take no space"

@@ -73,7 +73,9 @@ def test_a_put_updates_no_set_for_which_no_claim_waits(h: Harness, monkeypatch: 
         touched.append((self.task, at.tolist()))
         return update(self, key, chunk, at, groups)
 
-    monkeypatch.setattr("transfer_queue.core.state.invariants._ready", lambda *_: None)  # because it reads all sets
+    monkeypatch.setattr(
+        "transfer_queue.core.state.invariants._check_ready", lambda *_: None
+    )  # because it reads all sets
     monkeypatch.setattr(ReadySet, "update", noted)
     for _ in range(6):
         h.put(1)

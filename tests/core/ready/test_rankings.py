@@ -27,7 +27,7 @@ DOWN = RankKey("n", sign=-1.0, missing=-math.inf)
 
 def ready_of(h: Harness) -> ReadySets:
     partition = h.state.partitions["p"]
-    return partition.offered(partition.ready_set("t", ("x",)))
+    return partition.sampler_view(partition.ready_set("t", ("x",)))
 
 
 class Tags:

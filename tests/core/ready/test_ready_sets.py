@@ -20,7 +20,7 @@ from transfer_queue.sampler.base import ReadyIndexes
 
 def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), partition: str = "p") -> ReadySets:
     found = h.state.partitions[partition]
-    return found.offered(found.ready_set(task, fields))
+    return found.sampler_view(found.ready_set(task, fields))
 
 
 def fragmented(h: Harness) -> list[int]:

@@ -40,7 +40,7 @@ def advance(h: Harness, version: int) -> None:
 
 
 def passed(h: Harness) -> dict[str, int]:
-    return h.state.partitions["p"].passed.of("t")
+    return h.state.partitions["p"].passed.counts_of("t")
 
 
 def rank(number: int, batch: int = 0) -> dict[str, int]:
@@ -168,7 +168,7 @@ def test_a_group_is_skipped_with_its_late_members() -> None:
     h.put(1, groups=["c"], tags=versions(5))
     assert h.dealt(3) == []
     assert passed(h) == {STALE: 5, LATE: 1}
-    assert h.state.partitions["p"].wholly_consumed("t")
+    assert h.state.partitions["p"].is_wholly_consumed("t")
 
 
 def test_skipped_rows_are_freed_by_free_when() -> None:

@@ -145,13 +145,13 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     other = Harness()
     other.extents = 50
     other.put(2)
-    saved = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": serialization.saved_sound(other.state)}
+    saved = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": serialization.save_checked(other.state)}
     h.put(2)
     h.clear([0])
     slow = h.claim(1, wait=10)
     h.client("loader")
     h.controller.handle("loader", h.clients["loader"].peer, RequestEnvelope(1, 0, LoadState("0" * 32)), h.now)
-    h.take(h.controller.state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
+    h.take(h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
     h.answer()
     assert h.parked(slow)
     h.answer()
@@ -172,14 +172,14 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
         "time": 0.0,
         "sampler": sampler,
         "origin": "o",
-        "state": serialization.saved_sound(other.state),
+        "state": serialization.save_checked(other.state),
     }
     h.put(1)
     request = RequestEnvelope(1, 0, LoadState("0" * 32))
     h.client("loader")
     (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
     assert isinstance(read, ReadState)
-    h.take(h.controller.state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
+    h.take(h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
     h.answer()
     h.disconnect("loader")
     if returns:
@@ -191,7 +191,7 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     assert len(h.state.partitions["p"].rows.live_positions()) == (2 if returns else 1)
     if returns:
         h.result(1, "loader")
-        assert h.controller.state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now) == []
+        assert h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now) == []
     assert not h.controller.context.checkpoints.loads
     assert not h.controller.context.checkpoints.peers
     made.remove(h)  # a replay would need the file that was loaded
@@ -214,7 +214,7 @@ def test_a_sampler_that_is_replaced_during_a_call(h: Harness) -> None:
     assert h.got(slow) == [0]
     with pytest.raises(SamplerError, match="was replaced"):
         h.result(saving, "s")
-    h.take(h.controller.sampler_answered(ask.number, None, h.now))
+    h.take(h.controller.on_sampler_answer(ask.number, None, h.now))
     assert h.dealt(1) == [1]
 
 
@@ -226,7 +226,7 @@ def test_a_claim_that_does_not_wait_is_answered_when_its_sampler_is_replaced(h: 
     ask = h.asks.pop()
     h.take(h.controller.use_sampler(SequentialSampler()))
     assert (h.got(keyed, "a"), h.got(queued, "b")) == ([], [])
-    h.take(h.controller.sampler_answered(ask.number, None, h.now))
+    h.take(h.controller.on_sampler_answer(ask.number, None, h.now))
     assert not h.state.waiting.by_waiter
 
 
@@ -239,7 +239,7 @@ def test_an_undecided_claim_starts_again_with_the_next_sampler(h: Harness) -> No
     nothing = h.claim(0, wait=10, dp_rank=0, batch_index=0, name="a")
     h.take(h.controller.use_sampler(SequentialSampler()))
     assert (h.got(next_one), h.got(nothing, "a")) == ([2], [])
-    assert sorted(h.state.partitions["p"].holds.of("t", "r", 0).tolist()) == [2]
+    assert sorted(h.state.partitions["p"].holds.rows_of("t", "r", 0).tolist()) == [2]
     assert h.state.partitions["p"].rows.count == 2
 
 
@@ -272,7 +272,7 @@ def test_a_claim_that_is_decided_again_ends_nothing_that_its_client_got_meanwhil
     while h.asks:
         h.answer()
     held = h.state.partitions["p"].holds
-    assert held.of("t", "r", 0).tolist() == [0, 1]
+    assert held.rows_of("t", "r", 0).tolist() == [0, 1]
 
 
 def test_of_a_million_rows_only_those_that_are_read_are_sent(
@@ -315,5 +315,5 @@ def test_a_save_that_is_requested_again_on_another_connection_is_written_once(
     while h.asks:
         h.answer()
     (file,) = written
-    h.take(h.controller.state_written(file.name, None, h.now))
+    h.take(h.controller.on_state_written(file.name, None, h.now))
     assert isinstance(h.result(asked, "s"), BeginCheckpointReply)

@@ -76,4 +76,4 @@ def test_ranks_stay_in_lockstep_in_any_order_of_claims(
         assert sorted(taken) == left[: len(taken)], "the first that are left, whole"
         left = left[len(taken) :]
     assert len(left) < RANKS
-    assert h.state.partitions["p"].passed.of("t").get("remainder", 0) == len(left) * size
+    assert h.state.partitions["p"].passed.counts_of("t").get("remainder", 0) == len(left) * size

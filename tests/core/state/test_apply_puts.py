@@ -25,7 +25,7 @@ def kinds(h: Harness) -> list[type]:
 def told(h: Harness) -> dict[str, Any]:
     """Return everything about the partition and its ready rows, except when it changed."""
     partition = h.state.partitions["p"]
-    state = partition.comparable()
+    state = partition.to_comparable()
     for name in ("version", "changes"):  # versions and blocks have other numbers
         del state[name]
     for chunk in state["rows"]["chunks"].values():
@@ -35,7 +35,7 @@ def told(h: Harness) -> dict[str, Any]:
         "slots": {name: [chunk.field[name][1].tolist() for chunk in chunks] for name in partition.fields},
         "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
         "whole": {key: {n: w.first(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()},
-        "changed": partition.changes.since(h.state.changes - 1)[0].tolist(),
+        "changed": partition.changes.changed_since(h.state.changes - 1)[0].tolist(),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.core import checkpoint_handler
-from transfer_queue.core.columns.joined_columns import packed_texts
+from transfer_queue.core.columns.joined_columns import pack_texts
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.apply import apply_record
@@ -118,7 +118,7 @@ def plain(tree: Any) -> Any:
 def lived_in(tree: Any) -> None:
     """Run a controller with the state of a tree. Requests may fail only with errors of this package."""
     core = Controller(SequentialSampler(), restored=serialization.load_untrusted(copy.deepcopy(tree)))
-    core.opened("c", 1)
+    core.on_connect("c", 1)
     requests: list[Any] = [ListKeys(), Status()]
     for name, partition in list(core.state.partitions.items()):
         rows = partition.rows.indexes_of(partition.rows.live_positions())
@@ -134,7 +134,7 @@ def lived_in(tree: Any) -> None:
         core.handle("c", 1, RequestEnvelope(sequence, sequence - 1, request), 2.0)
         core.next_deadline()
     core.tick(1000.0)
-    core.closed("c", 1, 1000.0)
+    core.on_disconnect("c", 1, 1000.0)
     assert not core.state.row_count
 
 
@@ -201,7 +201,7 @@ BLOCKS = ("blocks", "chunks", 0, "columns")
         ((*BLOCKS, "owner"), np.full(16, 7, "i8"), "a block of p is recorded as another partition's"),
         ((*P, "number"), 1 << 40, "made after the newest change"),
         ((*P, "keys"), ["k"] * 5, "keys"),
-        ((*P, "keys"), packed_texts(["k"] * 5), "keys"),
+        ((*P, "keys"), pack_texts(["k"] * 5), "keys"),
         ((*P, "keys", "values"), np.full(9, 0xC1, "u1"), "split|malformed"),
         ((*P, "keys", "ends"), np.array([-1], "i8"), "split"),
         ((*P, "options", 1), 0, "producers must be positive"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.core.columns import joined_columns
-from transfer_queue.core.columns.joined_columns import PIECE, packed_texts, unpacked_texts
+from transfer_queue.core.columns.joined_columns import PIECE, pack_texts, unpack_texts
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state import serialization, validation
 from transfer_queue.core.state.partition import Partition
@@ -152,8 +152,8 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
     before = dict(partition.keys)
     tree = serialization.save_state(h.state)
     saved = tree["partitions"]["p"]
-    assert [len(piece) for piece in unpacked_texts(saved["keys"])] == [PIECE, PIECE, 1]
-    older = [text for piece in unpacked_texts(saved["keys"]) for text in piece]  # as older releases saved them
+    assert [len(piece) for piece in unpack_texts(saved["keys"])] == [PIECE, PIECE, 1]
+    older = [text for piece in unpack_texts(saved["keys"]) for text in piece]  # as older releases saved them
     for keys in (saved["keys"], older):
         saved["keys"] = keys
         assert list(serialization.load_state(tree).partitions["p"].keys.items()) == list(before.items())
@@ -163,5 +163,5 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
 def test_unpacked_texts_equal_the_packed_ones(texts: list[str], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joined_columns, "PIECE", piece)
-        packed = packed_texts(texts)
-    assert [text for part in unpacked_texts(packed) for text in part] == texts
+        packed = pack_texts(texts)
+    assert [text for part in unpack_texts(packed) for text in part] == texts

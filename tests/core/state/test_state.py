@@ -21,8 +21,8 @@ def test_a_reply_is_kept_until_its_sequence_is_finished(requests: list[tuple[int
         for first, last in told:
             finished.update(range(first, last + 1))
         kept.advance(acknowledged, told)
-        assert all(kept.over(each) == (each in finished) for each in range(1, 32))
-        if not kept.over(sequence):
+        assert all(kept.is_finished(each) == (each in finished) for each in range(1, 32))
+        if not kept.is_finished(sequence):
             kept.replies[sequence] = Done(sequence)
             replies.add(sequence)
         replies -= finished

@@ -11,7 +11,7 @@ import pytest
 from harness import DELETE, Harness, column, tensor
 
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.change_feed import same
+from transfer_queue.core.tables.change_feed import equal_values
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
@@ -69,8 +69,8 @@ def tags_by_key(reply: ChangeReply) -> dict[str | None, dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_values_of_tags_compare_by_value(one: Any, other: Any, equal: bool) -> None:
-    assert same(one, other) is equal
-    assert same(other, one) is equal
+    assert equal_values(one, other) is equal
+    assert equal_values(other, one) is equal
 
 
 # ---------------------------------------------------------------- what is reported
@@ -398,11 +398,11 @@ def test_chunks_without_changes_are_not_read(h: Harness) -> None:
     kept = {key: partition.rows.chunks[key].changed for key in (0, 2)}
     for key in kept:
         partition.rows.chunks[key].changed = None  # type: ignore[assignment]
-    positions, versions = partition.changes.since(version)
+    positions, versions = partition.changes.changed_since(version)
     assert (positions.tolist(), versions.tolist()) == ([CHUNK + 7], [version + 1])
     for key, changed in kept.items():
         partition.rows.chunks[key].changed = changed
-    assert len(partition.changes.since(0)[0]) == 2 * CHUNK + 5
+    assert len(partition.changes.changed_since(0)[0]) == 2 * CHUNK + 5
 
 
 def test_the_versions_of_a_chunk_are_removed_with_it(h: Harness) -> None:

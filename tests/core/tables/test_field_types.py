@@ -64,7 +64,7 @@ def test_a_field_may_have_several_dtypes(h: Harness) -> None:
     reply = h.ask(Claim("p", "t", ["x", "y"], 4))
     assert isinstance(reply, ClaimReply)
     assert {name: list(codes) for name, codes in reply.dtypes.items()} == {"x": [0, 0, 0, 1]}
-    assert h.state.partitions["p"].fields["x"].words() == "float32|int64[4]"
+    assert h.state.partitions["p"].fields["x"].describe() == "float32|int64[4]"
 
 
 def test_the_reply_to_a_put_names_the_fields_of_several_dtypes(h: Harness) -> None:
@@ -150,10 +150,10 @@ def test_the_type_of_a_field_as_text(h: Harness) -> None:
     h.put(1, {"x": tensor("float32", (3, 4)), "o": OBJECT, "s": tensor("int64", ())})
     h.put(1, {"x": tensor("float32", (3, 5)), "m": tensor("bool", (1,))})
     h.put(1, {"m": tensor("bool", (1, 1))})
-    words = {name: field.words() for name, field in partition["p"].fields.items()}
+    words = {name: field.describe() for name, field in partition["p"].fields.items()}
     assert words == {"x": "float32[3, ?]", "o": "objects", "s": "int64[]", "m": "bool[mixed ranks]"}
     h.clear([0, 1, 2])
-    assert partition["p"].fields["x"].words() == "no values"
+    assert partition["p"].fields["x"].describe() == "no values"
 
 
 GOOD = FieldSpec("x", "tensor", "float32", 1, False)

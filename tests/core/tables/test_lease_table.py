@@ -172,12 +172,12 @@ def test_leases_of_a_restored_state_start_again(h: Harness) -> None:
     h.put(4)
     first, second = h.lease(2, lease=10.0), h.lease(2, lease=10.0)
     deadlines = LeaseDeadlines(h.state)
-    assert deadlines.next() == -math.inf
+    assert deadlines.next_deadline() == -math.inf
     assert deadlines.renew("p", second.token, 95.0)
-    assert list(deadlines.due(100.0)) == []
-    assert deadlines.next() == 110.0
+    assert list(deadlines.expired(100.0)) == []
+    assert deadlines.next_deadline() == 110.0
     assert deadlines.renew("p", first.token, 105.0)
-    partition, due = next(deadlines.due(114.0))
+    partition, due = next(deadlines.expired(114.0))
     assert (partition.name, due.token) == ("p", second.token)
 
 
@@ -341,7 +341,7 @@ def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) 
     tokens = [ranks.lease(2, dp_rank=0, batch_index=batch, name="s", replicas=2).token for batch in (1, 0)]
     ranks.nack(first)
     for state in (ranks.state, through_file(ranks.state)):
-        assert [lease.token for lease in state.partitions["p"].leases.of_rank("t", 0)] == tokens
+        assert [lease.token for lease in state.partitions["p"].leases.leases_of_rank("t", 0)] == tokens
 
 
 def test_a_rank_can_be_gone_during_a_lease(ranks: Harness) -> None:

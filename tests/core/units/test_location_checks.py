@@ -10,7 +10,7 @@ from harness import BYTES, Harness, column, schema_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.tables.block_table import CHUNK, BlockTable, sums
+from transfer_queue.core.tables.block_table import CHUNK, BlockTable, pair_sums
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock
@@ -112,7 +112,7 @@ def test_locations_against_a_model_table(data: st.DataObject) -> None:
                     model[one][units.index(left)] = to
         elif step == "lose":
             lost_unit = data.draw(st.integers(0, 2))
-            lost = table.lose(lambda units, extents, unit=lost_unit: units == unit)  # type: ignore[misc]
+            lost = table.remove_lost_locations(lambda units, extents, unit=lost_unit: units == unit)  # type: ignore[misc]
             alone = [n for n, at in sorted(model.items()) if all(unit == lost_unit for unit, _ in at)]
             assert lost.tolist() == alone
             for one, at in list(model.items()):
@@ -143,4 +143,4 @@ def test_sums_of_pairs(entries: list[tuple[int, int, int]]) -> None:
     for one, other, value in entries:
         expected[one, other] = expected.get((one, other), 0) + value
     columns = np.array(entries, "i8").reshape(-1, 3).T
-    assert sums(*columns) == [(*pair, total) for pair, total in sorted(expected.items())]
+    assert pair_sums(*columns) == [(*pair, total) for pair, total in sorted(expected.items())]

@@ -240,7 +240,7 @@ class Life(RuleBasedStateMachine):
                 self.h.orders.remove(order)
                 gone = {at for at in range(len(order[1].blocks.unit) // 4) if not self.is_there(order[1], at)}
                 self.h.ask(self.units.carry_out(order[0], order[1], gone), f"unit-{order[0]}")
-            elif self.h.controller.context.migrations.due() is None:
+            elif self.h.controller.context.migrations.next_deadline() is None:
                 break
             else:
                 self.h.tick(self.h.now + 10.0)

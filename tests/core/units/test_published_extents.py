@@ -141,11 +141,11 @@ def test_places_are_taken_and_refused_as_by_a_list_of_all_places(tries: list[tup
 
     for cell, cells, number in tries:
         start, nbytes = 64 * cell, 64 * cells
-        fine = table.overlapped(0, number, start, nbytes) is None
+        fine = table.find_overlap(0, number, start, nbytes) is None
         assert fine == fits(cell, cell + cells, number)
         if fine:
-            table.lies_in(0, number, 64 * 16, "w")
-            table.take(0, number, start, nbytes)
+            table.extent_for(0, number, 64 * 16, "w")
+            table.mark_used(0, number, start, nbytes)
             taken.append((cell, cell + cells, number))
 
 
@@ -163,5 +163,5 @@ def test_a_unit_has_many_extents() -> None:
             listed.sort()
             assert list(spans) == listed
             at = (rng.randrange(1 << 40), 0)
-            assert spans.before(at) == max([span for span in listed if span < at], default=None)
-            assert spans.after(at) == min([span for span in listed if span > at], default=None)
+            assert spans.last_before(at) == max([span for span in listed if span < at], default=None)
+            assert spans.first_after(at) == min([span for span in listed if span > at], default=None)

@@ -137,7 +137,7 @@ def test_nothing_is_put_into_a_lost_unit(h: Harness) -> None:
     assert h.state.blocks.extents == {}
     h.unit, h.clients["w"].blocks = new, 0
     h.put(1)
-    assert np.array_equal(h.state.partitions["p"].produced(["x"], np.array([0, 1])), [[0], [1]])
+    assert np.array_equal(h.state.partitions["p"].produced_flags(["x"], np.array([0, 1])), [[0], [1]])
 
 
 def test_extents_leased_while_the_unit_registered_are_not_lost(h: Harness) -> None:

@@ -127,7 +127,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
     """Of each unit. What the client has leased and not filled goes back first."""
     state = client.storage_manager
-    run_blocking(state.session, state.hand_back())
+    run_blocking(state.session, state.return_extents())
     found = []
     for unit in state._units:
 

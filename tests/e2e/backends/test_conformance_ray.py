@@ -17,7 +17,7 @@ import pytest
 
 import transfer_queue as tq
 from transfer_queue.errors import CapacityError, StartError
-from transfer_queue.ray_runtime.store_actors import end_keeper, start_keeper
+from transfer_queue.ray_runtime.store_actors import end_store_actor, start_store_actor
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
 from transfer_queue.testing.conformance import StoreConformance
@@ -101,12 +101,12 @@ def options() -> Iterator[dict[str, Any]]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * MIB)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     # held, as a keeper ends with its handle
-    first, stored = start_keeper(ray, "stored", "tests", False, SECONDS)
-    second, options = start_keeper(ray, "keeper", "tests", False, SECONDS, CAPACITY, LEAST)
+    first, stored = start_store_actor(ray, "stored", "tests", False, SECONDS)
+    second, options = start_store_actor(ray, "keeper", "tests", False, SECONDS, CAPACITY, LEAST)
     TestRay.where, TestByCalls.where = StoreAddress("RayStore", stored), StoreAddress("RayStore", options)
     yield options
     for ended in (stored, options, options):
-        end_keeper(ray, ended)
+        end_store_actor(ray, ended)
     del first, second
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     ray.shutdown()
@@ -282,10 +282,10 @@ def test_a_keeper_that_is_killed_is_met_again(options: dict[str, Any], direct: A
 
 def test_what_cannot_start_says_why(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartError, match=r"backend\.RayStore\.capacity of .* lower it"):
-        start_keeper(ray, "large", "tests", False, SECONDS, 1 << 60, LEAST)
+        start_store_actor(ray, "large", "tests", False, SECONDS, 1 << 60, LEAST)
     monkeypatch.setattr("transfer_queue.ray_runtime.store_actors.DirectKeeperActor", without_nixl())
     with pytest.raises(StartError, match=r"pip install 'transfer_queue\[ray-direct\]'"):
-        start_keeper(ray, "without", "tests", False, SECONDS, CAPACITY, LEAST)
+        start_store_actor(ray, "without", "tests", False, SECONDS, CAPACITY, LEAST)
 
 
 def without_nixl() -> type:

@@ -22,7 +22,7 @@ from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
-from transfer_queue.node.system.store_process import reload_members
+from transfer_queue.node.system.store_process import check_all_objects
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0
@@ -63,8 +63,8 @@ class Nodes:
         for process in processes:
             process.kill()
         with ControlClient(self.systems[0]) as asking:
-            asking.ask(NodeGone(f"node-{at}", "just now"), Done)
-        reload_members(SystemFolder(self.systems[0].folder))
+            asking.request(NodeGone(f"node-{at}", "just now"), Done)
+        check_all_objects(SystemFolder(self.systems[0].folder))
 
     def stop(self) -> None:
         for system in reversed(self.systems):

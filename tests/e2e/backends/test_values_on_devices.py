@@ -163,7 +163,7 @@ def test_no_memory_on_the_device(uses: Uses, monkeypatch: pytest.MonkeyPatch) ->
     """Then all goes through the host."""
     from transfer_queue.wire.blocks import device_memory
 
-    monkeypatch.setattr(device_memory, "allocated", lambda device, nbytes: None)
+    monkeypatch.setattr(device_memory, "allocate_on_device", lambda device, nbytes: None)
     keys, values = [f"{row}" for row in range(ROWS)], batch(8)
     tq.kv_batch_put(keys, "p", values)
     check(tq.kv_batch_get(keys, "p", device="cpu"), values, list(range(ROWS)))

@@ -127,7 +127,7 @@ def test_a_task_cancelled_in_the_turn_in_which_its_reply_comes(
     running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has seen the reply: the server is told, so that what it gave goes back."""
-    answered = _Link._answered
+    answered = _Link._on_answer
 
     async def main() -> None:
         await run_async(session, one(ask("p")))
@@ -138,7 +138,7 @@ def test_a_task_cancelled_in_the_turn_in_which_its_reply_comes(
             task.cancel()
 
         with monkeypatch.context() as patch:
-            patch.setattr(_Link, "_answered", at_once)
+            patch.setattr(_Link, "_on_answer", at_once)
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert await run_async(session, one(ask("q"))) == Done("q")
@@ -285,7 +285,7 @@ def test_a_fork_inside_a_loop_leaves_the_parents_link_alone(running: Running, se
         child = os.fork()
         if not child:
             try:
-                session.forked()
+                session.after_fork()
                 own = running.session("child")
                 code = 0 if run_blocking(own, one(ask("child"))) == Done("child") else 1
             finally:

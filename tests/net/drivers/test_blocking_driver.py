@@ -106,7 +106,7 @@ def test_threads_do_not_wait_for_each_other(running: Running, session: Session) 
     for thread in threads:
         thread.join()
     assert results == [True] * 400
-    running.server.call_soon(lambda: list(running.service.ticked(1e18)))
+    running.server.call_soon(lambda: list(running.service.on_deadline(1e18)))
     for thread in waiting:
         thread.join()
 
@@ -219,7 +219,7 @@ def test_a_dropped_session_closes_its_sockets(running: Running) -> None:
 
 def forked_child(session: Session, running: Running, results: "multiprocessing.Queue[object]") -> None:
     inherited = descriptors()
-    session.forked()
+    session.after_fork()
     closed = inherited - descriptors()
     own = running.session("child")
     results.put((closed, run_blocking(own, one(ask("child"))), own.begin(ask("x"))[0]))
@@ -243,7 +243,7 @@ def test_a_forked_child_leaves_its_parents_connections_alone(running: Running, s
     accepted = running.server.counters["accepted"]
     assert run_blocking(session, one(ask("parent"))) == Done("parent")
     assert running.server.counters["accepted"] == accepted
-    running.server.call_soon(lambda: list(running.service.ticked(1e18)))
+    running.server.call_soon(lambda: list(running.service.on_deadline(1e18)))
     claim.join(10)
     assert not claim.is_alive()
 

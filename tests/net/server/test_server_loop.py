@@ -125,7 +125,7 @@ def test_a_frame_over_the_limit_costs_one_connection(tmp_path: Path) -> None:
 class Flood(EchoService):
     """Answers every message with a megabyte, to all peers."""
 
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         return [Outgoing(other, b"flood", [bytes(1 << 20)]) for other in self.peers]
 
 
@@ -241,7 +241,7 @@ class BadTicks(EchoService):
     def next_deadline(self) -> float | None:
         return 0.0
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
         self.ticks += 1
         raise RuntimeError("no tick today")
 
@@ -319,7 +319,7 @@ def test_failing_idle_work_is_counted_and_not_repeated_at_once(tmp_path: Path) -
 
 
 class Strict(EchoService):
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         raise ProtocolError("I do not know this")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal import state_file
-from transfer_queue.journal.journal import Journal, numbers, recover
+from transfer_queue.journal.journal import Journal, list_numbers, recover
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
@@ -49,7 +49,7 @@ class Served:
         self.loop = Loop()
         found = recover(folder, CLOCK)
         self.controller = Controller(SequentialSampler(), restored=found.state)
-        self.controller.opened("c", 1)
+        self.controller.on_connect("c", 1)
         self.journal = Journal(folder, found, CLOCK, sync)
         self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)
         self.journaling.attach(StateWriter(self.loop.call_soon))
@@ -156,7 +156,7 @@ def test_snapshots_are_taken_and_old_files_are_removed(tmp_path: Path, monkeypat
             served.put()
         served.put(5)  # while the child writes
         served.loop.turn()
-    segments, snapshots = numbers(tmp_path)
+    segments, snapshots = list_numbers(tmp_path)
     assert (segments, snapshots) == ([7], [7])
     found = recover(tmp_path, CLOCK)
     assert found.state.snapshot() == served.controller.state.snapshot()
@@ -175,7 +175,7 @@ def test_replayed_records_count_towards_the_next_snapshot(tmp_path: Path, monkey
     again.sequence = 10
     assert again.put()
     again.loop.turn()
-    assert numbers(tmp_path)[1] == [3]
+    assert list_numbers(tmp_path)[1] == [3]
     assert recover(tmp_path, CLOCK).state.row_count == 11
 
 
@@ -197,7 +197,7 @@ def test_a_snapshot_that_fails_is_logged_and_tried_again(
     monkeypatch.setattr(served.journaling, "_next_try", 0.0)
     served.put()
     served.loop.turn()
-    assert len(numbers(tmp_path)[1]) == 1
+    assert len(list_numbers(tmp_path)[1]) == 1
     assert recover(tmp_path, CLOCK).state.row_count == served.rows
 
 

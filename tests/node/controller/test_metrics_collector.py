@@ -36,7 +36,7 @@ class Loop:
     def __init__(self) -> None:
         self.core = Controller(SequentialSampler())
         for number, peer in UNITS.items():
-            self.core.opened(f"unit-{number}", peer)
+            self.core.on_connect(f"unit-{number}", peer)
             request = RegisterUnit(f"{number}.sock", f"/{number}", f"boot-{number}", f"unit-{number}")
             self.core.handle(f"unit-{number}", peer, RequestEnvelope(1, 0, request), 0.0)
         assert self.core.context.connections.units == UNITS
@@ -57,7 +57,7 @@ class Loop:
         """Receive a unit's answer."""
         server = ServerMeasures([], [], {}, {}, {}, 0, 0, float(number), 0, 0.0)
         measured = Measured(number, unit, server, UnitMeasures(UnitStatusReply(1, 1, 0, 1), 0, 0, 0.0, False))
-        self.call_soon(lambda: self.collector.units.told(UNITS[unit], measured))
+        self.call_soon(lambda: self.collector.units.take_answer(UNITS[unit], measured))
 
     def scrape(self) -> queue.Queue[Snapshot]:
         """Begin a scrape in another thread."""
@@ -119,7 +119,7 @@ def test_a_scrape_waits_only_once_for_a_unit_that_does_not_answer(loop: Loop, mo
 
 def test_a_unit_whose_connection_ended_is_not_asked(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "UNITS_SECONDS", 600.0)
-    loop.call_soon(lambda: loop.core.closed("unit-1", 11, 0.0) and None)
+    loop.call_soon(lambda: loop.core.on_disconnect("unit-1", 11, 0.0) and None)
     done = loop.scrape()
     assert loop.asked.get() == (10, 1)
     loop.answer(0, 1)

@@ -36,22 +36,22 @@ def child(patience: float = 60.0) -> ChildServer:
 def forked(each: ChildServer, up: bool) -> None:
     """A process that comes up or fails to."""
     ready, say = os.pipe()
-    each.forked(1, ready, 0.0)
+    each.record_fork(1, ready, 0.0)
     if up:
         os.write(say, READY)
     os.close(say)
     while each.ready is not None:
-        each.hear()
+        each.read_report()
 
 
 def test_a_server_is_given_up_by_time_and_not_by_the_number_of_its_failures(clock: Clock) -> None:
     each, begun, tries = child(), clock.now, 0
     forked(each, up=True)
-    assert each.ended(-signal.SIGKILL)
+    assert each.record_end(-signal.SIGKILL)
     while True:
         forked(each, up=False)
         tries += 1
-        if not each.ended(-signal.SIGKILL if tries % 2 else 1):
+        if not each.record_end(-signal.SIGKILL if tries % 2 else 1):
             break
         assert each.due is not None
         assert clock.now < each.due <= clock.now + LONGEST_PAUSE
@@ -65,11 +65,11 @@ def test_failures_are_counted_from_0_after_a_long_time_up(clock: Clock) -> None:
     for _ in range(10):
         forked(each, up=True)
         clock.now += STEADY_SECONDS
-        assert each.ended(1)
+        assert each.record_end(1)
         assert each.due == clock.now
     forked(each, up=False)
     clock.now += 1.0
-    assert each.ended(1)
+    assert each.record_end(1)
     assert each.failing_since == clock.now
 
 
@@ -78,7 +78,7 @@ def test_a_server_that_ends_by_itself_soon_after_it_is_up_is_given_up_too(clock:
     for _ in range(100):
         forked(each, up=True)
         clock.now += 1.0
-        if not each.ended(1):
+        if not each.record_end(1):
             break
     else:
         pytest.fail("it is tried for ever")
@@ -88,5 +88,5 @@ def test_a_server_that_is_killed_while_it_serves_is_restarted_at_once(clock: Clo
     each = child()
     for _ in range(100):
         forked(each, up=True)
-        assert each.ended(-signal.SIGKILL)
+        assert each.record_end(-signal.SIGKILL)
         assert each.due == clock.now

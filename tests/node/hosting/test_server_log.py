@@ -95,7 +95,7 @@ def test_a_server_continues_to_write_to_a_log_that_cannot_be_replaced(
 ) -> None:
     monkeypatch.setattr(server_log, "MOST_BYTES", 0)
     monkeypatch.setattr(server_log.LogFile, "_begin", lambda self: None)
-    server_log.LogFile(tmp_path / "nowhere" / "controller.log").bound()
+    server_log.LogFile(tmp_path / "nowhere" / "controller.log").limit_size()
 
 
 def test_a_new_file_is_created_when_there_is_space_for_it_again(tmp_path: Path) -> None:

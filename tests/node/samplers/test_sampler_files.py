@@ -19,9 +19,9 @@ def test_the_last_sampler_that_was_taken_is_current(tmp_path: Path) -> None:
     files = SamplerFiles(tmp_path)
     assert files.current() is None
     for size in (2, 3):
-        name = files.leave(dump(GRPOGroupNSampler(size), alone=True))
+        name = files.write_sampler(dump(GRPOGroupNSampler(size), alone=True))
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-        taken = files.take(name)
+        taken = files.load_sampler(name)
         assert isinstance(taken, GRPOGroupNSampler)
         found = SamplerFiles(tmp_path).current()
         assert isinstance(found, GRPOGroupNSampler)
@@ -32,22 +32,22 @@ def test_the_last_sampler_that_was_taken_is_current(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../key", "current", "", "a" * 31, "A" * 32, "/etc/passwd"])
 def test_a_name_must_not_be_a_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="the name of a sampler's file must be 32 hex digits"):
-        SamplerFiles(tmp_path).take(name)
+        SamplerFiles(tmp_path).load_sampler(name)
 
 
 def test_a_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="there is no sampler in"):
-        SamplerFiles(tmp_path).take("0" * 32)
+        SamplerFiles(tmp_path).load_sampler("0" * 32)
 
 
 def test_a_file_without_a_sampler_is_removed_and_the_current_sampler_stays(tmp_path: Path) -> None:
     files = SamplerFiles(tmp_path)
-    files.take(files.leave(dump(SequentialSampler())))
+    files.load_sampler(files.write_sampler(dump(SequentialSampler())))
     (tmp_path / ("0" * 32)).write_bytes(b"nonsense")
     with pytest.raises(SamplerError, match="does not contain a sampler"):
-        files.take("0" * 32)
+        files.load_sampler("0" * 32)
     with pytest.raises(InvalidArgumentError, match="sampler"):
-        files.take(files.leave(PickledSampler(pickle.dumps(5), [], {})))
+        files.load_sampler(files.write_sampler(PickledSampler(pickle.dumps(5), [], {})))
     assert [path.name for path in tmp_path.iterdir()] == ["current"]
     assert isinstance(files.current(), SequentialSampler)
 
@@ -58,7 +58,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     folder.mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    name = SamplerFiles(elsewhere).leave(dump(SequentialSampler()))
+    name = SamplerFiles(elsewhere).write_sampler(dump(SequentialSampler()))
     os.symlink(elsewhere / name, folder / name)
     with pytest.raises(OSError, match="symbolic links"):
-        SamplerFiles(folder).take(name)
+        SamplerFiles(folder).load_sampler(name)

@@ -240,7 +240,7 @@ def test_the_wait_for_a_process_that_does_not_read_its_order_is_limited(
     try:
         assert asking.rows() == [3, 2]
         asking.call(how="die")
-        monkeypatch.setattr(sampler_host, "_started", never_reads)
+        monkeypatch.setattr(sampler_host, "_start_process", never_reads)
         asking.host._start_seconds = 0.5
         error = asking.call()
         assert "the sampler Large was not loaded within 0.5 s (timeouts.start)" in str(error)

@@ -25,19 +25,19 @@ from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.system.client_liveness import LOOKS, ClientLiveness, DepartedClients, lives
+from transfer_queue.node.system.client_liveness import LOOKS, ClientLiveness, DepartedClients, is_client_alive
 from transfer_queue.node.system.locks import is_alive
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.sampler import SequentialSampler
 
 
 def test_a_client_lives_until_its_end(tmp_path: Path) -> None:
-    assert not lives(tmp_path, "c1")
+    assert not is_client_alive(tmp_path, "c1")
     presence = ClientLiveness(tmp_path, "c1")
-    assert lives(tmp_path, "c1")
+    assert is_client_alive(tmp_path, "c1")
     presence.end()
     presence.end()
-    assert not lives(tmp_path, "c1")
+    assert not is_client_alive(tmp_path, "c1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,12 +47,12 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> N
     child = os.fork()
     if not child:
         os.close(go)
-        presence.forked()
+        presence.close_in_child()
         os.read(wait, 1)
         os._exit(0)
-    assert lives(tmp_path, "parent"), "the child has let go of its copy alone"
+    assert is_client_alive(tmp_path, "parent"), "the child has let go of its copy alone"
     presence.end()
-    assert not lives(tmp_path, "parent")
+    assert not is_client_alive(tmp_path, "parent")
     os.close(go)
     os.close(wait)
     os.waitpid(child, 0)
@@ -68,10 +68,10 @@ def test_a_killed_client_is_dead(tmp_path: Path) -> None:
         while kept:
             time.sleep(100)
     os.read(said, 1)
-    assert lives(tmp_path, "held")
+    assert is_client_alive(tmp_path, "held")
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert not lives(tmp_path, "held")
+    assert not is_client_alive(tmp_path, "held")
     os.close(said)
     os.close(say)
 
@@ -83,15 +83,15 @@ def test_files_of_killed_clients_are_removed(tmp_path: Path) -> None:
     alive = ClientLiveness(tmp_path, "alive")
     departed = DepartedClients(tmp_path)
     service = ControllerService(Controller(SequentialSampler()), StateFiles(tmp_path / "states"), departed=departed)
-    service.opened(1, Hello("client", "connected"))
+    service.on_connect(1, Hello("client", "connected"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
     (tmp_path / "killed").touch()
     for peer, name in enumerate(("killed", "alive"), 2):
-        service.opened(peer, Hello("client", name))
-        service.closed(peer, 0.0)
+        service.on_connect(peer, Hello("client", name))
+        service.on_disconnect(peer, 0.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
     alive.end()
-    service.closed(1, 0.0)
+    service.on_disconnect(1, 0.0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,13 +100,13 @@ def test_a_sweep_checks_a_few_clients(tmp_path: Path) -> None:
     living = [ClientLiveness(tmp_path, f"alive{number}") for number in range(LOOKS)]
     departed = DepartedClients(tmp_path)
     (tmp_path / "dead").touch()
-    departed.left("dead")
+    departed.note_departed("dead")
     departed.sweep(())
     assert (tmp_path / "dead").exists()
     departed.sweep(())
     assert not (tmp_path / "dead").exists()
     for presence in living:
-        assert lives(tmp_path, presence._path.name)
+        assert is_client_alive(tmp_path, presence._path.name)
         presence.end()
 
 
@@ -124,7 +124,7 @@ def test_a_client_whose_file_was_swept_before_it_was_locked_tries_again(
 
     monkeypatch.setattr(fcntl, "flock", late)
     presence = ClientLiveness(tmp_path, "c1")
-    assert lives(tmp_path, "c1")
+    assert is_client_alive(tmp_path, "c1")
     presence.end()
 
 
@@ -134,7 +134,7 @@ def test_a_process_that_can_open_no_file_treats_no_client_as_dead(tmp_path: Path
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        assert lives(tmp_path, "c1")
+        assert is_client_alive(tmp_path, "c1")
         with pytest.raises(OSError, match="Too many open files"):
             is_alive(tmp_path / "c1")
         departed.sweep(())
@@ -143,12 +143,12 @@ def test_a_process_that_can_open_no_file_treats_no_client_as_dead(tmp_path: Path
     assert (tmp_path / "c1").exists()
     alive.end()
     departed.sweep(())
-    assert not lives(tmp_path, "c1")
+    assert not is_client_alive(tmp_path, "c1")
 
 
 def test_an_id_must_not_be_a_path(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w"):
-        assert not lives(tmp_path / "x", "../file")
+        assert not is_client_alive(tmp_path / "x", "../file")
 
 
 def test_a_controller_checks_the_lock_before_it_treats_a_client_as_gone(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ class Unit:
         self._decode = msgspec.msgpack.Decoder(RequestEnvelope).decode
         self._asked = 0
 
-    def opened(self, peer: int, hello: Hello) -> None:
+    def on_connect(self, peer: int, hello: Hello) -> None:
         pass
 
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         envelope = self._decode(body)
         request = envelope.body
         assert isinstance(request, ReadPieces)
@@ -49,13 +49,13 @@ class Unit:
         nbytes = int(np.frombuffer(request.lengths, "<i8").sum()) if there else 0
         return [Outgoing(peer, answer, [memoryview(bytes([self._number]) * nbytes)] if nbytes else [])]
 
-    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+    def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
         return ()
 
     def next_deadline(self) -> None:
         return None
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
         return ()
 
 

@@ -95,7 +95,7 @@ def test_a_lease_has_one_generation_that_no_earlier_one_had(tmp_path: Path) -> N
     arena.grow(MIB)
     seen: list[set[int]] = [set() for _ in range(4)]
     for first, count in [(0, 1), (0, 1), (0, 2), (1, 3), (0, 4), (2, 1), (0, 4)]:
-        arena.settle(first * GRANULE, count * GRANULE)
+        arena.set_generation(first * GRANULE, count * GRANULE)
         generation = arena.generation(first * GRANULE)
         for granule in range(first, first + count):
             assert generation not in seen[granule]

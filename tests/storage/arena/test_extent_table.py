@@ -78,7 +78,7 @@ def test_what_is_not_leased_cannot_be_freed() -> None:
         table.free(number)
     with pytest.raises(ProtocolError, match="ever leased"):
         table.free(99)
-    assert "slot 1" in table.story(leased(table, 1).number)
+    assert "slot 1" in table.describe(leased(table, 1).number)
     table.check()
 
 
@@ -119,7 +119,7 @@ class AgainstGranules(RuleBasedStateMachine):
         assert extent.number > self.last
         self.last = extent.number
         self.granules[fits[0] : fits[0] + count] = [extent.number] * count
-        assert extent.number in self.table.of_slot(slot)
+        assert extent.number in self.table.extents_of_slot(slot)
         return extent
 
     @rule(extent=consumes(extents))

@@ -50,7 +50,7 @@ def rest(unit: StorageUnit, now: float, periods: int) -> float:
     for _ in range(periods):
         now += PERIOD
         unit.tick(now)
-        while unit.idle():
+        while unit.work_ahead():
             unit.check()
     unit.check()
     return now
@@ -117,7 +117,7 @@ def test_an_idle_unit_fills_holes_before_it_grows_the_arena(unit: StorageUnit, w
     now = rest(unit, 0.0, 3)
     writer.lease(RESERVE, now=now)
     assert unit.room.trimmer.resident == 0
-    while unit.idle():
+    while unit.work_ahead():
         unit.check()
     assert unit.room.trimmer.resident >= 2 * GRANULE
     assert not unit.room.arena.holes[RESERVE : RESERVE + 2].any()

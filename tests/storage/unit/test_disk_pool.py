@@ -42,7 +42,7 @@ def move(room: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[Leas
         column(7, "<i4"), column(offset, "<i8"), column(source.generation(offset), "<i8"), column(nbytes, "<i8"),
         column(1, "<i4"), column(0, "<i4"), column(0, "<i4"), [[]], [b""],
     )  # fmt: skip
-    mover = room.mover(1, Move(1, blocks, {7: str(source.folder)}), lambda n: room.lease(0, n, 0))
+    mover = room.begin_move(1, Move(1, blocks, {7: str(source.folder)}), lambda n: room.lease(0, n, 0))
     while (answer := mover.step()) is None:
         pass
     mover.close()
@@ -64,15 +64,15 @@ def test_pages_of_moved_blocks_are_dropped(tmp_path: Path) -> None:
     os.fsync(file)  # what its unit does not wait for
     os.close(file)
     now = 100.0
-    assert room.due() == 0.0
+    assert room.next_deadline() == 0.0
     for pause in PAUSES:
-        room.turn(now)
-        due = room.due()
+        room.begin_period(now)
+        due = room.next_deadline()
         assert due is not None
         assert due >= now + pause
         now = due
-    room.turn(now)
-    assert room.due() is None or room.due() > now  # type: ignore[operator]
+    room.begin_period(now)
+    assert room.next_deadline() is None or room.next_deadline() > now  # type: ignore[operator]
     assert held(room.folder / "arena", extent.offset, extent.length) == 0
     reader = Arena.open(room.folder)
     assert reader.view(extent.offset, 5 * GRANULE).tobytes() == found, "it is read back"
@@ -87,12 +87,12 @@ def test_pages_of_many_extents_are_dropped_in_turns(tmp_path: Path) -> None:
     room = DiskPool(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
     for _ in range(A_TURN + 3):
         move(room, source, 0, 100)
-    room.turn(0.0)
-    assert room.due() == PAUSES[0]
-    room.turn(PAUSES[0])
-    assert room.due() == PAUSES[0], "the rest is next"
-    room.turn(PAUSES[0])
-    assert room.due() == PAUSES[0] + PAUSES[1]
+    room.begin_period(0.0)
+    assert room.next_deadline() == PAUSES[0]
+    room.begin_period(PAUSES[0])
+    assert room.next_deadline() == PAUSES[0], "the rest is next"
+    room.begin_period(PAUSES[0])
+    assert room.next_deadline() == PAUSES[0] + PAUSES[1]
     for arena in (source, room.arena):
         arena.close()
 
@@ -103,7 +103,7 @@ def test_only_units_in_memory_prefault(tmp_path: Path, tier: str) -> None:
     arena = Arena.create(tmp_path / tier, SIZE, tier)
     room = DiskPool(arena) if tier == DISK else ArenaPool(arena)
     for _ in range(100):
-        if not room.idle(short=False):
+        if not room.work_ahead(short=False):
             break
     assert (arena.warm > 0) == (tier == MEMORY)
     assert arena.held == SIZE, "space is allocated ahead on both"

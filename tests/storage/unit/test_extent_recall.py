@@ -52,7 +52,7 @@ def offer(slots: StandInSlots, writer: Writer, extent: int, used: int, place: in
 
 def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
     """Return extents and lengths of the recalls that the unit reports to the controller."""
-    bodies = [report.body for report in unit.confirmed()]
+    bodies = [report.body for report in unit.take_reports()]
     return [
         (np.frombuffer(body.extents, "<i8").tolist(), np.frombuffer(body.lengths, "<i8").tolist())
         for body in bodies
@@ -75,7 +75,7 @@ def test_unused_space_goes_to_a_waiting_writer(
     assert (unit.room.arena.generations[2:16] > before[2:16]).all()
     unit.check()
     assert unit.register() == np.array([lease.extent, met.extent], "<i8").tobytes()
-    assert [type(report.body) for report in unit.unsettled()] == [ExtentsRecalledReport]
+    assert [type(report.body) for report in unit.repeat_reports()] == [ExtentsRecalledReport]
 
 
 def test_an_extent_without_blocks_is_freed(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
@@ -210,7 +210,7 @@ def test_places_in_the_slot_file(folder: SlotFolder, holder: Any) -> None:
     assert ask(holder, "leave 0") == ask(holder, "leave 1") == "None"
     assert folder.offers(1) == set()
     assert not folder.is_dead(1)  # asking about places leaves the slot's lock alone
-    assert {known.writer for known in folder.known().values()} == {"w"}
+    assert {known.writer for known in folder.known_slots().values()} == {"w"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the state of a process from /proc")

@@ -96,14 +96,14 @@ def test_blocks_that_could_not_be_removed_are_removed_later(tmp_path: Path) -> N
     store.down = True
     room.free(leased(room, store, 10))
     later.done()
-    due = room.due()
+    due = room.next_deadline()
     assert due is not None
     store.down = False
-    room.turn(due)
+    room.begin_period(due)
     later.done()
     room.check()
     assert store.names == set()
-    assert room.due() is None
+    assert room.next_deadline() is None
     room.close()
 
 
@@ -120,7 +120,7 @@ def test_a_restarted_unit_has_its_leases_and_continues_to_remove(tmp_path: Path)
     assert again.table.leased_extents() == [kept]
     assert again.take_slot() == slot + 1
     later.begun.clear()
-    again.turn(0.0)
+    again.begin_period(0.0)
     later.done()
     again.check()
     assert store.removed == [key_of(room.boot_id, freed.offset)]
@@ -150,23 +150,23 @@ def test_the_store_is_asked_which_blocks_are_gone(tmp_path: Path) -> None:
     here, gone = leased(room, store, 10), leased(room, store, 20)
     store.names.discard(key_of(room.boot_id, gone.offset))
     found: list[tuple[list[int], str]] = []
-    room.look_for([here.number, gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    room.check_content([here.number, gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert [numbers for numbers, _ in found] == [[gone.number]]
     assert found[0][1]
-    room.turn(0.0)
+    room.begin_period(0.0)
     assert asked == []
     lives.append("two")
-    room.turn(room.due() or 0.0)
+    room.begin_period(room.next_deadline() or 0.0)
     assert asked == [[here.number, gone.number]]
     store.down = True  # the reply says neither that the block exists nor that it is lost
-    room.look_for([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    room.check_content([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert found[1][0] == []
     asked.clear()
-    room.turn(time.monotonic())
+    room.begin_period(time.monotonic())
     assert asked == []
-    room.turn(time.monotonic() + RETRY_SECONDS)
+    room.begin_period(time.monotonic() + RETRY_SECONDS)
     assert asked == [[gone.number]]
     room.close()
 

@@ -39,7 +39,7 @@ class Harness:
     def ask(self, reader: str, blocks: list[int], now: float = 0.0, peer: int = 1, nbytes: int = BLOCK) -> list[Effect]:
         columns = ([9] * len(blocks), [64 * block for block in blocks], blocks, [nbytes] * len(blocks))
         request = CacheBlocks(*(np.array(column, "<i8").tobytes() for column in columns), {9: "host:1"})
-        return self.kept.asked(reader, peer, 5, request, now)
+        return self.kept.handle_request(reader, peer, 5, request, now)
 
     @property
     def leased(self) -> int:
@@ -80,7 +80,7 @@ def test_all_readers_wait_for_one_fetch_of_the_same_blocks(h: Harness) -> None:
     assert h.ask("one", [2], peer=1) == []
     for number, view in enumerate(fetch.into):
         view[:] = bytes([number + 1]) * len(view)
-    answers = h.kept.came(fetch.number, {0, 1}, 1.0)
+    answers = h.kept.end_fetch(fetch.number, {0, 1}, 1.0)
     assert [answer.peer for answer in answers if isinstance(answer, SendReply)] == [2, 1]
     first, second = places(answers[0])
     assert (places(answers[1]), h.arena.memory[first], h.arena.memory[second]) == ([second], 1, 2)
@@ -91,10 +91,10 @@ def test_all_readers_wait_for_one_fetch_of_the_same_blocks(h: Harness) -> None:
 def test_blocks_that_could_not_be_fetched_have_no_copy(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1, 2]))
-    (answer,) = h.kept.came(fetch.number, {1}, 1.0)
+    (answer,) = h.kept.end_fetch(fetch.number, {1}, 1.0)
     assert places(answer)[0] == -1
     other = fetch_of(h.ask("two", [3]))
-    (answer,) = h.kept.came(other.number, set(), 1.0)
+    (answer,) = h.kept.end_fetch(other.number, set(), 1.0)
     assert places(answer) == [-1]
     assert h.room.table.get(other.number) is None
 
@@ -110,14 +110,14 @@ def test_older_copies_are_freed_for_newer_ones_and_for_writers(h: Harness) -> No
     most = CAPACITY // SHARE // BLOCK
     for block in range(1, 2 * most):
         fetch = fetch_of(h.ask("two", [block]))
-        h.kept.came(fetch.number, {0}, float(block))
+        h.kept.end_fetch(fetch.number, {0}, float(block))
         assert h.kept.nbytes <= CAPACITY // SHARE
     (answer,) = h.ask("two", [1, 2 * most - 1], nbytes=0)
     old, new = places(answer)
     assert old == -1 < new
-    assert h.kept.give_way()
+    assert h.kept.free_copies()
     assert not h.leased
-    assert not h.kept.give_way()
+    assert not h.kept.free_copies()
 
 
 def test_blocks_larger_than_the_share_of_copies_are_not_fetched(h: Harness) -> None:
@@ -131,7 +131,7 @@ def test_an_extent_of_a_fetch_in_progress_is_freed_at_its_end(h: Harness) -> Non
     fetch = fetch_of(h.ask("two", [1]))
     h.release([fetch.number])
     assert h.leased
-    (answer,) = h.kept.came(fetch.number, {0}, 1.0)
+    (answer,) = h.kept.end_fetch(fetch.number, {0}, 1.0)
     assert places(answer) == [-1]
     assert not h.leased
 
@@ -139,29 +139,29 @@ def test_an_extent_of_a_fetch_in_progress_is_freed_at_its_end(h: Harness) -> Non
 def test_copies_that_are_not_read_are_freed(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1]))
-    assert h.kept.due() is None
-    h.kept.came(fetch.number, {0}, 1.0)
-    assert h.kept.due() == 1.0 + IDLE_SECONDS
-    h.kept.turn(IDLE_SECONDS)
+    assert h.kept.next_deadline() is None
+    h.kept.end_fetch(fetch.number, {0}, 1.0)
+    assert h.kept.next_deadline() == 1.0 + IDLE_SECONDS
+    h.kept.free_idle(IDLE_SECONDS)
     assert h.leased
     h.ask("one", [1], 20.0)
-    h.kept.turn(1.0 + IDLE_SECONDS)
+    h.kept.free_idle(1.0 + IDLE_SECONDS)
     assert h.leased
-    h.kept.turn(20.0 + IDLE_SECONDS)
+    h.kept.free_idle(20.0 + IDLE_SECONDS)
     assert not h.leased
 
 
 def test_a_reader_that_is_gone_gets_no_reply(h: Harness) -> None:
     h.ask("one", [1])
     fetch = fetch_of(h.ask("two", [1], peer=2))
-    h.kept.left(2)
-    assert h.kept.came(fetch.number, {0}, 1.0) == []
+    h.kept.drop_requests(2)
+    assert h.kept.end_fetch(fetch.number, {0}, 1.0) == []
 
 
 def test_columns_of_different_lengths_are_refused(h: Harness) -> None:
     for units, offsets in ((bytes(8), bytes(16)), (bytes(7), bytes(7))):
         with pytest.raises(ProtocolError):
-            h.kept.asked("one", 1, 1, CacheBlocks(units, offsets, offsets, offsets, {}), 0.0)
+            h.kept.handle_request("one", 1, 1, CacheBlocks(units, offsets, offsets, offsets, {}), 0.0)
 
 
 @given(st.data())
@@ -202,10 +202,10 @@ def test_a_copy_contains_its_block_while_its_generation_is_valid(
             good = data.draw(st.sets(st.integers(0, len(fetch.wanted) - 1)))
             for at in good:
                 fetch.into[at][:] = bytes([fetch.wanted[at][2]]) * len(fetch.into[at])
-            take(h.kept.came(fetch.number, good, float(now)))
+            take(h.kept.end_fetch(fetch.number, good, float(now)))
         elif what == "way":
-            h.kept.give_way()
+            h.kept.free_copies()
         elif what == "idle":
-            h.kept.turn(now + IDLE_SECONDS * data.draw(st.integers(0, 1)))
+            h.kept.free_idle(now + IDLE_SECONDS * data.draw(st.integers(0, 1)))
         check()
     h.arena.close()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.wire.blocks import gather as gathering
-from transfer_queue.wire.blocks.contiguous_rows import runs
+from transfer_queue.wire.blocks.contiguous_rows import row_runs
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.row_addressing import located
+from transfer_queue.wire.blocks.row_addressing import locate_rows
 
 
 def written(rows=6):
@@ -38,11 +38,11 @@ def test_they_are_what_the_general_way_finds(block, first, count, names):
     arenas = written()
     wanted = [(block, slot) for slot in range(first, min(first + count, 6))]
     reply = arenas.reply(wanted, sorted(names))
-    found = runs(reply, arenas.memory)
+    found = row_runs(reply, arenas.memory)
     assert (found is None) == ("mixed" in names)
-    for rows in located(reply, arenas.memory):
+    for rows in locate_rows(reply, arenas.memory):
         if found is not None:
-            mine = found[rows.type.name].rows()
+            mine = found[rows.type.name].field_rows()
             for part in ("units", "starts", "lengths", "shapes"):
                 assert np.array_equal(getattr(mine, part), getattr(rows, part)), part
 
@@ -53,7 +53,7 @@ def test_whatever_rows_are_asked_for_the_values_are_the_same(pairs):
     reply = arenas.reply(pairs, KINDS)
     fast = gather(reply, arenas.memory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "runs", lambda reply, memory: None)
+        patch.setattr(gathering, "row_runs", lambda reply, memory: None)
         slow = gather(reply, arenas.memory)
     for name in KINDS:
         assert type(fast.get(name)) is type(slow.get(name))
@@ -69,7 +69,7 @@ def test_fields_of_several_puts_are_runs_too():
     arenas.write(encode_columns({"x": torch.arange(4)}, 4))
     arenas.write(encode_columns({"y": torch.arange(4) * 2}, 4))
     reply = arenas.reply(fields={"x": [(0, 1), (0, 2)], "y": [(1, 2), (1, 3)]})
-    assert {name: run.count for name, run in runs(reply, arenas.memory).items()} == {"x": 2, "y": 2}
+    assert {name: run.count for name, run in row_runs(reply, arenas.memory).items()} == {"x": 2, "y": 2}
     table = gather(reply, arenas.memory)
     assert (table["x"].tolist(), table["y"].tolist()) == ([1, 2], [4, 6])
 
@@ -77,7 +77,7 @@ def test_fields_of_several_puts_are_runs_too():
 @pytest.mark.parametrize("pairs", [[(0, 1), (0, 0)], [(0, 0), (0, 0)], [(0, 0), (0, 2)], [(0, 5), (1, 0)]], ids=str)
 def test_rows_in_another_order_are_none(pairs):
     arenas = written()
-    assert runs(arenas.reply(pairs, ["dense"]), arenas.memory) is None
+    assert row_runs(arenas.reply(pairs, ["dense"]), arenas.memory) is None
 
 
 I4 = np.dtype("<i4")

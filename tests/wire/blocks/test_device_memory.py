@@ -15,12 +15,12 @@ from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_r
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode
-from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock, allocated, flat_on_device
+from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock, allocate_on_device, flat_on_device
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.remote_ranges import elsewhere
-from transfer_queue.wire.buffers.jagged import cut_of
-from transfer_queue.wire.buffers.tensors import settle
+from transfer_queue.wire.blocks.remote_ranges import find_remote
+from transfer_queue.wire.buffers.jagged import offsets_of_lengths
+from transfer_queue.wire.buffers.tensors import synchronize
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 
 def on_device(block):
     """The block, put together on a device, as bytes."""
-    memory = allocated(CPU, block.nbytes + 64)
+    memory = allocate_on_device(CPU, block.nbytes + 64)
     memory[:] = 0xA5
     block.write_on(memory)
     assert (memory[block.nbytes :] == 0xA5).all()
@@ -39,15 +39,15 @@ def on_device(block):
 def landed(arenas, reply, layout="jagged"):
     """The rows of a lookup, gathered on a device on which only their pieces are."""
     units = range(len(arenas.memories))
-    found = elsewhere(reply, units)
+    found = find_remote(reply, units)
     columns = {}
     for each in found.pieces(arenas.memory):
         # a landing is of one unit
         packed = DeviceBlock(each)
-        memory = allocated(CPU, packed.nbytes)
+        memory = allocate_on_device(CPU, packed.nbytes)
         memory[:] = 0xA5
         for start, length, at in zip(
-            each.starts.tolist(), each.lengths.tolist(), packed.places(each.at).tolist(), strict=True
+            each.starts.tolist(), each.lengths.tolist(), packed.packed_places(each.at).tolist(), strict=True
         ):
             memory[at : at + length] = torch.from_numpy(arenas.memory(each.unit)[start : start + length])
         table = gather(found.reply, DeviceArena(memory, found.nbytes, packed), layout)
@@ -66,8 +66,8 @@ def test_a_block_is_the_same_on_a_device(name):
     objects, numbers = [f"{row}" * 5000 for row in range(rows)], np.arange(rows)[::-1]
     fields = {"o": objects, "x": column, "n": numbers, "empty": torch.ones(rows, 0), "last": objects}
     block = encode_columns(fields, rows)
-    assert block.device("cpu") == CPU
-    assert block.device("cuda") is None
+    assert block.device_of_kind("cpu") == CPU
+    assert block.device_of_kind("cuda") is None
     arenas = Arenas()
     arenas.write(block)
     arenas.memories[0][: block.nbytes] = on_device(block)
@@ -85,8 +85,8 @@ def gather_on_host(fields, rows):
 
 def test_a_block_without_tensors_needs_no_device():
     block = encode_columns({"o": ["a", "b"], "n": np.arange(2)}, 2)
-    assert block.device("cpu") is None
-    assert encode_row({"x": torch.ones(2)}).device("cpu") == CPU
+    assert block.device_of_kind("cpu") is None
+    assert encode_row({"x": torch.ones(2)}).device_of_kind("cpu") == CPU
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
@@ -134,10 +134,10 @@ def test_only_what_is_wanted_takes_memory():
     arenas = Arenas(size=8 << 20)
     fields = {"small": torch.arange(64), "large": torch.arange(64 * 16384).reshape(64, 16384)}
     arenas.write(encode_columns(fields, 64))
-    (pieces,) = elsewhere(arenas.reply(fields=["small"]), (0,)).pieces(arenas.memory)
+    (pieces,) = find_remote(arenas.reply(fields=["small"]), (0,)).pieces(arenas.memory)
     assert DeviceBlock(pieces).nbytes == 512
     reply = arenas.reply([(0, 60), (0, 3)], ["large"])
-    (pieces,) = elsewhere(reply, (0,)).pieces(arenas.memory)
+    (pieces,) = find_remote(reply, (0,)).pieces(arenas.memory)
     assert DeviceBlock(pieces).nbytes == 2 * 16384 * 8
     assert same_rows(landed(arenas, reply, "dense")["large"], [fields["large"][60], fields["large"][3]])
 
@@ -145,16 +145,16 @@ def test_only_what_is_wanted_takes_memory():
 def test_jagged_tensors_have_their_offsets_on_their_device():
     """A device that has shapes and no values is enough to see it."""
     lengths = np.array([3, 1, 4], np.int64).tobytes()
-    made = cut_of(lengths).on(torch.device("meta")).over(torch.empty(8, 2, device="meta"), 1)
+    made = offsets_of_lengths(lengths).to_device(torch.device("meta")).make_jagged(torch.empty(8, 2, device="meta"), 1)
     assert made.is_nested
     assert made.shape[0] == 3
     assert made.offsets().device.type == made.values().device.type == "meta"
-    assert cut_of(lengths).over(torch.zeros(8, 2), 1).offsets().tolist() == [0, 3, 4, 8]
+    assert offsets_of_lengths(lengths).make_jagged(torch.zeros(8, 2), 1).offsets().tolist() == [0, 3, 4, 8]
 
 
 def test_memory_that_cannot_be_had():
-    assert allocated(CPU, 1 << 60) is None
-    settle(CPU)
+    assert allocate_on_device(CPU, 1 << 60) is None
+    synchronize(CPU)
     assert flat_on_device(torch.arange(6).reshape(2, 3).t()).numel() == 48
 
 

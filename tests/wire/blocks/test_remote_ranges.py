@@ -13,7 +13,7 @@ from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.remote_ranges import HERE, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
 
 ARENA = 1 << 16
 
@@ -61,7 +61,7 @@ def lookups(draw: st.DrawFn) -> tuple[dict[int, np.ndarray], LookupReply]:
 def test_rows_are_those_of_the_arenas(made: tuple[dict[int, np.ndarray], LookupReply], away: set[int]) -> None:
     arenas, reply = made
     wanted = gather(reply, arenas.__getitem__, "dense")
-    found = elsewhere(reply, away)
+    found = find_remote(reply, away)
     named = set(np.frombuffer(reply.blocks.unit, "<i4").tolist())
     if found is None:
         assert not named & away
@@ -78,7 +78,7 @@ def test_rows_are_those_of_the_arenas(made: tuple[dict[int, np.ndarray], LookupR
             taken[at : at + length] = True
     got = gather(found.reply, lambda unit: buffer if unit == HERE else arenas[unit], "dense")
     assert all(torch.equal(got[name], wanted[name]) for name in list(wanted.keys()))
-    assert int(found.wanted(pieces).sum()) == int(taken.sum()) == sum(each.nbytes for each in pieces)
+    assert int(found.needed_bytes(pieces).sum()) == int(taken.sum()) == sum(each.nbytes for each in pieces)
 
 
 def test_a_whole_block_comes_as_one_piece_and_is_not_copied_again() -> None:
@@ -92,7 +92,7 @@ def test_a_whole_block_comes_as_one_piece_and_is_not_copied_again() -> None:
     types = [FieldType(spec.name, spec.kind, spec.dtype, 1, None, 0, False) for spec in encoded.schema]
     rows = np.arange(12, dtype="<i4").tobytes()
     reply = LookupReply(12, types, blocks, [Placement(["a", "b"], bytes(48), rows)])
-    found = elsewhere(reply, {7})
+    found = find_remote(reply, {7})
     assert found is not None
     (piece,) = found.pieces(lambda unit: arena)
     assert len(piece.starts) == 1
@@ -107,4 +107,4 @@ def test_a_whole_block_comes_as_one_piece_and_is_not_copied_again() -> None:
 def test_columns_of_different_lengths_are_refused() -> None:
     blocks = Blocks(bytes(8), bytes(8), bytes(16), bytes(16), bytes(8), bytes(8), bytes(8), [[]], [b""])
     with pytest.raises(ProtocolError, match="differ in length"):
-        elsewhere(LookupReply(0, [], blocks, []), {0})
+        find_remote(LookupReply(0, [], blocks, []), {0})

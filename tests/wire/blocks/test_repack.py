@@ -14,7 +14,7 @@ from transfer_queue.messages.descriptors import FieldType, NewBlock, Placement
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.repack import repacked
+from transfer_queue.wire.blocks.repack import repack_block
 from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
 
 
@@ -34,7 +34,7 @@ def smaller(block: EncodedBlock, slots: list[int], fields: list[str]) -> tuple[N
     """The block of these rows, and its bytes."""
     memory = np.zeros(max(block.nbytes, 1), np.uint8)
     block.write_into(memory)
-    made = repacked(block.schema, block.dims, block.rows, np.array(slots, "i8"), fields)
+    made = repack_block(block.schema, block.dims, block.rows, np.array(slots, "i8"), fields)
     out = np.zeros(made.nbytes + 64, np.uint8)
     for place, starts, lengths in zip(made.places, made.starts, made.lengths, strict=True):
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.wire.buffers import copies
-from transfer_queue.wire.buffers.copies import allocate, copy_all, copy_bytes, gather_pieces, in_turns
+from transfer_queue.wire.buffers.copies import allocate, copy_all, copy_bytes, gather_pieces, run_in_parts
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.uint8)
 
@@ -173,7 +173,7 @@ def test_a_failure_in_either_thread_is_raised(cores, ours):
             raise KeyError(start)
 
     with pytest.raises(KeyError):
-        in_turns(10, copies.PARALLEL, together(work))
+        run_in_parts(10, copies.PARALLEL, together(work))
 
 
 @pytest.mark.parametrize("nbytes", [copies.PARALLEL, 40 * copies.PARALLEL])
@@ -184,7 +184,7 @@ def test_two_threads_do_all_of_it_once(cores, nbytes):
         seen.extend(range(start, stop))
         threads.add(threading.get_ident())
 
-    in_turns(nbytes, nbytes, together(lambda start, stop: work(start >> 10, stop >> 10)))
+    run_in_parts(nbytes, nbytes, together(lambda start, stop: work(start >> 10, stop >> 10)))
     assert sorted(seen) == list(range(nbytes >> 10))
     assert len(threads) == 2
 
@@ -211,10 +211,10 @@ def test_nothing_is_written_after_an_interruption(cores):
         done.append(start)
 
     with pytest.raises(KeyboardInterrupt):
-        in_turns(10, copies.PARALLEL, together(work))
+        run_in_parts(10, copies.PARALLEL, together(work))
     before = list(done)
     assert len(before) <= 10
-    in_turns(10, copies.PARALLEL, lambda start, stop: None)  # others come and go meanwhile
+    run_in_parts(10, copies.PARALLEL, lambda start, stop: None)  # others come and go meanwhile
     assert done == before
 
 

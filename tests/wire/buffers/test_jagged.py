@@ -16,7 +16,7 @@ from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Pl
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import jagged
-from transfer_queue.wire.buffers.jagged import KEPT_ROWS, cut_of, is_plain_jagged, rows_of_jagged
+from transfer_queue.wire.buffers.jagged import KEPT_ROWS, is_plain_jagged, offsets_of_lengths, rows_of_jagged
 
 
 def i8(*lengths):
@@ -43,9 +43,9 @@ def test_a_twin_is_what_torch_makes(lengths, others, ragged, dtype):
     shape = [*others[:at], sum(lengths), *others[at:]]
     if torch.Size(others[:at]).numel() != 1:
         shape[:at] = [1] * at
-    cut = cut_of(i8(*lengths))
+    cut = offsets_of_lengths(i8(*lengths))
     values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-    first, twin = cut.over(values.clone(), at + 1), cut.over(values.clone(), at + 1)
+    first, twin = cut.make_jagged(values.clone(), at + 1), cut.make_jagged(values.clone(), at + 1)
     theirs = torch.nested.nested_tensor_from_jagged(
         values, twin.offsets(), jagged_dim=at + 1, min_seqlen=min(lengths), max_seqlen=max(lengths)
     )
@@ -85,7 +85,7 @@ def test_kept_cuts_and_shapes_give_the_requested_tensors(wanted):
     for number, (sizes, at, others, dtype, owner_writes) in enumerate(wanted):
         shape = [*others[:at], sum(sizes), *others[at:]]
         values = pattern(dtype, shape, number)
-        made = cut_of(i8(*sizes)).over(values.clone(), at + 1)
+        made = offsets_of_lengths(i8(*sizes)).make_jagged(values.clone(), at + 1)
         rows = list(values.split(sizes, dim=at))
         assert made.shape[0] == len(sizes)
         assert made.dtype == dtype
@@ -100,46 +100,51 @@ def test_kept_cuts_and_shapes_give_the_requested_tensors(wanted):
 
 
 def test_what_is_set_on_one_is_not_on_the_next():
-    cut = cut_of(i8(1, 2))
-    first = cut.over(torch.zeros(3), 1)
+    cut = offsets_of_lengths(i8(1, 2))
+    first = cut.make_jagged(torch.zeros(3), 1)
     first.mark = "mine"
     first._metadata_cache["other"] = torch.zeros(1)
-    twin = cut.over(torch.zeros(3), 1)
+    twin = cut.make_jagged(torch.zeros(3), 1)
     assert not hasattr(twin, "mark")
     assert set(twin._metadata_cache) == {"min_seqlen", "max_seqlen"}
 
 
 def test_batches_of_the_same_lengths_share_a_cut_and_can_be_added():
-    a, b = cut_of(i8(1, 2)).over(torch.ones(3), 1), cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    a, b = (
+        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1),
+        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1),
+    )
     assert a.offsets() is b.offsets()
     assert (a + b).values().tolist() == [2, 2, 2]
 
 
 def test_offsets_that_somebody_wrote_into_are_not_used_again():
-    taken = cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    taken = offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1)
     taken.offsets()[1] = 2
-    assert cut_of(i8(1, 2)).over(torch.ones(3), 1).offsets().tolist() == [0, 1, 3]
+    assert offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1).offsets().tolist() == [0, 1, 3]
 
 
 def test_offsets_that_are_shared_with_another_process_are_not_used_again():
-    taken = cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    taken = offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1)
     taken.offsets().share_memory_()
-    after = cut_of(i8(1, 2)).over(torch.ones(3), 1)
+    after = offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1)
     assert after.offsets() is not taken.offsets()
     assert not after.offsets().is_shared()
 
 
 def test_what_came_under_inference_mode_can_be_trained_with_later():
     with torch.inference_mode():
-        cut_of(i8(1, 2)).over(torch.ones(3, 2), 1)
+        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3, 2), 1)
     weight = torch.ones(2, 2, requires_grad=True)
-    torch.nn.functional.linear(cut_of(i8(1, 2)).over(torch.ones(3, 2), 1), weight).values().sum().backward()
+    torch.nn.functional.linear(
+        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3, 2), 1), weight
+    ).values().sum().backward()
     assert weight.grad.tolist() == [[3, 3], [3, 3]]
 
 
 def test_many_rows_are_cut_anew_each_time():
     lengths = i8(*[1] * (KEPT_ROWS + 1))
-    assert cut_of(lengths) is not cut_of(lengths)
+    assert offsets_of_lengths(lengths) is not offsets_of_lengths(lengths)
     assert jagged._kept.cache_info().currsize == 0
 
 
@@ -148,21 +153,21 @@ def test_torches_that_have_it_elsewhere(monkeypatch, ways):
     known = jagged._ways()
     monkeypatch.setattr(jagged, "_ways", lambda: None if ways is None else known._replace(twins=False))
     for _ in range(2):
-        made = cut_of(i8(1, 2)).over(torch.arange(3), 1)
+        made = offsets_of_lengths(i8(1, 2)).make_jagged(torch.arange(3), 1)
         assert [row.tolist() for row in made.unbind()] == [[0], [1, 2]]
         assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (1, 2)
 
 
 def test_a_cut_knows_few_shapes():
-    cut = cut_of(i8(1, 2))
+    cut = offsets_of_lengths(i8(1, 2))
     for width in range(2 * jagged.KEPT_PATTERNS + 1):
-        assert cut.over(torch.ones(3, width), 1).shape[2] == width
+        assert cut.make_jagged(torch.ones(3, width), 1).shape[2] == width
         assert len(cut._patterns) <= jagged.KEPT_PATTERNS
 
 
 def test_rows_of_fields_that_are_equally_ragged_stay_so():
-    cut = cut_of(i8(3, 1, 2))
-    a, b = cut.over(torch.arange(6), 1), cut.over(torch.arange(12).view(6, 2), 1)
+    cut = offsets_of_lengths(i8(3, 1, 2))
+    a, b = cut.make_jagged(torch.arange(6), 1), cut.make_jagged(torch.arange(12).view(6, 2), 1)
     rows, others = rows_of_jagged(a, 1, 3), rows_of_jagged(b, 1, 3)
     assert rows.offsets() is others.offsets()
     assert rows.offsets().tolist() == [0, 1, 3]
@@ -182,7 +187,7 @@ def test_rows_of_what_is_in_a_graph():
 
 
 def test_no_rows():
-    assert rows_of_jagged(cut_of(i8(3, 1)).over(torch.ones(4), 1), 1, 1).shape[0] == 0
+    assert rows_of_jagged(offsets_of_lengths(i8(3, 1)).make_jagged(torch.ones(4), 1), 1, 1).shape[0] == 0
 
 
 def _i4(*numbers):

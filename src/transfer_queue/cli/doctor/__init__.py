@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     # a signal that ends this process also removes what the self-test has made
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        found = _told(options)
+        found = _run_checks(options)
     finally:
         signal.signal(signal.SIGTERM, before)
     levels = [finding.level for _, finding in found]
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _told(options: argparse.Namespace) -> list[tuple[str, Finding]]:
+def _run_checks(options: argparse.Namespace) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     todo = checks() if options.no_test else [*checks(), ("self-test", lambda: _selftest(options.size))]
     for topic, check in todo:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transfer_queue.cli.doctor import shared_memory
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
-from transfer_queue.cli.status_table import shown
+from transfer_queue.cli.status_table import printable_name
 from transfer_queue.config import environment
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
@@ -57,10 +57,10 @@ def check_folder() -> Iterator[Finding]:
             yield Finding("folder", OK, words, values={"folder": str(folder), "private": False})
         else:
             yield Finding("folder", OK, f"{folder}, private", values={"folder": str(folder), "private": True})
-        yield _paths(folder)
+        yield _check_paths(folder)
 
 
-def _paths(folder: Path) -> Finding:
+def _check_paths(folder: Path) -> Finding:
     room = MAX_PATH - len(os.fsencode(SystemFolder(folder / "x").controller)) + 1
     values = {"longest_name": max(0, room)}
     if room < len(DEFAULT_NAME):
@@ -88,7 +88,7 @@ def check_systems() -> Iterator[Finding]:
 
 
 def _system(system: SystemFolder) -> Iterator[Finding]:
-    name = shown(system.name)
+    name = printable_name(system.name)
     try:
         system.check_private()
         description = system.read_description()

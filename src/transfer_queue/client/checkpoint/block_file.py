@@ -72,7 +72,7 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
             return False
         if not len(number):
             return not len(first)
-        ends = position + aligned(nbytes)
+        ends = position + space_of_blocks(nbytes)
         in_order = bool((nbytes >= 0).all() and (nbytes <= end).all() and (ends[:-1] <= position[1:]).all())
         segments = len(first) > 0 and first[0] == 0 and bool((np.diff(first) > 0).all()) and first[-1] < len(number)
         return in_order and segments and position[0] >= ALIGNMENT and int(ends[-1]) <= self.end
@@ -88,7 +88,7 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
             yield slice(first, last), start, end - start, checksum
 
 
-def aligned(nbytes: Numbers) -> Numbers:
+def space_of_blocks(nbytes: Numbers) -> Numbers:
     """Return the space that blocks of these lengths need, in an arena and in a file."""
     taken: Numbers = np.maximum(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
     return taken
@@ -98,7 +98,7 @@ class BlockSource(Protocol):
     """The blocks of one unit, in an arena of this node or elsewhere."""
 
     def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
-        """Yield the space of these blocks (`aligned`), one after the other, in parts that fit in memory."""
+        """Yield the space of these blocks (`space_of_blocks`), one after the other, in parts that fit in memory."""
 
 
 class Mapped(BlockSource):
@@ -109,15 +109,15 @@ class Mapped(BlockSource):
 
     def pieces(self, offset: Numbers, nbytes: Numbers) -> Iterator[list[memoryview]]:
         """See `BlockSource.pieces`. The pieces are views of the arena."""
-        starts, lengths = runs(offset, nbytes)
+        starts, lengths = join_neighbors(offset, nbytes)
         for at in range(0, len(starts), _PIECES):
             some = slice(at, at + _PIECES)
             yield [self._memory[start : start + length] for start, length in zip(starts[some], lengths[some])]
 
 
-def runs(offset: Numbers, nbytes: Numbers) -> tuple[list[int], list[int]]:
+def join_neighbors(offset: Numbers, nbytes: Numbers) -> tuple[list[int], list[int]]:
     """Join blocks that are neighbours into pieces, and return the starts and lengths of the pieces."""
-    taken = aligned(nbytes)
+    taken = space_of_blocks(nbytes)
     first = np.flatnonzero(np.concatenate([[-1], offset[:-1] + taken[:-1]]) != offset)
     return offset[first].tolist(), np.add.reduceat(taken, first).tolist()
 
@@ -133,7 +133,7 @@ def write_blocks(
     """
     order = np.lexsort((offset, unit))
     number, unit, offset, nbytes = number[order], unit[order], offset[order], nbytes[order]
-    taken = aligned(nbytes)
+    taken = space_of_blocks(nbytes)
     end = ALIGNMENT + np.cumsum(taken)
     position = end - taken
     segment = (position - ALIGNMENT) // SEGMENT

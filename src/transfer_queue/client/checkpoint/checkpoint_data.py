@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, aligned, write_blocks
+from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, space_of_blocks, write_blocks
 from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, BlockFileEntry, write_manifest
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.core.columns.schema import MOST
@@ -69,7 +69,7 @@ def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: C
     numbers = cut.blocks["number"]
     left = np.ones(len(numbers), bool)
     entries: list[BlockFileEntry] = []
-    for path, shared in reusable(previous, cut) if previous is not None else ():
+    for path, shared in reusable_files(previous, cut) if previous is not None else ():
         with contextlib.suppress(OSError):  # a file system without links: its blocks are written again
             os.link(path, draft / path.name, follow_symlinks=False)
             left[np.searchsorted(numbers, shared)] = False
@@ -83,7 +83,7 @@ def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: C
     write_manifest(draft, entries)
 
 
-def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
+def shared_below(origin: str, own: str, origins: Mapping[str, int]) -> int:
     """Return the number below which blocks of another origin are the same blocks as those of the state.
 
     Args:
@@ -94,7 +94,7 @@ def numbers_shared(origin: str, own: str, origins: Mapping[str, int]) -> int:
     return MOST if origin == own else origins.get(origin, 0)
 
 
-def reusable(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray]]:
+def reusable_files(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray]]:
     """Return the files of an older checkpoint that this one can share, and the needed blocks in each of them.
 
     At least half of the bytes of such a file are needed, and none of the needed numbers is another block in it.
@@ -107,9 +107,9 @@ def reusable(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.ndarray
         except (TransferQueueError, OSError):
             continue  # damaged, or a file of another program, so it cannot be shared
         held = index.column("number")
-        taken = aligned(index.column("nbytes"))
+        taken = space_of_blocks(index.column("nbytes"))
         needed = np.isin(held, cut.blocks["number"])
-        if (held[needed] >= numbers_shared(index.origin, cut.origin, cut.origins)).any():
+        if (held[needed] >= shared_below(index.origin, cut.origin, cut.origins)).any():
             continue  # a load finds blocks by their numbers, and would use another block as one of this save
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
             found.append((int(taken.sum()), path, held[needed]))
@@ -125,7 +125,7 @@ class Loaded:
     """Blocks that a load has written and not published yet."""
 
     placed: list[Columns]
-    """See `core.state.serialization.relocate`."""
+    """See `core.state.serialization.set_locations`."""
     reserved: list[Reserved] = field(default_factory=list)
     """The space that contains them."""
     pickled: PickledValues | None = None
@@ -146,7 +146,7 @@ class BlockLoadSource:
     """The length of each block in bytes."""
 
 
-def sources(
+def block_sources(
     files: list[BlockFile], numbers: np.ndarray | None, shared: Callable[[str], int] = lambda origin: MOST
 ) -> BlockLoadSource:
     """Return the places of blocks in files. A block that is in two files is read from the first one.
@@ -180,12 +180,12 @@ def sources(
     return BlockLoadSource(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
 
 
-def pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Divide the blocks into pieces of space: return (piece of each block, its offset there, bytes of each piece).
 
     In an external store, an extent is one object, which is freed as a whole, so each large block has its own piece.
     """
-    taken = aligned(source.nbytes)
+    taken = space_of_blocks(source.nbytes)
     end = np.cumsum(taken)
     piece = (end - taken) // (GRANULE if external else PIECE)
     if external:
@@ -200,7 +200,7 @@ def pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray,
     return piece, within, (sizes if external else np.maximum(sizes, LEAST_PIECE)).tolist()
 
 
-def copy_in(
+def copy_blocks(
     source: BlockLoadSource,
     piece: np.ndarray,
     within: np.ndarray,
@@ -213,7 +213,7 @@ def copy_in(
     """
     if not len(source.number):
         return
-    taken = aligned(source.nbytes)
+    taken = space_of_blocks(source.nbytes)
     apart = np.diff(source.file, prepend=-1) != 0
     apart[1:] |= source.position[1:] != source.position[:-1] + taken[:-1]
     apart |= np.diff(piece, prepend=-1) != 0
@@ -245,7 +245,9 @@ def copy_in(
                     space[put : put + size] = buffer[read : read + size]
 
 
-def placed(source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]) -> list[Columns]:
+def block_locations(
+    source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]
+) -> list[Columns]:
     """Return the locations of the loaded blocks, ascending by number, and those of their copies."""
     order = np.argsort(source.number)
     found = []
@@ -257,7 +259,7 @@ def placed(source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reser
     return found or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
 
 
-def stale(blocks: Columns, is_stale: Callable[[int, np.ndarray, np.ndarray], bool]) -> bool:
+def has_stale_blocks(blocks: Columns, is_stale: Callable[[int, np.ndarray, np.ndarray], bool]) -> bool:
     """Whether any block is not at its location any more. `is_stale` checks blocks of one unit."""
     units = blocks["unit"]
     return any(

@@ -55,27 +55,27 @@ class BlockFileEntry(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replace_folder(target: Path) -> Iterator[Path]:
     """Provide a new folder that replaces `target` in one step at the end of the block. Creates missing parents.
 
     If the block fails, the folder is removed and nothing has changed. Other saves to `target` meanwhile are refused.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.draft")
-    locked = _own(draft, target)
+    locked = _lock_draft(draft, target)
     try:
         put_back(target)
         try:
             yield draft
             sync(draft)
-            swap(draft, target)
+            exchange(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     finally:
         os.close(locked)
 
 
-def _own(draft: Path, target: Path) -> int:
+def _lock_draft(draft: Path, target: Path) -> int:
     """Create the draft, lock it, and return the descriptor with the lock. Removes the draft of a killed save."""
     while True:
         with contextlib.suppress(FileExistsError):
@@ -133,7 +133,7 @@ def check_target(target: Path) -> None:
         )
 
 
-def swap(draft: Path, target: Path) -> None:
+def exchange(draft: Path, target: Path) -> None:
     """Move the draft to the place of the target. The previous target then has the draft's name, or is removed."""
     if not target.exists():
         draft.rename(target)
@@ -191,7 +191,7 @@ def write_manifest(storage: Path, entries: list[BlockFileEntry]) -> None:
     write_json(storage / MANIFEST, msgspec.to_builtins(entries))
 
 
-def broken(target: Path) -> CheckpointError:
+def incomplete_save_error(target: Path) -> CheckpointError:
     """Return the error of a save whose samples were not available until its end."""
     return CheckpointError(
         f"the checkpoint {target} was not saved: the controller or a storage unit was restarted meanwhile, so the "
@@ -234,7 +234,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def reading(what: Path) -> Iterator[None]:
+def read_guard(what: Path) -> Iterator[None]:
     """Raise CheckpointError if a file or folder cannot be read, because of its permissions or an error of the disk."""
     try:
         yield
@@ -249,7 +249,7 @@ def reading(what: Path) -> Iterator[None]:
         ) from error
 
 
-def check(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Check that a folder is a complete checkpoint.
 
     Raises:
@@ -257,7 +257,7 @@ def check(folder: Path) -> None:
         CheckpointError: The manifest does not match the files ("count mismatch"), metadata.json is not valid, or a file
             cannot be read.
     """
-    with reading(folder):
+    with read_guard(folder):
         _check(folder)
 
 
@@ -276,12 +276,12 @@ def _check(folder: Path) -> None:
         raise CheckpointError(f"{folder / METADATA} is not valid JSON: {error}; load another checkpoint") from None
     if not isinstance(content, dict) or "storage_saved" not in content:
         raise CheckpointError(f"{folder / METADATA} is not the metadata of a checkpoint: {str(content)[:80]}")
-    manifest(folder / STORAGE)
+    read_manifest(folder / STORAGE)
 
 
-def manifest(storage: Path) -> list[BlockFileEntry]:
-    """Return the files of blocks of a checkpoint; see `check`."""
-    with reading(storage):
+def read_manifest(storage: Path) -> list[BlockFileEntry]:
+    """Return the files of blocks of a checkpoint; see `check_folder`."""
+    with read_guard(storage):
         return _manifest(storage)
 
 

@@ -18,7 +18,7 @@ from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.buffers.block_layout import columns
-from transfer_queue.wire.objects.extensions import refused
+from transfer_queue.wire.objects.extensions import encode_refused
 from transfer_queue.wire.objects.object_decoder import decode_object
 from transfer_queue.wire.objects.object_values import OBJECT_CODE
 
@@ -62,7 +62,7 @@ class PickledValues:
                     partition, index = self._rows.get((number, column.spec.name, slot), ("", -1))
                     words = f"field {column.spec.name!r} of row {index} of partition {partition!r}"
                     self.found[partition, f"field {column.spec.name!r}"] += index >= 0
-                    value[:] = np.frombuffer(refused(len(value), words), "u1")
+                    value[:] = np.frombuffer(encode_refused(len(value), words), "u1")
 
     def strip_tags(self, state: State) -> None:
         """Replace the values that need pickle in the tags of all rows."""
@@ -110,7 +110,7 @@ def _without_pickle(value: Any, words: str) -> Any:
     """Return the value of a tag, in which each value that needs pickle is replaced."""
     if isinstance(value, Ext):
         data = bytes(value.data)
-        return Ext(value.code, refused(0, words)) if value.code == OBJECT_CODE and needs_pickle(data) else value
+        return Ext(value.code, encode_refused(0, words)) if value.code == OBJECT_CODE and needs_pickle(data) else value
     if isinstance(value, list):
         kept: Any = [_without_pickle(each, words) for each in value]
         return value if all(a is b for a, b in zip(kept, value)) else kept

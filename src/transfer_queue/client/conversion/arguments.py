@@ -30,7 +30,7 @@ Tags = Sequence[Mapping[str, Any]]
 LONGEST_TIMEOUT = LONGEST_SECONDS
 
 
-def _listed(values: Any, what: str) -> list[Any]:
+def _as_list(values: Any, what: str) -> list[Any]:
     """Return an argument that is a list, or one str, as a list."""
     if isinstance(values, str):
         return [values]
@@ -39,9 +39,9 @@ def _listed(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-def names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
+def validated_names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     """Return field names as a list without repetitions. There must be at least `least`."""
-    out = [SEPARATOR.join(name) if _is_path(name) else name for name in _listed(names, what)]
+    out = [SEPARATOR.join(name) if _is_path(name) else name for name in _as_list(names, what)]
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
     if not all(isinstance(name, str) for name in out):
@@ -54,9 +54,9 @@ def _is_path(name: object) -> bool:
     return isinstance(name, tuple) and len(name) > 1 and all(isinstance(part, str) for part in name)
 
 
-def keys(keys: Sequence[str] | str) -> list[str]:
+def validated_keys(keys: Sequence[str] | str) -> list[str]:
     """Return keys as a list."""
-    out = _listed(keys, "keys")
+    out = _as_list(keys, "keys")
     if not {str}.issuperset(map(type, out)):
         for key in out:
             if not isinstance(key, str):
@@ -65,7 +65,7 @@ def keys(keys: Sequence[str] | str) -> list[str]:
     return out
 
 
-def count(batch_size: int | None) -> int:
+def validated_batch_size(batch_size: int | None) -> int:
     """Return a number of rows."""
     return validated_count(batch_size, "batch_size")  # type: ignore[arg-type]
 
@@ -81,14 +81,14 @@ def validated_count(value: int, what: str) -> int:
     return number
 
 
-def flag(value: bool, what: str) -> bool:
+def validated_bool(value: bool, what: str) -> bool:
     """Return a bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgumentError(f"{what} must be True or False, got {value!r}")
     return bool(value)
 
 
-def whole(value: int | None, wanted: str) -> int | None:
+def validated_int(value: int | None, wanted: str) -> int | None:
     """Return an int of 64 bits, which may be negative, or None. `wanted` is the beginning of the error message."""
     if value is None:
         return None
@@ -101,41 +101,41 @@ def whole(value: int | None, wanted: str) -> int | None:
     return number
 
 
-def version(since: int | None) -> int | None:
+def validated_version(since: int | None) -> int | None:
     """Return the version of a partition that an earlier call has returned, or None."""
-    return whole(since, "since must be the version that an earlier call returned")
+    return validated_int(since, "since must be the version that an earlier call returned")
 
 
-def indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
+def validated_indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
     """Return global indexes, which are a list or one int, as i8 [rows]."""
     one = hasattr(indexes, "__index__") and np.ndim(indexes) == 0
-    listed: list[Any] = [indexes] if one else _listed(indexes, "global_indexes")
+    listed: list[Any] = [indexes] if one else _as_list(indexes, "global_indexes")
     return np.array([validated_count(index, "a global index") for index in listed], "<i8")
 
 
-def parser(data_parser: DataParser | None) -> None:
+def check_data_parser(data_parser: DataParser | None) -> None:
     """Check that a data_parser can be called."""
     if data_parser is not None and not callable(data_parser):
         raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, got {data_parser!r}")
 
 
-def text(value: str, what: str) -> str:
+def validated_text(value: str, what: str) -> str:
     """Return a plain str."""
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{what} must be a str, got {value!r}")
     return str.__str__(value)
 
 
-def text_or_none(value: str | None, what: str) -> str | None:
+def validated_text_or_none(value: str | None, what: str) -> str | None:
     """Return a plain str, or None."""
-    return None if value is None else text(value, what)
+    return None if value is None else validated_text(value, what)
 
 
-def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
+def task_names(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
     """Return the names of the tasks of `free_when`."""
     if free_when is None:
         return []
-    listed = list(free_when.tasks) if isinstance(free_when, ConsumedBy) else _listed(free_when, "free_when")
+    listed = list(free_when.tasks) if isinstance(free_when, ConsumedBy) else _as_list(free_when, "free_when")
     if not listed or not all(isinstance(task, str) for task in listed):
         raise InvalidArgumentError(
             f"free_when must name tasks, as consumed_by['update'] or a list of str, got {free_when!r}"
@@ -143,7 +143,7 @@ def tasks(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def partition_options(options: PartitionOptions) -> PartitionOptions:
+def validated_options(options: PartitionOptions) -> PartitionOptions:
     """Return the options with Python's own numbers, and check that they are numbers. The controller checks ranges."""
     counts = (
         "group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes",
@@ -154,17 +154,19 @@ def partition_options(options: PartitionOptions) -> PartitionOptions:
     numbers = {
         name: validated_count(value, name) for name, value in given.items() if value is not None or name in needed
     }
-    return msgspec.structs.replace(options, **numbers, keep_seconds=seconds(options.keep_seconds, "keep_seconds"))
+    return msgspec.structs.replace(
+        options, **numbers, keep_seconds=validated_seconds(options.keep_seconds, "keep_seconds")
+    )
 
 
 def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
     """Return group ids as str; None for no groups."""
     if groups is None:
         return []
-    return [str(group) for group in ([groups] if isinstance(groups, int) else _listed(groups, "groups"))]
+    return [str(group) for group in ([groups] if isinstance(groups, int) else _as_list(groups, "groups"))]
 
 
-def seconds(timeout: float | None, what: str = "timeout") -> float | None:
+def validated_seconds(timeout: float | None, what: str = "timeout") -> float | None:
     """Return a number of seconds, or None."""
     if timeout is None:
         return None
@@ -175,7 +177,7 @@ def seconds(timeout: float | None, what: str = "timeout") -> float | None:
     )
 
 
-def device(wanted: torch.device | str | None) -> torch.device | None:
+def validated_device(wanted: torch.device | str | None) -> torch.device | None:
     """Return a device of this process, with its number if it has one; None for the host."""
     if wanted is None:
         return None
@@ -191,7 +193,7 @@ def device(wanted: torch.device | str | None) -> torch.device | None:
     return found
 
 
-def partition(name: object) -> None:
+def check_partition_id(name: object) -> None:
     """Check the name of a partition."""
     if not isinstance(name, str):
         raise InvalidArgumentError(f"partition_id must be a str, got {name!r}")
@@ -232,7 +234,7 @@ def one_row(fields: Columns) -> Columns:
     return columns_of_row(fields)
 
 
-def cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
+def select_rows(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the rows of columns at these positions."""
     cut: dict[str, Any] = {}
     for name, column in parser_columns(columns, rows).items():
@@ -247,27 +249,27 @@ def cut(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[st
     return cut
 
 
-def groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
+def validated_groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:
     """Return group ids as str, one for each row, or None."""
     if group_ids is None:
         return None
-    groups = [str(group) for group in _listed(group_ids, "group_ids")]
+    groups = [str(group) for group in _as_list(group_ids, "group_ids")]
     if len(groups) != rows:
         raise InvalidArgumentError(f"group_ids must have one entry for each of the {rows} rows, got {len(groups)}")
     return groups
 
 
-def tags(tags: Sequence[Mapping[str, Any]] | None, rows: int, what: str = "rows") -> list[Any] | None:
+def validated_tags(tags: Sequence[Mapping[str, Any]] | None, rows: int, what: str = "rows") -> list[Any] | None:
     """Return tags, one for each row, or None."""
     if tags is None:
         return None
-    listed = _listed(tags, "tags")
+    listed = _as_list(tags, "tags")
     if len(listed) != rows:
         raise InvalidArgumentError(f"tags must have one dict for each of the {rows} {what}, got {len(listed)}")
     return listed
 
 
-def tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
+def encoded_tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any] | None:
     """Return a tag encoded for requests, or None."""
     if tag is None:
         return None
@@ -285,10 +287,10 @@ def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dic
         raise InvalidArgumentError(f"where must be a dict of tag entries, got {where!r}")
     if where and any(value is DELETE for value in where.values()):
         raise InvalidArgumentError(f"where must contain values of tags, and DELETE is not a value, got {dict(where)!r}")
-    return tag(where or {}, allow_pickle) or {}
+    return encoded_tag(where or {}, allow_pickle) or {}
 
 
-def plain_value(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
+def encoded_sampling_config(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a sampling_config encoded for requests."""
     if sampling_config is not None and not isinstance(sampling_config, Mapping):
         raise InvalidArgumentError(f"sampling_config must be a dict, got {sampling_config!r}")
@@ -300,7 +302,7 @@ def describe(keys: list[str]) -> str:
     return repr(keys) if len(keys) <= 5 else f"{keys[:5]!r} and {len(keys) - 5} more"
 
 
-def batch_meta(value: object) -> None:
+def check_batch_meta(value: object) -> None:
     """Check that a value is the metadata of samples."""
     if not isinstance(value, BatchMeta):
         raise InvalidArgumentError(

@@ -9,7 +9,7 @@ import torch
 
 from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.wire.blocks.gather import stack_of
-from transfer_queue.wire.buffers.jagged import cut_of
+from transfer_queue.wire.buffers.jagged import offsets_of_lengths
 
 
 def column_of_no_rows(field: FieldColumn, layout: str) -> Any:
@@ -22,5 +22,5 @@ def column_of_no_rows(field: FieldColumn, layout: str) -> Any:
     shape = list(field.shape or [0] * field.ndim)
     if field.ndim and layout == "jagged":
         none = np.zeros(0, "i8").tobytes()
-        return cut_of(none).over(torch.empty([0, *shape[1:]], dtype=field.dtype), 1)
+        return offsets_of_lengths(none).make_jagged(torch.empty([0, *shape[1:]], dtype=field.dtype), 1)
     return torch.empty([0, *shape], dtype=field.dtype)

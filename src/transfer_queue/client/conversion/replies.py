@@ -12,7 +12,7 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import NESTED, FieldType
 from transfer_queue.messages.queries import StatusReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promoted
+from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promote_dtypes
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.blocks.row_addressing import decode_guard
 from transfer_queue.wire.objects.object_values import decode_tag_value
@@ -34,7 +34,7 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
 def _column_of_no_rows(field: FieldType) -> FieldColumn:
     if field.kind != "tensor":
         return _without_dtype(field.name, field.kind)
-    dtype = promoted([getattr(torch, name) for name in field.dtypes or [field.dtype]])
+    dtype = promote_dtypes([getattr(torch, name) for name in field.dtypes or [field.dtype]])
     ndim = None if field.mixed_rank else field.ndim
     shape = None if field.shape is None else tuple(field.shape)
     return FieldColumn(field.name, dtype, ndim, shape, is_nested=field.differs != 0)
@@ -48,7 +48,7 @@ def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes],
         all_of_it = [getattr(torch, name) for name in field.dtypes]
         by_row = codes.get(field.name)
         dtypes = [all_of_it[code] for code in by_row] if by_row is not None and len(by_row) == rows else None
-        dtype = promoted(all_of_it)
+        dtype = promote_dtypes(all_of_it)
     if field.shape is not None:
         return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)
     listed = shapes.get(field.name)
@@ -83,7 +83,7 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
         if spec.kind != "tensor":
             columns.append(_without_dtype(spec.name, spec.kind))
         elif spec.ragged:
-            columns.append(FieldColumn.of_shapes(spec.name, getattr(torch, spec.dtype), part.reshape(-1, spec.ndim)))
+            columns.append(FieldColumn.from_shapes(spec.name, getattr(torch, spec.dtype), part.reshape(-1, spec.ndim)))
         else:
             columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(part.tolist())))
     return columns

@@ -1,6 +1,6 @@
 """The state that all operations of one client share: its session, its space, the units' memory, the settings.
 
-A forked child never uses the state of its parent: `ClientContext.forked` closes the inherited descriptors, and the
+A forked child never uses the state of its parent: `ClientContext.after_fork` closes the inherited descriptors, and the
 child's client makes a new state, with its own id, extents and locks.
 """
 
@@ -27,7 +27,7 @@ from transfer_queue.client.data.extent_allocator import SlotLockProtocol as Held
 from transfer_queue.client.data.known_fields import FieldKinds
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
-from transfer_queue.client.data.remote_io import fetch_remote, received
+from transfer_queue.client.data.remote_io import fetch_remote, receive_pieces
 from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections, StoredBlocks
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
@@ -104,10 +104,10 @@ class SystemAddress(Protocol):
     def log_of(self, target: Target) -> str:
         """Return the path of the log of a server."""
 
-    def presence(self, client_id: str) -> ClientLiveness | None:
+    def start_liveness(self, client_id: str) -> ClientLiveness | None:
         """Report that a client of this process lives, until it ends; None if this cannot be reported."""
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the system runs, so that a killed server is restarted."""
 
 
@@ -127,7 +127,7 @@ class ClientContext:
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
         self.session = Session(
-            self.client_id, system.key, self._resolve, log_of=system.log_of, alive=self._returns, tls=system.tls
+            self.client_id, system.key, self._resolve, log_of=system.log_of, alive=self._will_return, tls=system.tls
         )
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
@@ -174,9 +174,9 @@ class ClientContext:
             )
         return host_and_port(unit.remote)
 
-    def _returns(self, target: Target) -> bool | None:
+    def _will_return(self, target: Target) -> bool | None:
         """Whether a server that cannot be reached will return; None for one on another node, where this is unknown."""
-        return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.alive()
+        return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.is_alive()
 
     @property
     def settings(self) -> Settings:
@@ -220,16 +220,16 @@ class ClientContext:
         config = msgspec.json.decode(reply.config)
         with self._lock:
             if self._space is None:
-                self._presence = self.system.presence(self.client_id)
+                self._presence = self.system.start_liveness(self.client_id)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
                 self._take(reply.units)
-                numbers = self._of_tier(MEMORY)
+                numbers = self._units_of_tier(MEMORY)
                 first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
                 self._space = ExtentAllocator(
                     self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas,
-                    self._of_tier(DISK), self._nodes(), self.system.node,
+                    self._units_of_tier(DISK), self._nodes(), self.system.node,
                     self._settings.storage_backend != "SimpleStorage",
                 )  # fmt: skip
 
@@ -238,7 +238,7 @@ class ClientContext:
         self._remote = frozenset(unit.unit for unit in units if unit.node != self.system.node)
         self._near = self.system.store if any(unit.store for unit in units) else None
         self._elsewhere = self._remote | {unit.unit for unit in units if unit.store}
-        self._keepers = sorted(unit for unit in self._of_tier(MEMORY) if unit not in self._elsewhere)
+        self._keepers = sorted(unit for unit in self._units_of_tier(MEMORY) if unit not in self._elsewhere)
 
     def _nodes(self) -> dict[int, str]:
         return {unit.unit: unit.node for unit in self._units.values()}
@@ -252,19 +252,19 @@ class ClientContext:
             self._take(reply.units)
             for unit in self._arenas.keys() - self._units.keys():
                 del self._arenas[unit]
-        self.space.use(self._of_tier(MEMORY), self._of_tier(DISK), self._nodes())
+        self.space.set_units(self._units_of_tier(MEMORY), self._units_of_tier(DISK), self._nodes())
 
-    def _of_tier(self, tier: str) -> list[int]:
+    def _units_of_tier(self, tier: str) -> list[int]:
         return sorted(unit for unit, info in self._units.items() if info.tier == tier)
 
-    def bring(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
+    def fetch_values(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
         """Return a lookup's reply with the memory to gather its values from. Fetches values that are elsewhere.
 
         Returns None if the values must be looked up again: a unit was lost, or there are other blocks at the locations
         now. Their space may have been returned to the file system, and must not be accessed.
         """
         units = sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
-        if not (yield from self.reach(units)) or not self.unchanged(reply):
+        if not (yield from self.open_arenas(units)) or not self.is_unchanged(reply):
             return None
         if not self._elsewhere:
             return reply, self.memory
@@ -283,13 +283,15 @@ class ClientContext:
                 raise
             return None
 
-    def wishes(self) -> tuple[list[int], list[int]]:
+    def unit_preferences(self) -> tuple[list[int], list[int]]:
         """Return the units that this client prefers in lookups, and those that it cannot reach."""
         if not self._remote or self.settings.replicas == 1:
             return [], []
         return [unit for unit in self._units if unit not in self._remote], list(self.unreachable)
 
-    def minding(self, operation: Generator[Call, AnyReply, T], patient: bool = True) -> Generator[Call, AnyReply, T]:
+    def watch_lost_units(
+        self, operation: Generator[Call, AnyReply, T], patient: bool = True
+    ) -> Generator[Call, AnyReply, T]:
         """Run an operation, in which an unreachable unit of another node raises `UnitLostError` if it is lost.
 
         A unit of this node returns as long as the system runs. For a unit of another node, this is unknown here, so the
@@ -304,7 +306,7 @@ class ClientContext:
                     reply = yield call
                 except ConnectionLostError as error:
                     limit = self.session.clock() + self.session.grace if limit is None else limit
-                    found = yield from self._judged(call, error)
+                    found = yield from self._classify_failure(call, error)
                     if found is not error or not patient or self.session.clock() > limit:
                         call = operation.throw(found)
                 except BaseException as error:
@@ -317,7 +319,9 @@ class ClientContext:
             result: T = stop.value
             return result
 
-    def _judged(self, call: Call, error: ConnectionLostError) -> Generator[Call, AnyReply, TransferQueueError]:
+    def _classify_failure(
+        self, call: Call, error: ConnectionLostError
+    ) -> Generator[Call, AnyReply, TransferQueueError]:
         """Return the error for an unreachable server: `UnitLostError` if it is a lost unit of another node."""
         kind, unit = call.target
         if kind != "unit" or unit not in self._remote:
@@ -332,18 +336,18 @@ class ClientContext:
     def _receive(
         self, patient: bool, found: RemoteRanges, pieces: RangePieces, buffer: U8
     ) -> Generator[Call, AnyReply, bool]:
-        """Read the pieces of one unit from its store or from its node. For `patient` see `minding`."""
-        external = self.external(pieces.unit)
+        """Read the pieces of one unit from its store or from its node. For `patient` see `watch_lost_units`."""
+        external = self.external_store(pieces.unit)
         if external is None:
-            operation = received(found, pieces, buffer)
+            operation = receive_pieces(found, pieces, buffer)
         else:
             operation = store_io.read(*external, found, pieces, buffer, self.settings.call_timeout)
-        return (yield from self.minding(operation, patient))
+        return (yield from self.watch_lost_units(operation, patient))
 
-    def external(self, unit: int) -> tuple[Store, UnitInfo] | None:
+    def external_store(self, unit: int) -> tuple[Store, UnitInfo] | None:
         """Return the external store of a unit; None if its blocks are in an arena."""
         info = self._units.get(unit)
-        return (self.stores.of(info, self._near), info) if info is not None and info.store else None
+        return (self.stores.store_of(info, self._near), info) if info is not None and info.store else None
 
     def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
         """Return the external store that has all blocks of a lookup, and its unit; None if there is no such store."""
@@ -352,9 +356,9 @@ class ClientContext:
         unit: int = _ONE.unpack_from(reply.blocks.unit)[0]
         if unit not in self._units:
             yield from self.learn_again()
-        return self.external(unit)
+        return self.external_store(unit)
 
-    def reach(self, units: list[int]) -> Generator[Call, AnyReply, bool]:
+    def open_arenas(self, units: list[int]) -> Generator[Call, AnyReply, bool]:
         """Open the arenas of the units that a reply names. Returns False if a unit was lost: a new reply is needed."""
         for unit in units:
             if unit not in self._units:
@@ -393,38 +397,38 @@ class ClientContext:
                     self._arenas[unit] = found
         return found
 
-    def held(self, unit: int) -> BlockSource:
+    def block_source(self, unit: int) -> BlockSource:
         """Return the blocks of a unit for a checkpoint. Blocks outside this node are read in blocking round trips."""
-        external = self.external(unit)
+        external = self.external_store(unit)
         if external is not None:
             return StoredBlocks(self.session, *external, self.settings.call_timeout)
         return RemoteArena(self.session, unit) if unit in self._remote else Mapped(self.memory(unit))
 
-    def space_in(self, place: Reserved, nbytes: int, within: float) -> Any:
+    def reserved_space(self, place: Reserved, nbytes: int, within: float) -> Any:
         """Return reserved space, to whose slices bytes can be assigned; outside this node with blocking round trips.
 
         `within` is the time in seconds in which an external store must have space.
         """
-        external = self.external(place.unit)
+        external = self.external_store(place.unit)
         if external is not None:
             return StoreAllocator(*external, place, nbytes, within)
         if place.session:
             return RemoteAllocator(self.session, place)
         return self.arena(place.unit).view(place.offset, nbytes)
 
-    def stale(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
+    def has_stale_blocks(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
         """Whether a unit does not have some block any more. For a unit on another node, this takes a round trip."""
-        if self.external(unit) is not None:
+        if self.external_store(unit) is not None:
             return False  # a name always means the same block
         if unit in self._remote:
-            return not RemoteArena(self.session, unit).unchanged(offsets, generations)
+            return not RemoteArena(self.session, unit).is_unchanged(offsets, generations)
         return bool((self.arena(unit).generations[offsets // GRANULE] != generations.view("<u8")).any())
 
     def memory(self, unit: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return all bytes of a unit's arena."""
         return self.arena(unit).memory
 
-    def unchanged(self, reply: LookupReply) -> bool:
+    def is_unchanged(self, reply: LookupReply) -> bool:
         """Whether every block of a lookup has the generation of its descriptor. Call it after the bytes were copied.
 
         Blocks outside this node are not checked, because `fetch_remote` has checked them.
@@ -444,27 +448,27 @@ class ClientContext:
                 return False
         return True
 
-    def hand_back(self) -> Generator[Call, AnyReply, None]:
+    def return_extents(self) -> Generator[Call, AnyReply, None]:
         """Return every extent into which no block is being written."""
         space = self.space
         space.drain()
-        yield from space.give_back()
-        yield from self.tell_closed()
+        yield from space.return_extents()
+        yield from self.report_closed_extents()
 
-    def tell_closed(self) -> Generator[Call, AnyReply, None]:
+    def report_closed_extents(self) -> Generator[Call, AnyReply, None]:
         """Report to the controller which extents take no more blocks."""
-        closes = self.space.closes()
+        closes = self.space.take_closes()
         if closes:
             try:
                 yield Call(CONTROLLER, CloseExtents(closes))
             except BaseException:
-                self.space.keep(closes)
+                self.space.restore_closes(closes)
                 raise
 
-    def leave(self) -> Generator[Call, AnyReply, None]:
+    def return_all_extents(self) -> Generator[Call, AnyReply, None]:
         """Return every leased extent. A client sends these requests last."""
         if self._space is not None:
-            yield from self.hand_back()
+            yield from self.return_extents()
 
     def close(self) -> None:
         """Close connections and release the locks of slots."""
@@ -475,9 +479,9 @@ class ClientContext:
         if self._presence is not None:
             self._presence.end()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: close inherited descriptors and forget connections."""
-        self.session.forked()
-        self.stores.forked()
+        self.session.after_fork()
+        self.stores.after_fork()
         if self._presence is not None:
-            self._presence.forked()
+            self._presence.close_in_child()

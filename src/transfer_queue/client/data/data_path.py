@@ -48,7 +48,7 @@ from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
-from transfer_queue.wire.blocks.gather import gather, nested
+from transfer_queue.wire.blocks.gather import gather, nest_tables
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
 
 T = TypeVar("T")
@@ -82,8 +82,8 @@ class DataPath:
     def _ask(
         self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
     ) -> Operation[T]:
-        arguments.partition(getattr(request, "partition", ""))
-        call = Call(CONTROLLER, request, arguments.seconds(parked), arguments.seconds(timeout))
+        arguments.check_partition_id(getattr(request, "partition", ""))
+        call = Call(CONTROLLER, request, arguments.validated_seconds(parked), arguments.validated_seconds(timeout))
         yield from self._state.learn()
         reply = yield call
         if not isinstance(reply, kind):
@@ -103,7 +103,7 @@ class DataPath:
         return self._state.report_wait
 
     def _look_up(self, request: Lookup, timeout: float | None) -> Operation[LookupReply]:
-        near, avoid = self._state.wishes()
+        near, avoid = self._state.unit_preferences()
         if near or avoid:
             request = msgspec.structs.replace(request, near=near, avoid=avoid)
         return (yield from self._ask(request, LookupReply, timeout))
@@ -150,28 +150,28 @@ class DataPath:
     def _publish_once(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
-        arguments.seconds(wait)
-        arguments.partition(target["partition"])
+        arguments.validated_seconds(wait)
+        arguments.check_partition_id(target["partition"])
         if encoded is None or not encoded.schema:
-            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, arguments.seconds(within))
-            return _published(reply)
+            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, arguments.validated_seconds(within))
+            return _publish_reply(reply)
         space = self._state.space
         reserved = yield from self._reserve(encoded.nbytes, wait)
         try:
             yield from self._write(encoded, reserved, max(wait or 0.0, FREEING_SECONDS))
         except UnitLostError:
-            space.renounce(reserved)
+            space.forget_remote_units(reserved)
             yield from self._abandon(reserved)
             raise
         except BaseException as error:
             if any(place.session for place in reserved.places):
-                space.published(reserved, certain=False)  # the unit may still write the bytes that were sent
+                space.mark_published(reserved, certain=False)  # the unit may still write the bytes that were sent
             elif isinstance(error, Exception):
                 yield from self._abandon(reserved)
             else:  # interrupted: the operation must not make further calls
                 space.abandon(reserved)
             raise
-        closes = space.closes(reserved)
+        closes = space.take_closes(reserved)
         parts = schema_parts(encoded.schema)
         block = NewBlock(
             reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
@@ -190,21 +190,21 @@ class DataPath:
                 within,
             )
         except TransferQueueError as error:
-            space.keep(closes)
+            space.restore_closes(closes)
             if isinstance(error, UNCERTAIN):
-                space.published(reserved, certain=False)
+                space.mark_published(reserved, certain=False)
             elif isinstance(error, UnitLostError):
-                space.renounce(reserved)
+                space.forget_remote_units(reserved)
                 yield from self._abandon(reserved)
             else:
                 yield from self._abandon(reserved)
             raise
         except BaseException:  # cancelled or interrupted: the reply may still arrive
-            space.keep(closes)
-            space.published(reserved, certain=False)
+            space.restore_closes(closes)
+            space.mark_published(reserved, certain=False)
             raise
-        space.published(reserved)
-        return _published(reply)
+        space.mark_published(reserved)
+        return _publish_reply(reply)
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         """Write a block into its reserved space. The simulation stops writers in the middle of this method.
@@ -212,7 +212,7 @@ class DataPath:
         Units on other nodes write the bytes that they are sent. Raises `UnitLostError` if a unit has taken the space
         back. `wait` is the time in seconds in which an external store must have space.
         """
-        external = self._state.external(reserved.unit)
+        external = self._state.external_store(reserved.unit)
         if external is not None:
             yield from store_io.write(*external, encoded, reserved, wait)
             return
@@ -226,7 +226,7 @@ class DataPath:
             copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
         for place in reserved.places:
             if place.session:
-                yield from self._state.minding(write_remote(place, written))
+                yield from self._state.watch_lost_units(write_remote(place, written))
 
     def _reserve(self, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS) -> Operation[Reserved]:
         """Reserve space for a block. If there is none, this client first returns its leased and unfilled extents.
@@ -235,18 +235,18 @@ class DataPath:
         time. If there are units on disk, blocks are moved there meanwhile. If this frees no space within `patience`,
         this block is written to disk.
         """
-        space, minding = self._state.space, self._state.minding
+        space, minding = self._state.space, self._state.watch_lost_units
         try:
             return (yield from minding(space.reserve(nbytes)))
         except CapacityError:
-            yield from self._state.hand_back()
+            yield from self._state.return_extents()
         try:
             if space.disks:
                 return (yield from minding(self._reserve_beside_disk(nbytes, wait, patience)))
             return (yield from minding(space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS))))
         except CapacityError:
             with contextlib.suppress(TransferQueueError):  # return an extent that was leased for one of two replicas
-                yield from space.give_back()
+                yield from space.return_extents()
             raise
 
     def _reserve_beside_disk(self, nbytes: int, wait: float | None, patience: float) -> Operation[Reserved]:
@@ -272,7 +272,7 @@ class DataPath:
         """End a reservation that was certainly not published, and return an extent that is then empty."""
         self._state.space.abandon(reserved)
         with contextlib.suppress(TransferQueueError):  # it stays queued; the error of the put is more important
-            yield from self._state.space.give_back()
+            yield from self._state.space.return_extents()
 
     def _read(
         self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None = None
@@ -287,8 +287,8 @@ class DataPath:
             if device is not None:
                 landed = yield from get_to_device(self._state, reply, device, layout)
                 if landed is not None:
-                    return nested(landed, tables)
-            brought = yield from self._state.bring(reply)
+                    return nest_tables(landed, tables)
+            brought = yield from self._state.fetch_values(reply)
             if brought is None:
                 continue
             reply, memory = brought
@@ -297,16 +297,16 @@ class DataPath:
                 failure = None
             except Exception as error:  # the bytes of another block may cause any error
                 failure = error
-            if self._state.unchanged(reply):
+            if self._state.is_unchanged(reply):
                 if failure is not None:
                     raise failure
-                return nested(values if device is None else copy_to_device(values, reply, device), tables)
+                return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
         raise StorageKeyNotFoundError(
             f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
         )
 
-    def _parsed(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
-        arguments.parser(data_parser)
+    def _apply_parser(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
+        arguments.check_data_parser(data_parser)
         if data_parser is None:
             return data
         before = parser_columns(data, rows)
@@ -318,7 +318,7 @@ class DataPath:
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
         if tags is None:
             return None
-        return [arguments.tag(tag, self._state.settings.allow_pickle) for tag in tags]
+        return [arguments.encoded_tag(tag, self._state.settings.allow_pickle) for tag in tags]
 
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
         meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
@@ -331,7 +331,7 @@ class DataPath:
         return meta
 
 
-def _published(reply: AnyReply) -> PublishReply:
+def _publish_reply(reply: AnyReply) -> PublishReply:
     if not isinstance(reply, PublishReply):
         raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
     return reply

@@ -24,9 +24,9 @@ from transfer_queue.net.calls import Call
 from transfer_queue.storage.stores.base import DevicePath, Piece
 from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
 from transfer_queue.wire.blocks.gather import gather, stack_of, table_of
-from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges, find_remote
 from transfer_queue.wire.buffers.copies import U8
-from transfer_queue.wire.buffers.tensors import settle
+from transfer_queue.wire.buffers.tensors import synchronize
 
 _NOTHING: U8 = np.empty(0, np.uint8)
 
@@ -40,11 +40,11 @@ def get_to_device(
     if external is None or path is None or path.kind != device.type:
         return None
     tensors, objects = _by_kind(reply)
-    columns = yield from _received(path, external[1], tensors, device, layout, state.settings.call_timeout)
+    columns = yield from _receive_on_device(path, external[1], tensors, device, layout, state.settings.call_timeout)
     if columns is None:
         return None
     if objects.types:
-        brought = yield from state.bring(objects)
+        brought = yield from state.fetch_values(objects)
         if brought is None:
             return None
         columns.update(gather(*brought, layout, allow_pickle=state.settings.allow_pickle).items())
@@ -69,10 +69,10 @@ def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device)
 def _by_kind(reply: LookupReply) -> tuple[LookupReply, LookupReply]:
     """Return the reply for the fields of tensors, and the reply for the fields of objects."""
     tensors = {field.name for field in reply.types if field.kind == "tensor"}
-    return _of(reply, tensors), _of(reply, {field.name for field in reply.types} - tensors)
+    return _select_fields(reply, tensors), _select_fields(reply, {field.name for field in reply.types} - tensors)
 
 
-def _of(reply: LookupReply, names: set[str]) -> LookupReply:
+def _select_fields(reply: LookupReply, names: set[str]) -> LookupReply:
     fields = [[name for name in placement.fields if name in names] for placement in reply.placements]
     placements = [
         msgspec.structs.replace(placement, fields=some)
@@ -83,11 +83,11 @@ def _of(reply: LookupReply, names: set[str]) -> LookupReply:
     return msgspec.structs.replace(reply, types=types, placements=placements)
 
 
-def _received(
+def _receive_on_device(
     path: DevicePath, unit: UnitInfo, reply: LookupReply, device: torch.device, layout: str, within: float
 ) -> Generator[Call, AnyReply, dict[str, Any] | None]:
     """Return the columns of tensors on the device, received from a store; None as in `get_to_device`."""
-    found = elsewhere(reply, (unit.unit,))
+    found = find_remote(reply, (unit.unit,))
     pieces = found.pieces(lambda unit: _NOTHING) if found is not None and reply.types else []
     if found is None or not pieces:  # there is nothing to read from the store
         return None
@@ -115,7 +115,7 @@ class _Landing:
 
     def read(self, pieces: Sequence[Piece], into: None, within: float) -> list[str]:
         """See `Store.read`. One thread does all of it, so that the memory is not freed while bytes are received."""
-        places = self._packed.places(np.array([piece.at for piece in pieces], np.int64)).tolist()
+        places = self._packed.packed_places(np.array([piece.at for piece in pieces], np.int64)).tolist()
         wanted = [piece._replace(at=at) for piece, at in zip(pieces, places, strict=True)]
         with self._path.buffer(self._device, self._packed.nbytes) as memory:
             if memory is None:
@@ -124,5 +124,5 @@ class _Landing:
             if not missing:
                 arena = DeviceArena(memory, self._found.nbytes, self._packed)
                 self.columns = dict(gather(self._found.reply, arena, self._layout).items())
-                settle(self._device)
+                synchronize(self._device)
         return missing

@@ -17,8 +17,8 @@ its unit may recall the unused rest. The next reservation detects this, and the 
 offered any more when it is unknown whether a Publish of a block in it was carried out.
 
 A put reserves, writes, and sends Publish with `closes(reserved)`. If it succeeded, or if its outcome is unknown, it
-calls `published(reserved)`. If it certainly failed, it calls `keep` with the result of `closes`, then
-`abandon(reserved)`, and runs `give_back`.
+calls `published(reserved)`. If it certainly failed, it calls `restore_closes` with the result of `closes`, then
+`abandon(reserved)`, and runs `return_extents`.
 
 If a put is interrupted while it leases an extent, the lease is cancelled with the next request to a unit. Extents of a
 lost unit are forgotten, because nothing can be written, closed or returned there.
@@ -203,7 +203,7 @@ class ExtentAllocator(Allocator[Call]):
         if self.replicas == 1:
             return first
         try:
-            others = [self._apart_from(first.unit, units) for units in tiers]
+            others = [self._copy_targets(first.unit, units) for units in tiers]
             second = yield from self._reserve_first(others, nbytes, wait)
         except BaseException:
             self.abandon(first)
@@ -258,8 +258,8 @@ class ExtentAllocator(Allocator[Call]):
                     self._retire(min(self._open, key=lambda open_: open_.length - open_.used))
             return reserved
 
-    def published(self, reserved: Reserved, certain: bool = True) -> None:
-        """See `Allocator.published`."""
+    def mark_published(self, reserved: Reserved, certain: bool = True) -> None:
+        """See `Allocator.mark_published`."""
         with self._mutex:
             for place in reserved.places:
                 extent = self._end(place)
@@ -282,8 +282,8 @@ class ExtentAllocator(Allocator[Call]):
 
     # ------------------------------------------------------------ extents that are over
 
-    def closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
-        """See `Allocator.closes`. Put the result into the next Publish.
+    def take_closes(self, current: Reserved | None = None) -> list[tuple[int, int]]:
+        """See `Allocator.take_closes`. Put the result into the next Publish.
 
         Args:
             current: The reservation of this Publish. Its extent is in the result if it gets no more blocks, so that a
@@ -299,7 +299,7 @@ class ExtentAllocator(Allocator[Call]):
                     taken.append(extent.name)
             return taken
 
-    def keep(self, closes: Iterable[tuple[int, int]]) -> None:
+    def restore_closes(self, closes: Iterable[tuple[int, int]]) -> None:
         """Take back the result of `closes`, because the Publish failed."""
         with self._mutex:
             for name in closes:
@@ -309,17 +309,17 @@ class ExtentAllocator(Allocator[Call]):
                 elif name not in self._returns and name[0] in self._slots:
                     self._closes[name] = None
 
-    def returns(self) -> list[tuple[int, int]]:
+    def take_returns(self) -> list[tuple[int, int]]:
         """Return, and forget, the (unit, extent) without published blocks, for their units."""
         with self._mutex:
             taken = list(self._returns)
             self._returns.clear()
             return taken
 
-    def give_back(self) -> Generator[Call, AnyReply, int]:
-        """Return the extents of `returns` to their units, and the number of them. If a call fails, they stay queued."""
+    def return_extents(self) -> Generator[Call, AnyReply, int]:
+        """Return the extents of `take_returns` to their units, and say how many. If a call fails, they stay queued."""
         yield from self._cancel_orphans()
-        pending = self.returns()
+        pending = self.take_returns()
         returned = len(pending)
         try:
             for unit in dict.fromkeys(unit for unit, _ in pending):
@@ -335,7 +335,7 @@ class ExtentAllocator(Allocator[Call]):
         return returned
 
     def drain(self) -> None:
-        """Retire every open extent, so that `closes` and `returns` name all leased extents.
+        """Retire every open extent, so that `closes` and `take_returns` name all leased extents.
 
         Extents with reservations in flight follow when these end.
         """
@@ -350,7 +350,9 @@ class ExtentAllocator(Allocator[Call]):
                 slot.lock.release()
             self._slots.clear()
 
-    def use(self, units: Sequence[int], disks: Sequence[int] = (), nodes: Mapping[int, str] | None = None) -> None:
+    def set_units(
+        self, units: Sequence[int], disks: Sequence[int] = (), nodes: Mapping[int, str] | None = None
+    ) -> None:
         """Set the present units and their nodes. Units that are missing are lost."""
         with self._mutex:
             self._nodes = dict(nodes or {})
@@ -360,7 +362,7 @@ class ExtentAllocator(Allocator[Call]):
             self.disks = self._nearest(disks)
             self._forget(gone)
 
-    def renounce(self, reserved: Reserved) -> None:
+    def forget_remote_units(self, reserved: Reserved) -> None:
         """Forget the extents of a reservation's units on other nodes, because these may have taken them back."""
         with self._mutex:
             self._forget({place.unit for place in reserved.places if place.session})
@@ -373,7 +375,7 @@ class ExtentAllocator(Allocator[Call]):
         """Return the units, those of this node first."""
         return tuple(sorted(units, key=self.is_elsewhere))
 
-    def _apart_from(self, first: int, units: Sequence[int]) -> list[int]:
+    def _copy_targets(self, first: int, units: Sequence[int]) -> list[int]:
         """Return the units for a copy, those on other nodes than the first copy first."""
         there = self._nodes.get(first, "")
         others = [unit for unit in units if unit != first]

@@ -43,7 +43,7 @@ class Renewals:
                 self._kept[lease.token] = lease
         self.on_change()
 
-    def renews(self, lease: BatchLease) -> bool:
+    def is_renewed(self, lease: BatchLease) -> bool:
         """Whether this lease is renewed because it may still be in force."""
         return lease.token in self._leases
 
@@ -53,7 +53,7 @@ class Renewals:
             self._leases.pop(token, None)
             self._kept.pop(token, None)
 
-    def next(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return the time of the next renewal; None if there is no lease to renew."""
         with self._lock:
             self._leases = {token: entry for token, entry in self._leases.items() if entry[0]() is not None}
@@ -124,7 +124,7 @@ class Renewer:
         """Return the seconds until the next renewal; None if there is none, so that the thread ends."""
         with self._lock:
             renewals = self._renewals()
-            due = None if renewals is None or self._closed else renewals.next()
+            due = None if renewals is None or self._closed else renewals.next_deadline()
             if due is None:
                 self._thread = None
                 return None

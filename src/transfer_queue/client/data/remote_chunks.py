@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_queue.client.checkpoint.block_file import BlockSource, runs
+from transfer_queue.client.checkpoint.block_file import BlockSource, join_neighbors
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import FetchState, SendState
@@ -37,7 +37,7 @@ class RemoteArena(BlockSource):
 
     def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
         """See `BlockSource.pieces`."""
-        for start, length in zip(*runs(offset, nbytes)):
+        for start, length in zip(*join_neighbors(offset, nbytes)):
             for begin in range(0, length, MOST_READ):
                 yield [self._fetch(start + begin, min(MOST_READ, length - begin))]
 
@@ -50,7 +50,7 @@ class RemoteArena(BlockSource):
             raise CheckpointError(f"samples of the checkpoint are missing in storage unit {self._unit}; save again")
         return into
 
-    def unchanged(self, offsets: np.ndarray, generations: np.ndarray) -> bool:
+    def is_unchanged(self, offsets: np.ndarray, generations: np.ndarray) -> bool:
         """Whether the unit still has all these blocks."""
         where, known = (np.ascontiguousarray(column, "<i8").tobytes() for column in (offsets, generations))
         request = ReadPieces(self._unit, b"", b"", where, known)

@@ -20,7 +20,7 @@ from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply, Read
 from transfer_queue.net.calls import Call, Outcome, parallel, replies_of
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.storage.protocols import Reserved
-from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges, elsewhere
+from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges, find_remote
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import HUGE, U8, allocate
 
@@ -47,17 +47,17 @@ def fetch_remote(
         units: Unit outside this node's memory -> "host:port"; "" for a unit with an external store.
         keepers: The units of this node, which may have copies, or copy blocks for all readers of the node.
         memory: The arenas of the other units.
-        receive: Reads the pieces of one unit; `received` for units on other nodes.
+        receive: Reads the pieces of one unit; `receive_pieces` for units on other nodes.
 
     Returns:
         The rewritten reply and the memory to gather from; None if the values must be looked up again.
     """
-    found = elsewhere(reply, units)
+    found = find_remote(reply, units)
     if found is None:
         return reply, memory
     pieces = found.pieces(memory)
     if keepers:
-        kept = yield from _kept(reply, found, pieces, units, keepers)
+        kept = yield from _use_cached(reply, found, pieces, units, keepers)
         if kept is not reply:
             return (yield from fetch_remote(kept, units, (), memory, receive))
     buffer = _buffer(found.nbytes, sum(each.nbytes for each in pieces))
@@ -98,7 +98,7 @@ def _answer(operation: Generator[Call, AnyReply, bool], outcome: Outcome | None)
     return partial(operation.send, outcome)
 
 
-def _kept(
+def _use_cached(
     reply: LookupReply,
     found: RemoteRanges,
     pieces: Sequence[RangePieces],
@@ -109,7 +109,7 @@ def _kept(
 
     Only for blocks of which at least half is needed does the function ask the keepers.
     """
-    wanted = (2 * found.wanted(pieces) >= found.lengths) & (found.lengths >= LEAST_KEPT)
+    wanted = (2 * found.needed_bytes(pieces) >= found.lengths) & (found.lengths >= LEAST_KEPT)
     wanted &= np.isin(found.units, [unit for unit, address in units.items() if address])
     if not wanted.any():
         return reply
@@ -163,9 +163,9 @@ def _buffer(nbytes: int, wanted: int) -> U8:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def received(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+def receive_pieces(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
     """Receive the pieces of one unit. Returns False if the unit does not have them any more."""
-    mine = found.of(pieces.unit)
+    mine = found.is_in_unit(pieces.unit)
     blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()
     none = np.empty(0, np.int64)
     most = max(AT_ONCE // len(np.unique(found.units)), LEAST_AT_ONCE)

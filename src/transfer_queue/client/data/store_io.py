@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from transfer_queue.client.checkpoint.block_file import BlockSource, aligned
+from transfer_queue.client.checkpoint.block_file import BlockSource, space_of_blocks
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
@@ -32,7 +32,7 @@ from transfer_queue.storage.unit.object_pool import key_of, number_of
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges
 from transfer_queue.wire.buffers.copies import U8
-from transfer_queue.wire.buffers.tensors import settle
+from transfer_queue.wire.buffers.tensors import synchronize
 
 MOST_READ = 16 << 20
 """The bytes of one request when a checkpoint is saved."""
@@ -48,7 +48,7 @@ class StoreConnections:
         self._lock = threading.Lock()
         self._open: dict[str, Store] = {}
 
-    def of(self, unit: UnitInfo, near: StoreAddress | None = None) -> Store:
+    def store_of(self, unit: UnitInfo, near: StoreAddress | None = None) -> Store:
         """Return the store of a unit, connected at its first use. Raises `StartError` if its library cannot be used.
 
         Args:
@@ -63,7 +63,7 @@ class StoreConnections:
                 found = self._open[where] = connect(address)
             return found
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: forget the parent's connections without closing them."""
         _inherited.append(self._open)
         self._lock, self._open = threading.Lock(), {}
@@ -83,7 +83,7 @@ class StoreReads(Protocol):
         """See `Store.read`."""
 
 
-def beside(work: Callable[[], None]) -> Call:
+def background_call(work: Callable[[], None]) -> Call:
     """Return the call that runs a function which may take long."""
     return Call(CONTROLLER, Topology(), work=work)
 
@@ -96,24 +96,24 @@ def write(
 
     def work() -> None:
         path = store.device_path()
-        device = None if path is None else encoded.device(path.kind)
-        if path is not None and device is not None and write_from(path, device, key, encoded, within):
+        device = None if path is None else encoded.device_of_kind(path.kind)
+        if path is not None and device is not None and write_from_device(path, device, key, encoded, within):
             return
         with store.buffer(key, encoded.nbytes) as memory:
             encoded.write_into(memory)
             store.write(key, memory, within)
 
     if encoded.nbytes:
-        yield beside(work)
+        yield background_call(work)
 
 
-def write_from(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:
+def write_from_device(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:
     """Encode a block on a device and write it from there. Returns whether this was possible."""
     with path.buffer(device, encoded.nbytes) as memory:
         if memory is None:
             return False
         encoded.write_on(memory)
-        settle(device)
+        synchronize(device)
         path.write(key, memory, within)
     return True
 
@@ -124,15 +124,15 @@ def read(
     """Read the pieces of one unit. Returns False if the store does not have them any more."""
     wanted = _by_block(unit, found, pieces)
     missing: list[str] = []
-    yield beside(lambda: missing.extend(store.read(wanted, buffer, within)))
+    yield background_call(lambda: missing.extend(store.read(wanted, buffer, within)))
     if not missing:
         return True
     with contextlib.suppress(UnitLostError):
-        yield _missed(unit, missing)
+        yield _report_missing(unit, missing)
     return False
 
 
-def _missed(unit: UnitInfo, keys: list[str]) -> Call:
+def _report_missing(unit: UnitInfo, keys: list[str]) -> Call:
     """Return the call that reports missing objects to a unit."""
     extents = np.array([number_of(key) for key in keys], "<i8").tobytes()
     return Call(("unit", unit.unit), BlockMissing(unit.unit, extents))
@@ -169,7 +169,7 @@ class StoredBlocks(BlockSource):
         """See `BlockSource.pieces`. One request reads many small blocks, or some MiB of a large one."""
         wanted: list[Piece] = []
         filled = 0
-        for start, length, taken in zip(offset.tolist(), nbytes.tolist(), aligned(nbytes).tolist()):
+        for start, length, taken in zip(offset.tolist(), nbytes.tolist(), space_of_blocks(nbytes).tolist()):
             key, done = key_of(self._unit.boot_id, start), 0
             while done < length:
                 some = min(length - done, MOST_READ - filled)
@@ -190,7 +190,7 @@ class StoredBlocks(BlockSource):
         missing = self._store.read(wanted, into, self._within) if wanted else []
         if missing:
             with contextlib.suppress(UnitLostError):
-                exchange(self._session, _missed(self._unit, missing))
+                exchange(self._session, _report_missing(self._unit, missing))
             raise CheckpointError(
                 f"{len(missing)} blocks of the checkpoint are missing in the store of storage unit {self._unit.unit}; "
                 f"their values are reported as lost: save again, which leaves them out"

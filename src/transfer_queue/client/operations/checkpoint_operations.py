@@ -25,7 +25,7 @@ from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, 
 from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
 from transfer_queue.config.validators import Boolean
 from transfer_queue.core.columns.schema import MOST
-from transfer_queue.core.state.serialization import load_untrusted, needed, relocate, save_state
+from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import PLACE, BlockTable
 from transfer_queue.errors import (
@@ -89,12 +89,12 @@ class CheckpointOperations(DataPath):
             reply = yield from self._ask(BeginCheckpoint(name), BeginCheckpointReply, timeout, parked=STATE_SECONDS)
             path = self._state.system.states / name
             blocks = BlockTable()
-            with _there():
+            with _require_state_file():
                 if not self._state.system.shares_states:
                     fetch_state(self._state.session, name, path)
                 blocks.restore(state_file.read(path)["state"]["blocks"])
-            cut = CheckpointSave(name, reply.origin, path, needed(blocks), reply.origins)
-            if not (yield from self._state.reach(np.unique(cut.blocks["unit"]).tolist())):
+            cut = CheckpointSave(name, reply.origin, path, needed_blocks(blocks), reply.origins)
+            if not (yield from self._state.open_arenas(np.unique(cut.blocks["unit"]).tolist())):
                 raise UnitLostError("a storage unit was lost before its samples were saved; save again")
             if checkpoint_dir is not None:
                 self._state.cuts[os.path.abspath(checkpoint_dir)] = (cut, previous)
@@ -125,7 +125,7 @@ class CheckpointOperations(DataPath):
         lost: TransferQueueError | None = None
         gone = False
         try:
-            gone = checkpoint_data.stale(cut.blocks, self._state.stale)
+            gone = checkpoint_data.has_stale_blocks(cut.blocks, self._state.has_stale_blocks)
         except (UnitLostError, AttachError, ConnectionLostError) as error:
             lost = error
         self._forget_copy(cut.name)
@@ -167,7 +167,7 @@ class CheckpointOperations(DataPath):
         cut, _ = self._cut_of(target.parent, cut)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
-            with _there():
+            with _require_state_file():
                 checkpoint_folder.copy(made.state, draft)
             if cut is None:
                 yield from self.end_checkpoint(made, timeout=timeout)
@@ -210,13 +210,15 @@ class CheckpointOperations(DataPath):
         older = Path(previous or found or folder)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
-            with checkpoint_folder.replacing(folder / checkpoint_folder.STORAGE) as draft:
+            with checkpoint_folder.replace_folder(folder / checkpoint_folder.STORAGE) as draft:
                 try:
-                    checkpoint_data.save_blocks(draft, made, older / checkpoint_folder.STORAGE, self._state.held)
+                    checkpoint_data.save_blocks(
+                        draft, made, older / checkpoint_folder.STORAGE, self._state.block_source
+                    )
                 except (UnitLostError, AttachError, ConnectionLostError) as error:
                     raise (yield from self._lost_or(made, error)) from error
                 if cut is None and not (yield from self.end_checkpoint(made, timeout=timeout)):
-                    raise checkpoint_folder.broken(folder)
+                    raise checkpoint_folder.incomplete_save_error(folder)
         except BaseException as error:
             if cut is None:
                 yield from self._end_badly(made.name, error)
@@ -248,7 +250,7 @@ class CheckpointOperations(DataPath):
         Boolean().convert("allow_pickle", allow_pickle)
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
-        checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
+        checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
         numbers, shared, pickled = None, (lambda origin: MOST), None
         if state.exists() or not allow_pickle:
@@ -256,7 +258,7 @@ class CheckpointOperations(DataPath):
             numbers, shared = _needed_of(tree, saved_state)
             pickled = None if allow_pickle else PickledValues(saved_state)
         yield from self._forget_loaded()
-        sources = partial(checkpoint_data.sources, numbers=numbers, shared=shared)
+        sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
         for _ in range(PUT_ATTEMPTS - 1):
             try:
                 self._state.loaded = yield from self._load_blocks(folder, sources, pickled, timeout)
@@ -274,9 +276,10 @@ class CheckpointOperations(DataPath):
     ) -> Operation[Loaded]:
         """Write blocks of a checkpoint into storage. Raises `UnitLostError` if a unit is lost meanwhile.
 
-        `sources` returns the blocks of the files to write. `pickled` removes values that need pickle; None keeps them.
+        `block_sources` returns the blocks of the files to write. `pickled` removes values that need pickle; None keeps
+        them.
         """
-        entries = checkpoint_folder.manifest(folder / checkpoint_folder.STORAGE)
+        entries = checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)
         with contextlib.ExitStack() as opened:
             files = [
@@ -284,27 +287,28 @@ class CheckpointOperations(DataPath):
             ]
             source = sources(files)
             external = self._state.settings.storage_backend != "SimpleStorage"
-            piece, within, sizes = checkpoint_data.pieces(source, external)
+            piece, within, sizes = checkpoint_data.layout_pieces(source, external)
             reserved: list[Reserved] = []
             try:
                 for size in sizes:
                     # loaded blocks are not published yet, so waiting until they are moved to disk would not help
                     reserved.append((yield from self._reserve(size, timeout, patience=0.0)))
                 spaces = [
-                    [self._state.space_in(place, space.nbytes, seconds) for place in space.places] for space in reserved
+                    [self._state.reserved_space(place, space.nbytes, seconds) for place in space.places]
+                    for space in reserved
                 ]
-                checkpoint_data.copy_in(source, piece, within, spaces, pickled.strip if pickled else None)
+                checkpoint_data.copy_blocks(source, piece, within, spaces, pickled.strip if pickled else None)
             except Exception as error:
                 for space in reserved:
                     if isinstance(error, UnitLostError):
-                        self._state.space.renounce(space)
+                        self._state.space.forget_remote_units(space)
                     yield from self._abandon(space)
                 raise
             except BaseException:  # interrupted: the operation must not make further calls
                 for space in reserved:
                     self._state.space.abandon(space)
                 raise
-        return Loaded(checkpoint_data.placed(source, piece, within, reserved), reserved, pickled)
+        return Loaded(checkpoint_data.block_locations(source, piece, within, reserved), reserved, pickled)
 
     def load_controller_checkpoint(
         self, path: str | os.PathLike[str], *, allow_pickle: bool = True, timeout: float | None = None
@@ -348,7 +352,7 @@ class CheckpointOperations(DataPath):
                 pickled.strip_tags(state)
                 pickled.report()
             lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
-            relocate(state.blocks, loaded.placed, lengths, self._state.client_id)
+            set_locations(state.blocks, loaded.placed, lengths, self._state.client_id)
             state.units, state.draining = dict(self._state.units), set()
             state_file.write(sent, {**tree, "state": save_state(state)}, sync=False)
             if not self._state.system.shares_states:
@@ -360,15 +364,15 @@ class CheckpointOperations(DataPath):
                 if refused:
                     yield from self._abandon(each)
                 else:  # the controller may have loaded the state, or may still do so
-                    space.published(each, certain=False)
+                    space.mark_published(each, certain=False)
             raise
         finally:
             sent.unlink(missing_ok=True)
             if not self._state.system.shares_states:
                 remove_sent(self._state.session, name)
         for each in loaded.reserved:
-            space.published(each)
-        yield from self._state.tell_closed()
+            space.mark_published(each)
+        yield from self._state.report_closed_extents()
 
     # ------------------------------------------------------------ shared
 
@@ -399,7 +403,7 @@ class CheckpointOperations(DataPath):
 
 
 @contextlib.contextmanager
-def _there() -> Iterator[None]:
+def _require_state_file() -> Iterator[None]:
     """Raise `CheckpointError` if the state file of a pending save is missing, because the controller has removed it."""
     try:
         yield
@@ -413,7 +417,7 @@ def _there() -> Iterator[None]:
 def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     """Return (the tree in a file, its state). Raises `CheckpointNotFoundError` or `CheckpointError`."""
     try:
-        with checkpoint_folder.reading(path):
+        with checkpoint_folder.read_guard(path):
             if path.exists() and not path.is_file():
                 raise CheckpointError(f"{path} is not a regular file; pass the file that a save has written")
             tree = state_file.read(path)
@@ -425,13 +429,13 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _needed_of(tree: dict[str, Any], state: State) -> tuple[np.ndarray, Callable[[str], int]]:
-    """Return the numbers of the blocks that a saved state needs, and the argument `shared` of `sources`."""
+    """Return the numbers of the blocks that a saved state needs, and the argument `shared` of `block_sources`."""
     own, origins = str(tree.get("origin")), state.origins
-    return needed(state.blocks)["number"], lambda origin: checkpoint_data.numbers_shared(origin, own, origins)
+    return needed_blocks(state.blocks)["number"], lambda origin: checkpoint_data.shared_below(origin, own, origins)
 
 
 def _check_loaded(blocks: BlockTable, loaded: Loaded, path: str | os.PathLike[str]) -> None:
-    numbers = needed(blocks)["number"]
+    numbers = needed_blocks(blocks)["number"]
     missing = np.setdiff1d(numbers, loaded.placed[0]["number"])
     if len(missing):
         raise CheckpointError(

@@ -22,7 +22,7 @@ from transfer_queue.messages.puts import Reserve
 from transfer_queue.messages.queries import Explain, Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
-from transfer_queue.wire.blocks.gather import nested, table_of
+from transfer_queue.wire.blocks.gather import nest_tables, table_of
 
 LEAST_WAIT = 0.001
 """Seconds of a fetch that may not wait: it ends like one that waited, with an error that says what is missing."""
@@ -105,10 +105,12 @@ class FetchOperations(DataPath):
             BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
         """
         yield from self._state.learn()
-        fields = arguments.names(data_fields, "data_fields")
+        fields = arguments.validated_names(data_fields, "data_fields")
         if mode == "insert":
-            wait = arguments.seconds(timeout)
-            request = Reserve(partition_id, arguments.count(batch_size), None, pre_alloc_sample_num(), wait=wait)
+            wait = arguments.validated_seconds(timeout)
+            request = Reserve(
+                partition_id, arguments.validated_batch_size(batch_size), None, pre_alloc_sample_num(), wait=wait
+            )
             return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
             shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
@@ -118,12 +120,19 @@ class FetchOperations(DataPath):
         if timeout is None and not self._state.settings.polling_mode:
             timeout = get_metadata_timeout()
         if timeout is not None:
-            timeout = max(arguments.seconds(timeout) or 0.0, LEAST_WAIT)
+            timeout = max(arguments.validated_seconds(timeout) or 0.0, LEAST_WAIT)
         claim = self._claim(
-            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, hold=hold,
-            lease=lease, replicas=replicas,
-        )  # fmt: skip
-        return self._meta(partition_id, (yield from self._claimed(claim)), claim.lease)
+            partition_id,
+            task_name,
+            fields,
+            arguments.validated_batch_size(batch_size),
+            sampling_config,
+            timeout,
+            hold=hold,
+            lease=lease,
+            replicas=replicas,
+        )
+        return self._meta(partition_id, (yield from self._claim_reply(claim)), claim.lease)
 
     def await_batch(
         self,
@@ -171,7 +180,7 @@ class FetchOperations(DataPath):
             >>> client.await_batch(["prompt"], 2, "train_0", "update", timeout=5)
             (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
         """
-        found = yield from self._awaited(
+        found = yield from self._await_rows(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
             ahead=ahead,
         )  # fmt: skip
@@ -214,9 +223,17 @@ class FetchOperations(DataPath):
         """
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
-        fields = arguments.names(data_fields, "data_fields")
+        fields = arguments.validated_names(data_fields, "data_fields")
         claim = self._claim(
-            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, True, finite, since
+            partition_id,
+            task_name,
+            fields,
+            arguments.validated_batch_size(batch_size),
+            sampling_config,
+            timeout,
+            True,
+            finite,
+            since,
         )
         reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
         return Readiness(reply.ended, reply.version)
@@ -245,7 +262,7 @@ class FetchOperations(DataPath):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `validated_device` cannot be used.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
@@ -253,8 +270,8 @@ class FetchOperations(DataPath):
             >>> client.get_data(meta, layout="dense")["prompt"].tolist()
             [[1, 2], [3, 4]]
         """
-        arguments.batch_meta(metadata)
-        place = arguments.device(device)
+        arguments.check_batch_meta(metadata)
+        place = arguments.validated_device(device)
         yield from self._state.learn()
         return (yield from self._values(metadata, layout, place, timeout))
 
@@ -306,8 +323,8 @@ class FetchOperations(DataPath):
             >>> values["reward"].tolist(), ended
             ([1.0, 1.0], False)
         """
-        place = arguments.device(device)
-        found = yield from self._awaited(
+        place = arguments.validated_device(device)
+        found = yield from self._await_rows(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
             places=True,
         )  # fmt: skip
@@ -331,7 +348,7 @@ class FetchOperations(DataPath):
             fields = metadata._fields.values()
             tables = [field.name for field in fields if (field.extra or {}).get(TABLE)]
             columns = {field.name: column_of_no_rows(field, layout) for field in fields if field.name not in tables}
-            none = nested(table_of(columns, 0), tables)
+            none = nest_tables(table_of(columns, 0), tables)
             return none if device is None else none.to(device)
         names = metadata.field_names
         if not names:
@@ -354,7 +371,7 @@ class FetchOperations(DataPath):
 
         return (yield from self._read(look, layout, device))
 
-    def _awaited(
+    def _await_rows(
         self,
         data_fields: Sequence[str] | str,
         batch_size: int,
@@ -371,23 +388,32 @@ class FetchOperations(DataPath):
     ) -> Operation[_Awaited]:
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
-        fields = arguments.names(data_fields, "data_fields")
+        fields = arguments.validated_names(data_fields, "data_fields")
         claim = self._claim(
-            partition_id, task_name, fields, arguments.count(batch_size), sampling_config, timeout, finite=finite,
-            hold=hold, lease=lease, replicas=replicas, places=places,
-        )  # fmt: skip
+            partition_id,
+            task_name,
+            fields,
+            arguments.validated_batch_size(batch_size),
+            sampling_config,
+            timeout,
+            finite=finite,
+            hold=hold,
+            lease=lease,
+            replicas=replicas,
+            places=places,
+        )
         try:
-            reply = yield from self._claimed(
+            reply = yield from self._claim_reply(
                 msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
             )
         except WaitTimeoutError:  # from a controller of a release without `quiet`, or from a call that took too long
             return _Awaited(BatchMeta(), False)
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
 
-    def _claimed(self, claim: Claim) -> Operation[ClaimReply]:
+    def _claim_reply(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim. If the wait is long, log why the claim waits."""
         yield from self._state.learn()
-        left, due = arguments.seconds(claim.wait), self._state.settings.report_wait
+        left, due = arguments.validated_seconds(claim.wait), self._state.settings.report_wait
         while left is not None and due is not None and left > due - claim.waited:
             part = msgspec.structs.replace(claim, wait=due - claim.waited)
             try:
@@ -398,10 +424,10 @@ class FetchOperations(DataPath):
                 return reply
             left -= due - claim.waited
             claim, due = msgspec.structs.replace(claim, wait=left, waited=due), 2 * due
-            report(__name__, claim.waited, (yield from self._explained(claim)))
+            report(__name__, claim.waited, (yield from self._explanation(claim)))
         return (yield from self._ask(claim, ClaimReply, None, parked=left))
 
-    def _explained(self, claim: Claim) -> Operation[str]:
+    def _explanation(self, claim: Claim) -> Operation[str]:
         """Return the text that says why a claim waits."""
         request = Explain(claim.partition, None, None, claim.task, claim.fields, claim.count, claim.sampling)
         return str((yield from self._ask(request, Done, None)).value)
@@ -422,15 +448,15 @@ class FetchOperations(DataPath):
         replicas: int | None = None,
         places: bool = False,
     ) -> Claim:
-        sampling = arguments.plain_value(sampling_config)
+        sampling = arguments.encoded_sampling_config(sampling_config)
         task = task_name if task_name is not None else sampling.get("task_name")
         if task is None:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
-        task = arguments.text(task, "task_name")
-        lease = None if lease is None else float(arguments.seconds(lease, "lease"))  # type: ignore[arg-type]
+        task = arguments.validated_text(task, "task_name")
+        lease = None if lease is None else float(arguments.validated_seconds(lease, "lease"))  # type: ignore[arg-type]
         replicas = None if replicas is None else arguments.validated_count(replicas, "replicas")
-        wait, since = arguments.seconds(wait), arguments.version(since)
-        finite, hold = arguments.flag(finite, "finite"), arguments.flag(hold, "hold")
+        wait, since = arguments.validated_seconds(wait), arguments.validated_version(since)
+        finite, hold = arguments.validated_bool(finite, "finite"), arguments.validated_bool(hold, "hold")
         return Claim(
             partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places
         )

@@ -13,11 +13,12 @@ from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import ClearKeys, Reserve
-from transfer_queue.messages.queries import KeysReply, ListKeys, Lookup, LookupReply, RetrieveKeys, RetrieveMeta
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 
@@ -47,8 +48,8 @@ class KVOperations(DataPath):
             >>> client.kv_retrieve_meta(["b", "unknown"], "train_0")
             BatchMeta(size=1, partitions=['train_0'], fields=['prompt'], produced=1)
         """
-        wanted = arguments.keys(keys)
-        request: AnyRequest = RetrieveMeta(partition_id, wanted)
+        wanted = arguments.validated_keys(keys)
+        request: AnyRequest = queries.RetrieveMeta(partition_id, wanted)
         if create:
             request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
         return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
@@ -75,8 +76,8 @@ class KVOperations(DataPath):
             >>> client.kv_retrieve_keys(meta.global_indexes, "train_0")
             ['b']
         """
-        rows = arguments.indexes(global_indexes)
-        return list((yield from self._ask(RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
+        rows = arguments.validated_indexes(global_indexes)
+        return list((yield from self._ask(queries.RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
 
     def kv_put(
         self,
@@ -118,10 +119,10 @@ class KVOperations(DataPath):
             (['a'], [{'step': 1}], ['prompt'])
         """
         yield from self._state.learn()
-        key = arguments.text(key, "key")
+        key = arguments.validated_text(key, "key")
         encoded = None
         if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(self._parsed(arguments.one_row(fields), 1, data_parser), 1)
+            encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)
         elif fields is not None:
             if not isinstance(fields, Mapping):
                 raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
@@ -160,7 +161,7 @@ class KVOperations(DataPath):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `validated_tags` is given.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -172,16 +173,16 @@ class KVOperations(DataPath):
             [{'step': 1}, {'step': 2}]
         """
         yield from self._state.learn()
-        names = arguments.keys(keys)
+        names = arguments.validated_keys(keys)
         encoded = None
         if not names and fields is not None and arguments.has_no_rows(fields):
-            arguments.tags(tags, 0, "keys")
-            arguments.groups(group_ids, 0)
-            arguments.partition(partition_id)
+            arguments.validated_tags(tags, 0, "keys")
+            arguments.validated_groups(group_ids, 0)
+            arguments.check_partition_id(partition_id)
             return KVBatchMeta(partition_id=partition_id, fields=[])
         if fields is not None:
-            encoded = self._encode(self._parsed(fields, len(names), data_parser), len(names))
-        groups = arguments.groups(group_ids, len(names))
+            encoded = self._encode(self._apply_parser(fields, len(names), data_parser), len(names))
+        groups = arguments.validated_groups(group_ids, len(names))
         return (yield from self._put_keys(names, partition_id, encoded, tags, groups, timeout))
 
     def kv_batch_get(
@@ -221,13 +222,13 @@ class KVOperations(DataPath):
             >>> client.kv_batch_get(["b", "a"], "train_0")["reward"].tolist()
             [1.0, 0.0]
         """
-        place = arguments.device(device)
+        place = arguments.validated_device(device)
         if missing not in ("drop", "error"):
             raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
         yield from self._state.learn()
-        wanted = arguments.keys(keys)
-        fields = None if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
-        request = Lookup(partition_id, None, wanted, fields)
+        wanted = arguments.validated_keys(keys)
+        fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
+        request = queries.Lookup(partition_id, None, wanted, fields)
 
         def look() -> Operation[LookupReply]:
             reply = yield from self._look_up(request, timeout)
@@ -294,7 +295,7 @@ class KVOperations(DataPath):
                 f"select_fields {select_fields} not found in the KVBatchMeta, whose fields are None: set meta.fields, "
                 f"as a put returns them, or call kv_batch_get"
             )
-        fields = there if select_fields is None else arguments.names(select_fields, "select_fields", least=0)
+        fields = there if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         absent = [name for name in fields if name not in there]
         if absent:
             raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
@@ -332,17 +333,19 @@ class KVOperations(DataPath):
         yield from self._state.learn()
         allow = self._state.settings.allow_pickle
         if partition_id is not None:
-            arguments.partition(partition_id)
-        request = ListKeys(None if partition_id is None else [partition_id], arguments.validated_filter(where, allow))
+            arguments.check_partition_id(partition_id)
+        request = queries.ListKeys(
+            None if partition_id is None else [partition_id], arguments.validated_filter(where, allow)
+        )
         listed: dict[str, dict[str, dict[str, Any]]] = {}
         while True:
-            page = yield from self._ask(request, KeysReply, timeout)
+            page = yield from self._ask(request, queries.KeysReply, timeout)
             for name, keys in page.value.items():
                 replies.tags(list(keys.values()), allow)
                 listed.setdefault(name, {}).update(keys)
             if not page.left:
                 return listed
-            request = ListKeys(page.left, request.where, page.made, page.start)
+            request = queries.ListKeys(page.left, request.where, page.made, page.start)
 
     def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
@@ -360,7 +363,7 @@ class KVOperations(DataPath):
             >>> client.kv_list("train_0")
             {'train_0': {'b': {}}}
         """
-        yield from self._ask(ClearKeys(partition_id, arguments.keys(keys)), Done, timeout)
+        yield from self._ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ shared
 
@@ -373,7 +376,7 @@ class KVOperations(DataPath):
         groups: list[str] | None,
         timeout: float | None,
     ) -> Operation[KVBatchMeta]:
-        tags = arguments.tags(tags, len(keys), "keys")
+        tags = arguments.validated_tags(tags, len(keys), "keys")
         if (encoded is None or not encoded.schema) and tags is None:
             raise InvalidArgumentError("a put needs fields or tags, got neither")
         if not keys:
@@ -388,7 +391,7 @@ class KVOperations(DataPath):
             fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
             merged = None if sent is None else replies.tags_of_new(sent)
         merged = replies.tags(merged, self._state.settings.allow_pickle)
-        return KVBatchMeta._made(keys, [{} for _ in keys] if merged is None else merged, partition_id, fields)
+        return KVBatchMeta._make(keys, [{} for _ in keys] if merged is None else merged, partition_id, fields)
 
 
 def _left_out(partition_id: str, reply: LookupReply) -> str:

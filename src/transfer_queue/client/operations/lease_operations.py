@@ -33,7 +33,7 @@ class LeaseOperations(DataPath):
             >>> client.ack(meta)
             True
         """
-        arguments.batch_meta(metadata)
+        arguments.check_batch_meta(metadata)
         counts = bool(metadata._leases)
         for lease, rows in metadata._leased():
             reply = yield from self._ask(Ack(lease.partition, lease.token, rows.tobytes()), Done, timeout)
@@ -65,7 +65,7 @@ class LeaseOperations(DataPath):
             >>> client.get_meta("prompt", 2, "train_0", task_name="update", lease=60).deliveries
             [2, 2]
         """
-        arguments.batch_meta(metadata)
+        arguments.check_batch_meta(metadata)
         counts = bool(metadata._leases)
         for lease, rows in metadata._leased():
             request = Nack(lease.partition, lease.token, rows.tobytes(), bool(delivered))
@@ -100,6 +100,8 @@ class LeaseOperations(DataPath):
             0
         """
         request = RankGone(
-            partition_id, arguments.text(task_name, "task_name"), arguments.validated_count(dp_rank, "dp_rank")
-        )  # fmt: skip
+            partition_id,
+            arguments.validated_text(task_name, "task_name"),
+            arguments.validated_count(dp_rank, "dp_rank"),
+        )
         return int((yield from self._ask(request, Done, timeout)).value)

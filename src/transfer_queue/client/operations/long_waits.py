@@ -22,7 +22,7 @@ class LongWait:
         if awaited != self._awaited:
             self._awaited, self._since, self._reported = awaited, self._clock(), 0.0
 
-    def due(self, first: float | None) -> float | None:
+    def seconds_to_log(self, first: float | None) -> float | None:
         """Return the seconds of the wait if it must be logged now, otherwise None.
 
         Args:

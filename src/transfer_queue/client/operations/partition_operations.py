@@ -8,17 +8,9 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import ConsumedBy
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import pre_alloc_sample_num
+from transfer_queue.messages import partitions
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import PartitionOptions
-from transfer_queue.messages.partitions import (
-    ClearPartition,
-    CreatePartition,
-    ListPartitions,
-    Seal,
-    SetGroupDemand,
-    SetPolicyVersion,
-    TakeGroupDemand,
-)
 
 
 class PartitionOperations(DataPath):
@@ -77,10 +69,18 @@ class PartitionOperations(DataPath):
             False
         """
         options = PartitionOptions(
-            group_size, producers, arguments.tasks(free_when), replicas, max_staleness, rows_per_version, keep_rows,
-            keep_bytes, keep_seconds, max_deliveries,
-        )  # fmt: skip
-        request = CreatePartition(partition_id, pre_alloc_sample_num(), arguments.partition_options(options))
+            group_size,
+            producers,
+            arguments.task_names(free_when),
+            replicas,
+            max_staleness,
+            rows_per_version,
+            keep_rows,
+            keep_bytes,
+            keep_seconds,
+            max_deliveries,
+        )
+        request = partitions.CreatePartition(partition_id, pre_alloc_sample_num(), arguments.validated_options(options))
         return bool((yield from self._ask(request, Done, timeout)).value)
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
@@ -102,7 +102,7 @@ class PartitionOperations(DataPath):
             >>> ended
             True
         """
-        yield from self._ask(Seal(partition_id, arguments.flag(create, "create")), Done, timeout)
+        yield from self._ask(partitions.Seal(partition_id, arguments.validated_bool(create, "create")), Done, timeout)
 
     def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
         """Remove a partition with all its samples. A partition that does not exist is ignored.
@@ -117,7 +117,7 @@ class PartitionOperations(DataPath):
             >>> client.get_partition_list()
             []
         """
-        yield from self._ask(ClearPartition(partition_id), Done, timeout)
+        yield from self._ask(partitions.ClearPartition(partition_id), Done, timeout)
 
     def get_partition_list(self, *, timeout: float | None = None) -> Operation[list[str]]:
         """Return the names of all partitions, in order of creation.
@@ -133,7 +133,7 @@ class PartitionOperations(DataPath):
             >>> client.get_partition_list()
             ['train_0']
         """
-        return list((yield from self._ask(ListPartitions(), Done, timeout)).value)
+        return list((yield from self._ask(partitions.ListPartitions(), Done, timeout)).value)
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
@@ -151,7 +151,7 @@ class PartitionOperations(DataPath):
             >>> created = client.create_partition("train_0", max_staleness=1, rows_per_version=64)
             >>> client.set_policy_version("train_0", 1)
         """
-        request = SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
+        request = partitions.SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
         yield from self._ask(request, Done, timeout)
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
@@ -172,8 +172,8 @@ class PartitionOperations(DataPath):
             >>> client.wanted("train_0", "update")
             4
         """
-        request = SetGroupDemand(
-            partition_id, arguments.text(task_name, "task_name"), arguments.validated_count(groups, "groups")
+        request = partitions.SetGroupDemand(
+            partition_id, arguments.validated_text(task_name, "task_name"), arguments.validated_count(groups, "groups")
         )
         yield from self._ask(request, Done, timeout)
 
@@ -204,7 +204,9 @@ class PartitionOperations(DataPath):
             >>> client.wanted("train_0", "update", most=3)
             1
         """
-        wait = arguments.seconds(timeout)
+        wait = arguments.validated_seconds(timeout)
         taken = None if most is None else arguments.validated_count(most, "most")
-        request = TakeGroupDemand(partition_id, arguments.text(task_name, "task_name"), taken, wait)
+        request = partitions.TakeGroupDemand(
+            partition_id, arguments.validated_text(task_name, "task_name"), taken, wait
+        )
         return int((yield from self._ask(request, Done, None, parked=wait)).value)

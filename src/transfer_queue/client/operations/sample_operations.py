@@ -73,20 +73,20 @@ class SampleOperations(DataPath):
             ['prompt', 'reward']
         """
         if metadata is not None:
-            arguments.batch_meta(metadata)
+            arguments.check_batch_meta(metadata)
         yield from self._state.learn()
         rows = len(metadata) if metadata is not None else arguments.rows_of(data)
         if metadata is None and partition_id is None:
             raise InvalidArgumentError("put needs partition_id (for new samples) or metadata (for existing ones)")
         if metadata is not None and not rows and not arguments.rows_of(data):
             return metadata
-        groups = arguments.groups(group_ids, rows)
-        given = arguments.tags(tags, rows)
+        groups = arguments.validated_groups(group_ids, rows)
+        given = arguments.validated_tags(tags, rows)
         sent = self._tags(given)
         if metadata is None and not rows:
-            arguments.partition(partition_id)
+            arguments.check_partition_id(partition_id)
             return BatchMeta()
-        columns = self._parsed(data, rows, data_parser)
+        columns = self._apply_parser(data, rows, data_parser)
         encoded = self._encode(columns, rows)
         if metadata is not None:
             return (yield from self._put_fields(encoded, columns, metadata, groups, given, timeout))
@@ -134,7 +134,7 @@ class SampleOperations(DataPath):
         blocks = [encoded]
         if len(parts) != 1:
             # everything is encoded before anything is published: a value that cannot be stored leaves nothing
-            blocks = [self._encode(arguments.cut(columns, encoded.rows, p), len(p)) for _, p in parts]
+            blocks = [self._encode(arguments.select_rows(columns, encoded.rows, p), len(p)) for _, p in parts]
         if encoded.schema or changed is not None or groups is not None:
             for (name, positions), block in zip(parts, blocks):
                 yield from self._publish(
@@ -163,7 +163,7 @@ class SampleOperations(DataPath):
             >>> meta.custom_meta = [{"status": "running"}]
             >>> client.set_custom_meta(meta)
         """
-        arguments.batch_meta(metadata)
+        arguments.check_batch_meta(metadata)
         yield from self._state.learn()
         tags = self._tags(metadata.get_all_custom_meta())
         for name, positions in metadata._split_by_partition():
@@ -188,7 +188,7 @@ class SampleOperations(DataPath):
             >>> client.kv_list("train_0")
             {'train_0': {'b': {}}}
         """
-        arguments.batch_meta(metadata)
+        arguments.check_batch_meta(metadata)
         for name, positions in metadata._split_by_partition():
             request = ClearRows(name, metadata._rows()[positions].tobytes(), metadata._epoch)
             yield from self._ask(request, Done, timeout)
@@ -219,7 +219,8 @@ class SampleOperations(DataPath):
             The number of samples that were dropped.
 
         Raises:
-            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
+            InvalidArgumentError: Neither `validated_groups` nor `metadata` is given, or the metadata has samples of
+            another
                 partition.
 
         Example:
@@ -232,7 +233,7 @@ class SampleOperations(DataPath):
             raise InvalidArgumentError("drop needs groups or metadata, got neither")
         rows = b""
         if metadata is not None:
-            arguments.batch_meta(metadata)
+            arguments.check_batch_meta(metadata)
             strange = set(metadata.partition_ids) - {partition_id}
             if strange:
                 raise InvalidArgumentError(
@@ -240,7 +241,9 @@ class SampleOperations(DataPath):
                 )
             rows = metadata._rows().tobytes()
         epoch = None if metadata is None else metadata._epoch
-        request = Drop(partition_id, arguments.text(reason, "reason"), rows, arguments.group_names(groups), epoch)
+        request = Drop(
+            partition_id, arguments.validated_text(reason, "reason"), rows, arguments.group_names(groups), epoch
+        )
         return int((yield from self._ask(request, Done, timeout)).value)
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> Operation[None]:
@@ -263,9 +266,9 @@ class SampleOperations(DataPath):
             >>> client.kv_list("train_0")
             {'train_0': {}}
         """
-        arguments.batch_meta(metadata)
+        arguments.check_batch_meta(metadata)
         holder = metadata._holder or self._state.client_id
         for name, positions in metadata._split_by_partition():
             rows = metadata._rows()[positions].tobytes()
-            request = Finish(name, arguments.text(task_name, "task_name"), rows, holder, metadata._epoch)
+            request = Finish(name, arguments.validated_text(task_name, "task_name"), rows, holder, metadata._epoch)
             yield from self._ask(request, Done, timeout)

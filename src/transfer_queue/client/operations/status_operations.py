@@ -11,19 +11,10 @@ from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import get_metadata_timeout
+from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
-from transfer_queue.messages.queries import (
-    ChangeReply,
-    CheckConsumption,
-    CheckProduction,
-    ConsumptionStatus,
-    Explain,
-    ProductionStatus,
-    StatusReply,
-    Watch,
-)
-from transfer_queue.messages.system import Drain, Status, SystemStatus
+from transfer_queue.messages.system import SystemStatus
 
 
 class StatusOperations(DataPath):
@@ -51,8 +42,8 @@ class StatusOperations(DataPath):
             >>> produced.tolist()
             [[1, 1], [1, 0]]
         """
-        fields = arguments.names(data_fields, "data_fields")
-        reply = yield from self._ask(ProductionStatus(partition_id, fields), StatusReply, timeout)
+        fields = arguments.validated_names(data_fields, "data_fields")
+        reply = yield from self._ask(queries.ProductionStatus(partition_id, fields), queries.StatusReply, timeout)
         return replies.status(reply, len(fields))
 
     def get_consumption_status(
@@ -76,8 +67,8 @@ class StatusOperations(DataPath):
             >>> consumed.tolist()
             [1, 0]
         """
-        request = ConsumptionStatus(partition_id, arguments.text(task_name, "task_name"))
-        reply = yield from self._ask(request, StatusReply, timeout)
+        request = queries.ConsumptionStatus(partition_id, arguments.validated_text(task_name, "task_name"))
+        reply = yield from self._ask(request, queries.StatusReply, timeout)
         return replies.status(reply, None)
 
     def check_production_status(
@@ -98,7 +89,7 @@ class StatusOperations(DataPath):
             >>> client.check_production_status(["prompt"], "train_0")
             True
         """
-        request = CheckProduction(partition_id, arguments.names(data_fields, "data_fields"))
+        request = queries.CheckProduction(partition_id, arguments.validated_names(data_fields, "data_fields"))
         return bool((yield from self._ask(request, Done, timeout)).value)
 
     def check_consumption_status(
@@ -120,7 +111,7 @@ class StatusOperations(DataPath):
             >>> client.check_consumption_status("update", "train_0")
             False
         """
-        request = CheckConsumption(partition_id, arguments.text(task_name, "task_name"))
+        request = queries.CheckConsumption(partition_id, arguments.validated_text(task_name, "task_name"))
         return bool((yield from self._ask(request, Done, timeout)).value)
 
     def reset_consumption(
@@ -146,7 +137,7 @@ class StatusOperations(DataPath):
             True
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
         """
-        request = ResetConsumption(partition_id, arguments.text_or_none(task_name, "task_name"))
+        request = ResetConsumption(partition_id, arguments.validated_text_or_none(task_name, "task_name"))
         return bool((yield from self._ask(request, Done, timeout)).value)
 
     def wait_for_change(
@@ -189,9 +180,11 @@ class StatusOperations(DataPath):
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
         allow = self._state.settings.allow_pickle
-        timeout = arguments.seconds(timeout)
-        watch = Watch(partition_id, arguments.version(since), arguments.validated_filter(where, allow), timeout)
-        return partition_change((yield from self._ask(watch, ChangeReply, None, parked=timeout)), allow)
+        timeout = arguments.validated_seconds(timeout)
+        watch = queries.Watch(
+            partition_id, arguments.validated_version(since), arguments.validated_filter(where, allow), timeout
+        )
+        return partition_change((yield from self._ask(watch, queries.ChangeReply, None, parked=timeout)), allow)
 
     def explain(
         self,
@@ -228,12 +221,12 @@ class StatusOperations(DataPath):
             >>> "reward" in client.explain("train_0", key="a", task="update", fields=["reward"])
             True
         """
-        names = None if fields is None else arguments.names(fields, "fields")
-        task, key = arguments.text_or_none(task, "task"), arguments.text_or_none(key, "key")
-        count = None if batch_size is None else arguments.count(batch_size)
-        sampling = arguments.plain_value(sampling_config)
-        index = arguments.whole(global_index, "global_index must be an int (a key is passed as key=)")
-        request = Explain(partition_id, index, key, task, names, count, sampling)
+        names = None if fields is None else arguments.validated_names(fields, "fields")
+        task, key = arguments.validated_text_or_none(task, "task"), arguments.validated_text_or_none(key, "key")
+        count = None if batch_size is None else arguments.validated_batch_size(batch_size)
+        sampling = arguments.encoded_sampling_config(sampling_config)
+        index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
+        request = queries.Explain(partition_id, index, key, task, names, count, sampling)
         return str((yield from self._ask(request, Done, timeout)).value)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
@@ -250,7 +243,7 @@ class StatusOperations(DataPath):
             >>> [partition.name for partition in client.status().partitions]
             ['train_0']
         """
-        return (yield from self._ask(Status(), SystemStatus, timeout))
+        return (yield from self._ask(system.Status(), SystemStatus, timeout))
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
         """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
@@ -267,6 +260,6 @@ class StatusOperations(DataPath):
         Example:
             >>> client.drain_unit(0, undo=True)
         """
-        wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.seconds(timeout)
-        drain = Drain(arguments.validated_count(unit, "unit"), arguments.flag(undo, "undo"), wait)
+        wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
+        drain = system.Drain(arguments.validated_count(unit, "unit"), arguments.validated_bool(undo, "undo"), wait)
         yield from self._ask(drain, Done, None, parked=wait)

@@ -33,7 +33,7 @@ class ComputedDeal:
         self.long = long
         self.shares = shares
 
-    def holds(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
+    def is_valid(self, partition: Partition, ready: ReadySet, unit: int, count: int) -> bool:
         """Return whether it is still valid: `count` rows for each share, all of them ready, and all groups complete."""
         if partition is not self.partition or count != self.long.count:
             return False
@@ -42,7 +42,7 @@ class ComputedDeal:
             return False
         if not partition.groups.explicit:
             return True  # a group by order of reservation changes only if one of its rows is cleared
-        groups, sizes = np.unique(partition.groups.of(positions, unit), return_counts=True)
+        groups, sizes = np.unique(partition.groups.groups_of(positions, unit), return_counts=True)
         return bool((sizes == unit).all()) and all(
             partition.groups.size_of(group, unit) == unit for group in groups.tolist()
         )
@@ -61,7 +61,7 @@ class BackgroundDeal:
         self.stale = False
         """Whether the deal is not valid any more: the consumption was reset, or another state was loaded."""
 
-    def made(self, shares: Shares) -> ComputedDeal | None:
+    def validate_shares(self, shares: Shares) -> ComputedDeal | None:
         """Return the computed deal, which must be checked against the present state; None if it is stale."""
         return None if self.stale else ComputedDeal(self.partition, self.long, shares)
 
@@ -78,7 +78,7 @@ class BackgroundDeals:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def busy(self, partition: str, task: str) -> bool:
+    def is_computing(self, partition: str, task: str) -> bool:
         """Return whether a deal for this task is being computed."""
         return (partition, task) in self._of
 
@@ -95,12 +95,12 @@ class BackgroundDeals:
         del self._of[job.partition.name, job.task]
         return job
 
-    def void(self) -> None:
+    def mark_all_stale(self) -> None:
         """Mark all deals as stale, because another state was loaded."""
         for job in self._jobs.values():
             job.stale = True
 
-    def forget(self, partition: str, task: str | None) -> None:
+    def mark_stale(self, partition: str, task: str | None) -> None:
         """Mark the deals of a task (None: of every task) as stale, because its consumption was reset."""
         for (name, other), job in self._of.items():
             if name == partition and task in (None, other):

@@ -14,10 +14,10 @@ import numpy as np
 
 from transfer_queue.core.claims import final_rounds, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
-from transfer_queue.core.control.unknown_names import not_taken
+from transfer_queue.core.control.unknown_names import unused_entries_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, available, deals_itself, group_size
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, available_rows, deals_itself, group_size
 from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
@@ -26,7 +26,7 @@ from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
-from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown_rows
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
 
@@ -80,11 +80,11 @@ def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
         raise InvalidArgumentError(
             f"replicas must be 1 or more, and needs a lease, got replicas {claim.replicas} and lease {claim.lease}"
         )
-    sampler = samplers.of(claim, state.partitions.get(claim.partition))
-    words = not_taken(sampler, claim.sampling) if samplers.strict else None
+    sampler = samplers.sampler_for(claim, state.partitions.get(claim.partition))
+    words = unused_entries_warning(sampler, claim.sampling) if samplers.strict else None
     if words is not None:
         raise InvalidArgumentError(words)
-    if (claim.replicas or 1) > 1 and not _keeps(sampler, claim):
+    if (claim.replicas or 1) > 1 and not _is_kept(sampler, claim):
         raise InvalidArgumentError(
             f"replicas is {claim.replicas}, but only batches with a (dp_rank, batch_index) are returned to several "
             f"replicas, and {name_of(sampler)} deals this batch to the first claim only; leave replicas out"
@@ -101,7 +101,7 @@ def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) ->
         call_sampler(sampler, sampler.validate, claim.count, sampling_of(claim))
     except InvalidArgumentError as error:
         size = group_size(sampler)
-        if partition is None or partition.groups.size is not None or not _takes_declared(sampler, partition):
+        if partition is None or partition.groups.size is not None or not _uses_declared_size(sampler, partition):
             raise
         raise InvalidArgumentError(
             f"{error}. The groups declared in partition {partition.name!r} have up to {size} samples, and "
@@ -110,12 +110,12 @@ def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) ->
         ) from None
 
 
-def _takes_declared(sampler: AnySampler, partition: Partition) -> bool:
+def _uses_declared_size(sampler: AnySampler, partition: Partition) -> bool:
     """Return whether the sampler takes its group size from the declared `group_ids`."""
     return not getattr(sampler, "size_given", True) and partition.groups.largest > 1 and deals_itself(sampler)
 
 
-def _keeps(sampler: AnySampler, claim: Claim) -> bool:
+def _is_kept(sampler: AnySampler, claim: Claim) -> bool:
     """Return whether the batch of this claim is kept for other claims with the same key."""
     if isinstance(sampler, UserSampler):
         return sampler.begin(claim).key is not None
@@ -124,10 +124,10 @@ def _keeps(sampler: AnySampler, claim: Claim) -> bool:
     return call_sampler(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
 
 
-def passes_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
+def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
     """Return the records of rows that the claim's sampler skips now. Apply them before `select_batch`."""
     partition = state.partitions.get(claim.partition)
-    sampler = samplers.of(claim, partition)
+    sampler = samplers.sampler_for(claim, partition)
     if partition is None:
         return []
     if isinstance(sampler, UserSampler):
@@ -135,7 +135,7 @@ def passes_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r
     elif type(sampler).passes_over is BaseSampler.passes_over:
         return []
     else:
-        offered = partition.offered(partition.ready_set(claim.task, tuple(claim.fields)))
+        offered = partition.sampler_view(partition.ready_set(claim.task, tuple(claim.fields)))
         sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
         passed = call_sampler(sampler, sampler.passes_over, offered, **sampling)
     records: list[r.AnyRecord] = []
@@ -144,7 +144,7 @@ def passes_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r
         left = np.setdiff1d(np.array(rows, "i8"), gone)
         gone = np.union1d(gone, left)
         if len(left):
-            records.append(final_rounds.passing(partition, claim.task, left, str(reason)))
+            records.append(final_rounds.pass_over_record(partition, claim.task, left, str(reason)))
     return records
 
 
@@ -158,7 +158,7 @@ def select_batch(
     partition = state.partitions.get(claim.partition)
     if partition is None:
         return NOTHING
-    sampler = samplers.of(claim, partition)
+    sampler = samplers.sampler_for(claim, partition)
     if isinstance(sampler, UserSampler):
         return _outcome(partition, claim, _decide_by_user(state, partition, sampler, claim))
     inner = dealer(sampler)
@@ -176,14 +176,14 @@ def _outcome(partition: Partition, claim: Claim, outcome: ClaimOutcome) -> Claim
     """Return the outcome after the conditions of the claim itself: `finite` and `since`."""
     if outcome.busy:
         return outcome
-    if outcome.rows is None and not outcome.ended and claim.finite and partition.wholly_consumed(claim.task):
+    if outcome.rows is None and not outcome.ended and claim.finite and partition.is_wholly_consumed(claim.task):
         return ENDED
     if outcome.rows is not None and claim.since == partition.version:
         return NOTHING  # the client has seen this version, and could not use it
     return outcome
 
 
-def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> ClaimOutcome | None:
+def _find_dealt(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> ClaimOutcome | None:
     """Return the batch that was dealt under this key before; None if there is none.
 
     Raises BatchGoneError if its rows are cleared or skipped, StorageKeyNotFoundError if values are lost, and
@@ -194,7 +194,7 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> C
         return None
     batch = dealt.find(*key)
     words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
-    if batch is not None and lease_decisions.poisoned(partition, claim.task, batch.rows):
+    if batch is not None and lease_decisions.has_poisoned_rows(partition, claim.task, batch.rows):
         raise BatchGoneError(
             f"{words} too often without an ack (max_deliveries), so the task skips its samples; explain() describes "
             f"them. Fetch the next batch_index."
@@ -205,19 +205,19 @@ def _known(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> C
                 f"{words} with batch_size {batch.batch_size}, but this claim has {claim.count}; all replicas of a rank "
                 f"must use the same batch_size"
             )
-        lost = partition.losses.words(claim.fields, partition.rows.positions_of(batch.rows))
+        lost = partition.losses.describe(claim.fields, partition.rows.positions_of(batch.rows))
         if lost:
             raise StorageKeyNotFoundError(f"{words}; {lost}")
         return ClaimOutcome(batch.rows)
-    if dealt.gone(*key):
+    if dealt.is_gone(*key):
         raise BatchGoneError(
-            f"{words} before, and its rows were cleared later{_or_left(dealt.left, key[0])}; other rows do not replace "
-            f"it. Fetch the next batch_index, or clear rows only after all replicas have fetched them."
+            f"{words} before, and its rows were cleared later{_describe_left_rank(dealt.left, key[0])}; other rows do "
+            f"not replace it. Fetch the next batch_index, or clear rows only after all replicas have fetched them."
         )
     return None
 
 
-def _or_left(left: set[int], rank: int) -> str:
+def _describe_left_rank(left: set[int], rank: int) -> str:
     return ", or were dealt to other ranks because the rank was declared gone" if rank in left else ""
 
 
@@ -233,25 +233,25 @@ def _decide_by_deal(
     """Decide a claim with a rank-consistent sampler. inner: the innermost one, which is `sampler` if it wraps none."""
     sampling = sampling_of(claim)
     key = call_sampler(sampler, sampler.deal_key, sampling)
-    known = _known(partition, claim, key)
+    known = _find_dealt(partition, claim, key)
     if known is not None:
         return known
     _check_declared(partition, sampler)
-    if _takes_declared(sampler, partition):
+    if _uses_declared_size(sampler, partition):
         _validate(sampler, partition, claim)  # the groups may have been declared after the claim arrived
     if busy:
         return wait_for_deal()
     ready = partition.ready_set(claim.task, tuple(claim.fields))
-    offered = partition.offered(ready)
+    offered = partition.sampler_view(ready)
     sampling["partition"] = PartitionView(partition)
 
     def deal(count: int, **more: Any) -> Shares:
-        if made is not None and made.holds(partition, ready, group_size(sampler) or 1, count):
+        if made is not None and made.is_valid(partition, ready, group_size(sampler) or 1, count):
             return made.shares
         return _deal(sampler, offered, count, {**sampling, **more})
 
     if partition.sealed and claim.count > 0 and key is not None:
-        end = _end(state, partition, sampler, inner, ready, claim, key, sampling, deal)
+        end = _final_round_of(state, partition, sampler, inner, ready, claim, key, sampling, deal)
         given = final_rounds.decide(end)
         return NOTHING if given is None else ClaimOutcome(*given, ended=given[0] is None)
     if claim.ahead and key is not None and _needed_by_others(state, partition, sampler, inner, ready, claim, key):
@@ -259,19 +259,19 @@ def _decide_by_deal(
     if ready.total >= claim.count > 0:
         shares = deal(claim.count)
         if shares:
-            return _dealt(partition, sampler, claim, key, shares)
+            return _outcome_of_deal(partition, sampler, claim, key, shares)
     if not is_final(partition, ready, sampler):
         return NOTHING
     if inner.drop_last:
-        end = _end(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
-        return ClaimOutcome(None, final_rounds.drop(end), ended=True)
+        end = _final_round_of(state, partition, sampler, inner, ready, claim, (0, 0), sampling, deal)
+        return ClaimOutcome(None, final_rounds.skip_remainder(end), ended=True)
     # Groups are counted only here, where there are fewer than a deal takes.
     if inner.deals_finally:
         shares = deal(claim.count, final=True)
     else:
         rest = call_sampler(sampler, sampler.remainder, offered, **sampling)
         shares = deal(rest) if 0 < rest < claim.count else {}
-    return _dealt(partition, sampler, claim, key, shares) if shares else ENDED
+    return _outcome_of_deal(partition, sampler, claim, key, shares) if shares else ENDED
 
 
 def _check_declared(partition: Partition, sampler: AnySampler) -> None:
@@ -303,7 +303,7 @@ def compute_deal(sampler: AnySampler, deal: Deal) -> Shares:
     return {rank: (column, column) for rank, column in columns.items()}  # all sampled rows are consumed
 
 
-def _end(
+def _final_round_of(
     state: State,
     partition: Partition,
     sampler: Dealer,
@@ -318,13 +318,20 @@ def _end(
     size = group_size(sampler)
     unit = size or 1
     return final_rounds.FinalRound(
-        partition, inner, ready, cast(ReadyIndexes, shown(sampler, partition.offered(ready), sampling)), claim, key,
-        _ranks(state, inner, claim, key), inner.ranks(claim.sampling) is not None, unit,
+        partition,
+        inner,
+        ready,
+        cast(ReadyIndexes, shown_rows(sampler, partition.sampler_view(ready), sampling)),
+        claim,
+        key,
+        _ranks(state, inner, claim, key),
+        inner.ranks(claim.sampling) is not None,
+        unit,
         groups=size is not None and (size > 1 or partition.groups.explicit),
-        have=available(partition, ready, sampler) // unit,
+        have=available_rows(partition, ready, sampler) // unit,
         final=lambda: is_final(partition, ready, sampler),
         deal=deal,
-    )  # fmt: skip
+    )
 
 
 def _needed_by_others(
@@ -351,7 +358,7 @@ def _needed_by_others(
         return mine <= claim.ahead
     lacking = {rank: max(0, mine + 1 - dealt.counts.get(rank, 0)) for rank in others}
     need = sum(batches * dealt.sizes.get(rank, claim.count) for rank, batches in lacking.items())
-    return available(partition, ready, sampler) < claim.count + need
+    return available_rows(partition, ready, sampler) < claim.count + need
 
 
 def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tuple[int, int]) -> set[int]:
@@ -360,13 +367,13 @@ def _ranks(state: State, sampler: RankConsistentSampler, claim: Claim, key: tupl
     if known is not None:
         return set(range(known))
     dealt = state.partitions[claim.partition].dealt.get(claim.task)
-    queue = state.waiting.of_partition(claim.partition).get(claim.task)
+    queue = state.waiting.claim_queues(claim.partition).get(claim.task)
     seen = {rank for rank, _ in queue.shares} if queue is not None else set()
     ever = set(dealt.issued) - dealt.left if dealt is not None else set()
     return seen | {key[0]} | ever
 
 
-def _dealt(
+def _outcome_of_deal(
     partition: Partition,
     sampler: AnySampler,
     claim: Claim,
@@ -393,7 +400,7 @@ def _dealt(
 
 def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, claim: Claim) -> ClaimOutcome:
     begun = sampler.begin(claim)
-    known = _known(partition, claim, begun.key)
+    known = _find_dealt(partition, claim, begun.key)
     if known is not None:
         return known
     deals = sampler.runner.facts.deals
@@ -401,7 +408,7 @@ def _decide_by_user(state: State, partition: Partition, sampler: UserSampler, cl
         _check_declared(partition, sampler)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     if begun.cached:
-        return _dealt_before(state, partition, sampler, ready, claim)
+        return _outcome_of_known_batch(state, partition, sampler, ready, claim)
     enough = ready.total >= claim.count
     if enough and claim.probe:
         # A user's sampler may have side effects, so only a claim that takes the rows calls it.
@@ -441,13 +448,13 @@ def _deal_by_user(
     mine = shares.get(0 if key is None else key[0])
     if mine is not None and not len(mine[0]):
         return NOTHING
-    outcome = _dealt(partition, sampler, claim, key, shares)
+    outcome = _outcome_of_deal(partition, sampler, claim, key, shares)
     if key is None and mine is not None and not len(mine[1]):
         outcome.records.clear()  # nothing is consumed
     return outcome
 
 
-def _dealt_before(
+def _outcome_of_known_batch(
     state: State, partition: Partition, sampler: UserSampler, ready: ReadySet, claim: Claim
 ) -> ClaimOutcome:
     """Return a batch that a user's sampler has dealt before and keeps itself."""
@@ -466,11 +473,11 @@ def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) ->
     """Decide a claim with a built-in sampler whose batches belong to no rank."""
     sampling = sampling_of(claim)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
-    size, final = _size(partition, sampler, ready, claim, sampling)
+    size, final = _batch_size_now(partition, sampler, ready, claim, sampling)
     if size <= 0:
         return ENDED if final else NOTHING
     sampling["partition"] = PartitionView(partition)
-    sampled, _ = call_sampler(sampler, sampler.sample, partition.offered(ready), size, **sampling)
+    sampled, _ = call_sampler(sampler, sampler.sample, partition.sampler_view(ready), size, **sampling)
     rows = np.array(sampled, "i8")
     if not len(rows):
         return ENDED if final else NOTHING
@@ -478,7 +485,7 @@ def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) ->
     return ClaimOutcome(rows, [r.Dealt(claim.partition, claim.task, None, claim.count, [r.Share(0, column)], column)])
 
 
-def _size(
+def _batch_size_now(
     partition: Partition, sampler: BaseSampler, ready: ReadySet, claim: Claim, sampling: dict[str, Any]
 ) -> tuple[int, bool]:
     """Return the batch_size of a deal now, 0 if none is possible, and whether it is one of the last after a seal."""
@@ -486,7 +493,7 @@ def _size(
         return claim.count, False
     if not is_final(partition, ready, sampler):
         return 0, False
-    return min(claim.count, call_sampler(sampler, sampler.remainder, partition.offered(ready), **sampling)), True
+    return min(claim.count, call_sampler(sampler, sampler.remainder, partition.sampler_view(ready), **sampling)), True
 
 
 def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool:
@@ -499,13 +506,13 @@ def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool
     if partition.rows.count - partition.tasks.get(ready.task, 0) == ready.total:
         return True
     size = group_size(sampler)
-    return size is not None and _only_hopeless(partition, ready, size)
+    return size is not None and _has_only_hopeless_groups(partition, ready, size)
 
 
-def _only_hopeless(partition: Partition, ready: ReadySet, size: int) -> bool:
-    for positions in ready.unready(partition.rows):
-        for group in np.unique(partition.groups.of(positions, size)).tolist():
-            if not partition.groups.hopeless(group, size, sealed=True):
+def _has_only_hopeless_groups(partition: Partition, ready: ReadySet, size: int) -> bool:
+    for positions in ready.unready_positions(partition.rows):
+        for group in np.unique(partition.groups.groups_of(positions, size)).tolist():
+            if not partition.groups.is_orphaned(group, size, sealed=True):
                 return False
     return True
 

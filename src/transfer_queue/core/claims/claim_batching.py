@@ -43,7 +43,7 @@ def batchable_claims(
     """Return the claim at a position of a queue, and the later ones to meet with it. have: rows that can be dealt."""
     first = queued[at][1]
     claim, found = first.claim, [first]
-    if isinstance(sampler, UserSampler) or have < 2 * claim.count or not _cuts(partition, sampler, claim):
+    if isinstance(sampler, UserSampler) or have < 2 * claim.count or not _is_divisible(partition, sampler, claim):
         return found
     ranks = _ranks_dealt(partition, sampler, claim)
     if ranks is not None:
@@ -51,7 +51,7 @@ def batchable_claims(
             return found
         ranks.add(_rank(claim))
     for waiter, waiting in islice(queued, at + 1, None):
-        if have < (len(found) + 1) * claim.count or not _alike(claim, waiting.claim):
+        if have < (len(found) + 1) * claim.count or not _is_alike(claim, waiting.claim):
             break
         if waiter not in connected:
             continue
@@ -72,10 +72,10 @@ def batchable_shares(
         if waiting.waiter not in connected:
             continue
         claim = waiting.claim
-        if found and not _alike(found[0].claim, claim):
+        if found and not _is_alike(found[0].claim, claim):
             yield found
             found = []
-        if found or _simple(partition, samplers.of(claim, partition), claim):
+        if found or _is_simple(partition, samplers.sampler_for(claim, partition), claim):
             found.append(waiting)
         else:
             yield [waiting]
@@ -83,16 +83,16 @@ def batchable_shares(
         yield found
 
 
-def dealt_with(partition: Partition, claim: Claim, queue: ClaimQueue) -> list[ParkedRequest]:
+def waiting_for_shares(partition: Partition, claim: Claim, queue: ClaimQueue) -> list[ParkedRequest]:
     """Return the claims for which the deal that met a claim contains shares."""
     key, dealt = share_key(claim.sampling), partition.dealt.get(claim.task)
     if key is None or dealt is None:
         return []
-    keys = [(rank, batch) for rank, batch in queue.shares if batch == key[1] and dealt.was(rank, batch)]
-    return [waiting for key in keys for waiting in queue.of_share(key)]
+    keys = [(rank, batch) for rank, batch in queue.shares if batch == key[1] and dealt.was_dealt(rank, batch)]
+    return [waiting for key in keys for waiting in queue.claims_for_batch(key)]
 
 
-def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
+def _is_simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
     """Return whether all rows of this claim have the same reply and records: no lease, loss or skipped row."""
     task = claim.task
     if (
@@ -110,14 +110,14 @@ def _simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
     )
 
 
-def _cuts(partition: Partition, sampler: BaseSampler, claim: Claim) -> bool:
+def _is_divisible(partition: Partition, sampler: BaseSampler, claim: Claim) -> bool:
     """Return whether one deal for this claim and others can be cut into their batches."""
     if partition.sealed or claim.count % (claim_samplers.group_size(sampler) or 1):
         return False
-    return _simple(partition, sampler, claim) and sampler.deals_in_order(claim.sampling)
+    return _is_simple(partition, sampler, claim) and sampler.deals_in_order(claim.sampling)
 
 
-def _alike(claim: Claim, other: Claim) -> bool:
+def _is_alike(claim: Claim, other: Claim) -> bool:
     """Return whether another claim equals this simple one, except for the rank and the time for which it waits."""
     return (
         claim.count == other.count
@@ -155,9 +155,9 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     claim = waits[0].claim
     partition = context.state.partitions[claim.partition]
     sampler = cast(
-        BaseSampler, context.samplers.of(claim, partition)
+        BaseSampler, context.samplers.sampler_for(claim, partition)
     )  # `batchable_claims` and `batchable_shares` leave out users' samplers
-    batches = _dealt_before(partition, sampler, waits)
+    batches = _known_batches(partition, sampler, waits)
     if batches is None and _is_enough(context, partition, sampler, waits):
         batches = _deal(partition, sampler, claim, len(waits))
         context.log.apply(_record(sampler, waits, batches))
@@ -167,7 +167,7 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     if not batches or (positions < 0).any():
         return [effect for waiting in waits for effect in claim_handler.retry_claim(context, waiting)]
     handed = [
-        consumer_state.handed(partition, each.client, each.claim, mine)
+        consumer_state.hold_records(partition, each.client, each.claim, mine)
         for each, mine in zip(waits, batches, strict=True)
     ]
     for record in chain.from_iterable(handed):
@@ -176,7 +176,7 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     warning = claim_handler.warning_of(context, partition, claim, rows)
     replies = [
         msgspec.structs.replace(reply, held=bool(held), warning=None if at else warning)
-        for at, (reply, held) in enumerate(zip(_cut(whole, batches), handed, strict=True))
+        for at, (reply, held) in enumerate(zip(_split_reply(whole, batches), handed, strict=True))
     ]
     peers = [context.parked.peers[waiting.waiter] for waiting in waits]
     for waiting in waits:
@@ -189,11 +189,11 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
         context.activity.begin_work(waiting.client, consumer_state.consumer_of(waiting.claim))
         effects.append(Send(peer, waiting.sequence, reply))
         if waiting.claim.places and len(waits) <= PLACED:
-            effects[-1] = claim_handler.with_places(context, partition, claim, mine, effects[-1])
+            effects[-1] = claim_handler.add_locations(context, partition, claim, mine, effects[-1])
     return effects
 
 
-def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> list[np.ndarray] | None:
+def _known_batches(partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> list[np.ndarray] | None:
     """Return the batches that were dealt to these claims before; None if the first has none.
 
     Returns [] if some must be decided one by one.
@@ -203,7 +203,7 @@ def _dealt_before(partition: Partition, sampler: BaseSampler, waits: list[Parked
         return None
     given = cast(RankConsistentSampler, sampler).deal_key
     keys = [key for waiting in waits if (key := given(waiting.claim.sampling)) is not None]
-    if not keys or not dealt.was(*keys[0]):
+    if not keys or not dealt.was_dealt(*keys[0]):
         return None
     found = [dealt.find(*key) for key in keys]
     size = waits[0].claim.count
@@ -216,17 +216,19 @@ def _is_enough(
 ) -> bool:
     """Return whether one deal can meet all these claims now."""
     claim = waits[0].claim
-    if context.background_deals.busy(partition.name, claim.task) or not _cuts(partition, sampler, claim):
+    if context.background_deals.is_computing(partition.name, claim.task) or not _is_divisible(
+        partition, sampler, claim
+    ):
         return False
     ready = partition.ready_set(claim.task, tuple(claim.fields))
-    return claim_samplers.available(partition, ready, sampler) >= claim.count * len(waits)
+    return claim_samplers.available_rows(partition, ready, sampler) >= claim.count * len(waits)
 
 
 def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int) -> list[np.ndarray]:
     """Return the rows (i8) of `number` claims like this one."""
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     sampling = {**batch_selection.sampling_of(claim), "partition": PartitionView(partition)}
-    offered, count = partition.offered(ready), number * claim.count
+    offered, count = partition.sampler_view(ready), number * claim.count
     if isinstance(sampler, RankConsistentSampler):
         ((sampled, _),) = call_sampler(sampler, sampler.deal, offered, count, **sampling).values()
     else:
@@ -243,7 +245,7 @@ def _record(sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.n
     return r.Dealt(claim.partition, claim.task, batch_index, claim.count, shares, b"".join(columns))
 
 
-def _cut(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[ClaimReply]:
+def _split_reply(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[ClaimReply]:
     """Cut the reply for all rows into one reply for each batch."""
     ends = [0, *accumulate(map(len, batches))]
     steps = {name: len(column) // ends[-1] for name, column in whole.shapes.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import not_taken
+from transfer_queue.core.control.unknown_names import unused_entries_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
@@ -41,13 +41,13 @@ def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> li
         outcome = _decide(context, claim)
     except Ask as ask:
         context.parked.park(caller, claim, _wait_of(claim) or math.inf)
-        return context.sampler_calls.want(context, caller.waiter, ask, fresh=True)
+        return context.sampler_calls.request_call(context, caller.waiter, ask, fresh=True)
     if not claim.hold and not claim.probe:
-        _come_back(context, caller.client, claim, outcome.rows)
+        _end_previous_batch(context, caller.client, claim, outcome.rows)
     if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
         context.parked.park(caller, claim, _wait_of(claim) or math.inf)
-        return _began(context, claim, caller.waiter, outcome)
-    return _give(context, caller, claim, outcome)
+        return _begin_long_deal(context, claim, caller.waiter, outcome)
+    return _answer_claim(context, caller, claim, outcome)
 
 
 def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: ComputedDeal | None = None) -> list[Effect]:
@@ -55,18 +55,18 @@ def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: Comput
     claim = waiting.claim
     waiter = waiting.waiter
     peer = context.parked.peers.get(waiter)
-    if peer is None or context.sampler_calls.under_way(waiter):
+    if peer is None or context.sampler_calls.is_pending(waiter):
         return []
     try:
         outcome = _decide(context, claim, made)
     except Ask as ask:
-        return context.sampler_calls.want(context, waiter, ask)
+        return context.sampler_calls.request_call(context, waiter, ask)
     except TransferQueueError as error:
         return context.refuse(waiting, error)
-    return _decided(context, waiting, peer, outcome)
+    return _effects_of_decision(context, waiting, peer, outcome)
 
 
-def look(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
+def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
     claim, peer, runner = waiting.claim, context.parked.peers.get(waiting.waiter), context.sampler_calls.runner
     if peer is None:
@@ -81,22 +81,22 @@ def look(context: ControllerContext, waiting: ParkedRequest, pending: PendingCal
                 return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
         outcome = _decide(context, claim)
     except Ask as ask:
-        return context.sampler_calls.go_on(context, pending, ask)
+        return context.sampler_calls.start_further(context, pending, ask)
     except RowsTakenError:
         pending.answers = Answers()
-        return look(context, waiting, pending)
+        return decide_parked(context, waiting, pending)
     except TransferQueueError as error:
         return context.refuse(waiting, error)
     finally:
         if runner is not None:
             runner.answers = None
     if pending.fresh and not claim.hold and not claim.probe:
-        _come_back(context, waiting.client, claim, outcome.rows)
+        _end_previous_batch(context, waiting.client, claim, outcome.rows)
     pending.fresh = False
-    return _decided(context, waiting, peer, outcome)
+    return _effects_of_decision(context, waiting, peer, outcome)
 
 
-def check_again(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
+def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
     try:
         batch_selection.check_claim(context.state, context.samplers, waiting.claim)
@@ -107,17 +107,19 @@ def check_again(context: ControllerContext, waiting: ParkedRequest) -> list[Effe
     return []
 
 
-def _decided(
+def _effects_of_decision(
     context: ControllerContext, waiting: ParkedRequest, peer: int, outcome: batch_selection.ClaimOutcome
 ) -> list[Effect]:
     """Return the effects of a decision about a parked claim."""
     claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
-        return _began(context, claim, waiter, outcome)
+        return _begin_long_deal(context, claim, waiter, outcome)
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
         return []
     context.parked.unpark(waiter)
-    return _give(context, Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim)), claim, outcome)
+    return _answer_claim(
+        context, Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim)), claim, outcome
+    )
 
 
 def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
@@ -126,13 +128,15 @@ def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimR
     fields = []
     if partition is not None and not claim.probe:
         names = value_locations.with_nested(partition, claim.fields)
-        fields = [partition.fields[name].type() for name in sorted(set(names)) if name in partition.fields]
+        fields = [partition.fields[name].to_field_type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
-    sampler = context.samplers.of(claim, partition)
-    return ClaimReply(b"", fields, ended=ended, version=version, warning=not_taken(sampler, claim.sampling))
+    sampler = context.samplers.sampler_for(claim, partition)
+    return ClaimReply(
+        b"", fields, ended=ended, version=version, warning=unused_entries_warning(sampler, claim.sampling)
+    )
 
 
-def _began(
+def _begin_long_deal(
     context: ControllerContext, claim: Claim, waiter: RequestKey, outcome: batch_selection.ClaimOutcome
 ) -> list[Effect]:
     """Start the long deal of this claim, if it has one."""
@@ -140,12 +144,12 @@ def _began(
     if long is None:
         return []
     partition = context.state.partitions[claim.partition]
-    sampler = context.samplers.of(claim, partition)
+    sampler = context.samplers.sampler_for(claim, partition)
     job = context.background_deals.begin(partition, claim.task, waiter, long)
     return [ComputeDeal(job.number, lambda: batch_selection.compute_deal(sampler, long.deal))]
 
 
-def _give(
+def _answer_claim(
     context: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome
 ) -> list[Effect]:
     client = caller.client
@@ -158,10 +162,10 @@ def _give(
     if rows is None:  # the end: the remainder was dealt to other ranks, or is skipped
         return context.commit(caller, Decision(records, lambda: empty_reply(context, claim, outcome.ended)))
     context.activity.begin_work(client, consumer_state.consumer_of(claim))
-    unit = claim_samplers.unit(context.samplers.of(claim, partition), partition)
+    unit = claim_samplers.dealt_group_size(context.samplers.sampler_for(claim, partition), partition)
     leased = lease_decisions.grant_lease(context.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.RowsLeased) else 0
-    handed = consumer_state.handed(partition, client, claim, rows) if not token else []
+    handed = consumer_state.hold_records(partition, client, claim, rows) if not token else []
     warning = warning_of(context, partition, claim, rows)
     count = lease_decisions.deliveries(partition, claim.task, rows) if token else None
 
@@ -174,10 +178,10 @@ def _give(
         return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
 
     effects = context.commit(caller, Decision([*lease_decisions.with_lease(records, leased), *handed], reply))
-    return [with_places(context, partition, claim, rows, effect) for effect in effects] if claim.places else effects
+    return [add_locations(context, partition, claim, rows, effect) for effect in effects] if claim.places else effects
 
 
-def with_places(
+def add_locations(
     context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
 ) -> Effect:
     """Add the present locations of the values to the reply.
@@ -186,40 +190,40 @@ def with_places(
     """
     if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
         return effect
-    places = value_locations.of_claimed(context.state, partition, rows, sorted(set(claim.fields)))
+    places = value_locations.locate_claimed(context.state, partition, rows, sorted(set(claim.fields)))
     return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
 def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None = None) -> batch_selection.ClaimOutcome:
     """Skip the rows that the sampler skips, and return what the claim gets. It waits until the needed indexes exist."""
     partition = context.state.partitions.get(claim.partition)
-    if partition is not None and context.index_builder.waits(context.samplers, partition, claim):
+    if partition is not None and context.index_builder.needs_indexes(context.samplers, partition, claim):
         return batch_selection.wait_for_deal()
-    timed = context.samplers.holds_up(claim)
+    timed = context.samplers.is_timed(claim)
     began = context.timer() if timed else 0.0
     try:
-        for record in batch_selection.passes_over(context.state, context.samplers, claim):
+        for record in batch_selection.decide_passed_over(context.state, context.samplers, claim):
             context.log.apply(record)
-        busy = context.background_deals.busy(claim.partition, claim.task)
+        busy = context.background_deals.is_computing(claim.partition, claim.task)
         return batch_selection.select_batch(context.state, context.samplers, claim, busy, made)
     finally:
         if timed:
             context.samplers.note(context.timer() - began)
 
 
-def _come_back(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
     context.activity.end_work(client, consumer_state.consumer_of(claim))
     partition = context.state.partitions.get(claim.partition)
     if partition is not None and claim.task in partition.holds.tasks:
         rank = consumer_state.rank_of(claim)
-        if not len(partition.holds.of(claim.task, client, rank)):
-            gone = partition.holds.left_by(claim.task, rank, context.connections.peers)
+        if not len(partition.holds.rows_of(claim.task, client, rank)):
+            gone = partition.holds.find_disconnected(claim.task, rank, context.connections.peers)
             if gone is not None:
                 context.log.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
-        held = partition.holds.of(claim.task, client, rank)
+        held = partition.holds.rows_of(claim.task, client, rank)
         ended = held if rows is None else np.setdiff1d(held, rows)
-        for record in unneeded_rows.finished(partition, claim.task, client, ended):
+        for record in unneeded_rows.finish_rows(partition, claim.task, client, ended):
             context.log.apply(record)
 
 
@@ -227,17 +231,17 @@ def warning_of(context: ControllerContext, partition: Partition, claim: Claim, r
     """Return a warning for the log of the client that sent the claim; None if there is none."""
     words = (
         spanning_warning(context, partition, claim, rows),
-        not_taken(context.samplers.of(claim, partition), claim.sampling),
+        unused_entries_warning(context.samplers.sampler_for(claim, partition), claim.sampling),
     )
     return ". ".join(filter(None, words)) or None
 
 
 def spanning_warning(context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
     """Return a warning, once for each partition, if a group by order of reservation has rows of several clients."""
-    size = claim_samplers.group_size(context.samplers.of(claim, partition))
+    size = claim_samplers.group_size(context.samplers.sampler_for(claim, partition))
     if size is None or size < 2 or partition.groups.explicit or partition.name in context.samplers.warned:
         return None
-    words = consumer_state.spanning(partition, rows, size)
+    words = consumer_state.describe_spanning_group(partition, rows, size)
     if words is not None:
         context.samplers.warned.add(partition.name)
     return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.control.unknown_names import no_partition
+from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -24,26 +24,26 @@ def consumer_of(claim: Claim) -> tuple[str, str, int]:
     return claim.partition, claim.task, rank_of(claim)
 
 
-def idle(
+def idle_consumers(
     partition: Partition, task: str, client: str, busy: dict[str, set[tuple[str, str, int]]]
 ) -> list[tuple[str, str, int]]:
     """Return as which consumers of this task a client that has not fetched again references no rows any more."""
     mine = [consumer for consumer in busy.get(client, ()) if consumer[:2] == (partition.name, task)]
-    return [consumer for consumer in mine if not len(partition.holds.of(task, client, consumer[2]))]
+    return [consumer for consumer in mine if not len(partition.holds.rows_of(task, client, consumer[2]))]
 
 
-def handed(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
+def hold_records(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
     """Return the record that a client references these rows, if the partition frees finished rows."""
     holds = partition.holds
     if claim.probe or claim.task not in holds.tasks:
         return []
     rank = rank_of(claim)
     live = rows[partition.rows.positions_of(rows) >= 0]
-    fresh = np.setdiff1d(live, holds.of(claim.task, client, rank))
+    fresh = np.setdiff1d(live, holds.rows_of(claim.task, client, rank))
     return [r.RowsHeld(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
 
 
-def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
+def describe_spanning_group(partition: Partition, rows: np.ndarray, size: int) -> str | None:
     """Return a warning if several clients reserved one of these dealt groups of `size`; None otherwise."""
     if len(partition.owners) < 2 or len(rows) % size:
         return None
@@ -59,7 +59,7 @@ def spanning(partition: Partition, rows: np.ndarray, size: int) -> str | None:
     )
 
 
-def missing(partition: Partition | None, task: str, size: int) -> int:
+def missing_groups(partition: Partition | None, task: str, size: int) -> int:
     """Return how many groups the task wants in addition to those that exist undealt or that producers have promised.
 
     size: samples of a group, used if the partition was created without a group_size.
@@ -76,23 +76,25 @@ def missing(partition: Partition | None, task: str, size: int) -> int:
     return max(0, partition.wants.groups[task] - max(0, there) - promised)
 
 
-def want(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
+def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
     """Return the record that sets how many groups a task wants; none if nothing changes."""
     if request.groups < 0:
         raise InvalidArgumentError(f"groups must not be negative, got {request.groups}")
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")
+        raise UnknownPartitionError(
+            f"{no_partition_text(request.partition, state.partitions)}; create_partition makes it"
+        )
     if partition.wants.groups.get(request.task, 0) == request.groups:
         return []
     return [r.GroupsWanted(request.partition, request.task, request.groups)]
 
 
-def taken(
+def decide_production(
     partition: Partition | None, client: str, request: TakeGroupDemand, size: int
 ) -> tuple[int, list[r.AnyRecord]]:
     """Return how many groups a producer is to make, and the record of its promise to make them."""
-    count = missing(partition, request.task, size)
+    count = missing_groups(partition, request.task, size)
     if request.most is None or not count or partition is None:
         return count, []
     if request.most < 1:

@@ -4,89 +4,95 @@ from __future__ import annotations
 
 from transfer_queue.core.claims import consumer_state, lease_decisions
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import unknown_partition
+from transfer_queue.core.control.unknown_names import unknown_partition_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.messages import claims
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.claims import Ack, Cancel, Finish, Nack, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 
-@handles(ResetConsumption)
-def reset(context: ControllerContext, caller: Caller, request: ResetConsumption) -> Decision:
+@handles(claims.ResetConsumption)
+def handle_reset_consumption(context: ControllerContext, caller: Caller, request: claims.ResetConsumption) -> Decision:
     """Reset the consumption of a task (None: of every task)."""
-    warning = unknown_partition(context.state.partitions, request.partition, "reset_consumption has no effect")
+    warning = unknown_partition_warning(context.state.partitions, request.partition, "reset_consumption has no effect")
     records: list[r.AnyRecord] = []
     if warning is None:
         records.append(r.ConsumptionForgotten(request.partition, request.task))
     return Decision(records, lambda: Done(True, warning))
 
 
-@handles(Finish)
-def finish_rows(context: ControllerContext, caller: Caller, request: Finish) -> Decision:
+@handles(claims.Finish)
+def handle_finish(context: ControllerContext, caller: Caller, request: claims.Finish) -> Decision:
     """Finish rows that the holder has fetched for a task."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
         return Decision([], Done)
 
     def reply() -> AnyReply:
-        for consumer in consumer_state.idle(partition, request.task, request.holder, context.activity.busy):
+        for consumer in consumer_state.idle_consumers(partition, request.task, request.holder, context.activity.busy):
             context.activity.end_work(request.holder, consumer)
         return Done()
 
-    return Decision(unneeded_rows.finished(partition, request.task, request.holder, indexes_in(request.rows)), reply)
+    return Decision(unneeded_rows.finish_rows(partition, request.task, request.holder, indexes_in(request.rows)), reply)
 
 
-@handles(Ack)
-def ack(context: ControllerContext, caller: Caller, request: Ack) -> Decision:
+@handles(claims.Ack)
+def handle_ack(context: ControllerContext, caller: Caller, request: claims.Ack) -> Decision:
     """Acknowledge rows of a lease. The reply says whether the lease had any of them."""
-    records = lease_decisions.ack(context.state, request)
+    records = lease_decisions.decide_ack(context.state, request)
     return Decision(records, lambda: Done(bool(records)))
 
 
-@handles(Nack)
-def nack(context: ControllerContext, caller: Caller, request: Nack) -> Decision:
+@handles(claims.Nack)
+def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack) -> Decision:
     """Return rows of a lease. The reply says whether the lease had any of them."""
-    records = lease_decisions.nack(context.state, request, context.max_deliveries)
+    records = lease_decisions.decide_nack(context.state, request, context.max_deliveries)
     return Decision(records, lambda: Done(bool(records)))
 
 
-@handles(RankGone)
-def rank_gone(context: ControllerContext, caller: Caller, request: RankGone) -> Decision:
+@handles(claims.RankGone)
+def handle_rank_gone(context: ControllerContext, caller: Caller, request: claims.RankGone) -> Decision:
     """Make the unacknowledged rows of a rank ready again. The reply has their number."""
-    records, count = lease_decisions.rank_gone(context.state, request, context.max_deliveries)
+    records, count = lease_decisions.decide_rank_gone(context.state, request, context.max_deliveries)
     return Decision(records, lambda: Done(count))
 
 
 @handles(SetGroupDemand)
-def want(context: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
+def handle_set_group_demand(context: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
     """Set how many groups a task wants."""
-    return Decision(consumer_state.want(context.state, request), Done)
+    return Decision(consumer_state.decide_demand(context.state, request), Done)
 
 
 @handles(TakeGroupDemand)
-def wanted(context: ControllerContext, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
+def handle_take_group_demand(
+    context: ControllerContext, caller: Caller, request: TakeGroupDemand
+) -> Decision | ParkDecision:
     """Reply with the number of groups that a producer is to make, or park the request."""
     partition = context.state.partitions.get(request.partition)
     size = context.group_size_of(request.partition) or 1
-    if request.wait is not None and request.wait > 0 and not consumer_state.missing(partition, request.task, size):
+    if (
+        request.wait is not None
+        and request.wait > 0
+        and not consumer_state.missing_groups(partition, request.task, size)
+    ):
         return ParkDecision(request, request.wait)
-    count, records = consumer_state.taken(partition, caller.client, request, size)
+    count, records = consumer_state.decide_production(partition, caller.client, request, size)
     return Decision(records, lambda: Done(count))
 
 
-@handles(Renew, reads=True)
-def renew(context: ControllerContext, caller: Caller, request: Renew) -> Done:
+@handles(claims.Renew, reads=True)
+def handle_renew(context: ControllerContext, caller: Caller, request: claims.Renew) -> Done:
     """Restart the time of leases. The reply says for each lease whether it is still in force."""
     return Done([context.lease_deadlines.renew(name, token, context.now) for name, token in request.leases])
 
 
-@handles(Cancel)
-def cancel(context: ControllerContext, caller: Caller, request: Cancel) -> list[Effect]:
+@handles(claims.Cancel)
+def handle_cancel(context: ControllerContext, caller: Caller, request: claims.Cancel) -> list[Effect]:
     """Cancel a waiting request. The reply says whether it was waiting.
 
     The cancelled request gets its one reply, too, although its client does not wait for it.

@@ -80,16 +80,16 @@ class FinalRound:
 def decide(end: FinalRound) -> Given | None:
     """Return what the claim gets; None if it waits."""
     if end.sampler.deals_finally:
-        return _by_itself(end)
-    return _by_round(end) if end.in_rounds else _by_rank(end)
+        return _decide_by_sampler(end)
+    return _decide_round(end) if end.in_rounds else _decide_for_rank(end)
 
 
-def drop(end: FinalRound) -> list[r.AnyRecord]:
+def skip_remainder(end: FinalRound) -> list[r.AnyRecord]:
     """Return the records that skip all remaining rows."""
-    return _given(end, {}, end.have)[1]
+    return _final_outcome(end, {}, end.have)[1]
 
 
-def _by_itself(end: FinalRound) -> Given | None:
+def _decide_by_sampler(end: FinalRound) -> Given | None:
     """Decide with a sampler that chooses the last rounds itself."""
     shares = end.deal(end.claim.count)
     if not shares:
@@ -97,10 +97,10 @@ def _by_itself(end: FinalRound) -> Given | None:
             return None
         shares = end.deal(end.claim.count, final=True)
     cut = {(rank, end.key[1]): sampled for rank, (sampled, _) in sorted(shares.items())}
-    return _given(end, cut, 0 if shares else end.have)
+    return _final_outcome(end, cut, 0 if shares else end.have)
 
 
-def _by_round(end: FinalRound) -> Given | None:
+def _decide_round(end: FinalRound) -> Given | None:
     """Decide if every deal is a round, so that no share is ever owed."""
     ranks = len(end.ranks)
     full = end.claim.count * ranks // end.unit
@@ -116,9 +116,9 @@ def _by_round(end: FinalRound) -> Given | None:
         cut = _round(end, count // ranks * end.unit)
     else:
         count = end.have
-        cut = _in_order(end, evenly(count, [full // ranks] * ranks))
+        cut = _in_order(end, split_evenly(count, [full // ranks] * ranks))
     rest = end.have - count
-    return _given(end, cut, rest if rest < few and end.final() else 0)
+    return _final_outcome(end, cut, rest if rest < few and end.final() else 0)
 
 
 def _round(end: FinalRound, count: int) -> dict[Key, Any]:
@@ -134,7 +134,7 @@ def _in_order(end: FinalRound, sizes: list[int]) -> dict[Key, Any]:
     return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
 
 
-def _by_rank(end: FinalRound) -> Given | None:
+def _decide_for_rank(end: FinalRound) -> Given | None:
     """Decide with a sampler that deals only to the rank that asks."""
     rank, number = end.key
     begins = number not in end.dealt.rounds
@@ -144,25 +144,27 @@ def _by_rank(end: FinalRound) -> Given | None:
     if end.have >= end.units_of(rank) and _may_reach(end, need):
         rest = end.have - need
         few = a_round if end.sampler.drop_last else len(end.ranks)
-        cut = _cut(end, [end.key], [end.units_of(rank)])
-        return _given(end, cut, rest if 0 < rest < few and end.final() else 0)
-    return _divided(end, lacking, begins) if end.final() else None
+        cut = _cut_deal(end, [end.key], [end.units_of(rank)])
+        return _final_outcome(end, cut, rest if 0 < rest < few and end.final() else 0)
+    return _divide_rest(end, lacking, begins) if end.final() else None
 
 
-def _divided(end: FinalRound, lacking: dict[int, int], begins: bool) -> Given:
+def _divide_rest(end: FinalRound, lacking: dict[int, int], begins: bool) -> Given:
     """Divide the remainder over the owed shares first, and then over a last round."""
     left = end.have
     if left < sum(lacking.values()):
         keys = _fewest_first(end, left)
         sizes = [1] * left
     else:
-        keys = sorted(((rank, number) for rank in end.ranks for number in end.dealt.lacks(rank)), key=_by_number)
-        sizes = evenly(left, [end.units_of(rank) for rank, _ in keys])
+        keys = sorted(
+            ((rank, number) for rank in end.ranks for number in end.dealt.missing_rounds(rank)), key=_by_number
+        )
+        sizes = split_evenly(left, [end.units_of(rank) for rank, _ in keys])
         left -= sum(sizes)
         if begins and not end.sampler.drop_last and left >= len(end.ranks):
             keys += [(rank, end.key[1]) for rank in sorted(end.ranks)]
-            sizes += evenly(left, [end.units_of(rank) for rank in sorted(end.ranks)])
-    return _given(end, _cut(end, keys, sizes), end.have - sum(sizes))
+            sizes += split_evenly(left, [end.units_of(rank) for rank in sorted(end.ranks)])
+    return _final_outcome(end, _cut_deal(end, keys, sizes), end.have - sum(sizes))
 
 
 def _by_number(key: Key) -> tuple[int, int]:
@@ -171,7 +173,7 @@ def _by_number(key: Key) -> tuple[int, int]:
 
 def _fewest_first(end: FinalRound, count: int) -> list[Key]:
     """Return `count` of the owed shares, those of the ranks with the fewest batches first."""
-    rounds = {rank: end.dealt.lacks(rank) for rank in end.ranks}
+    rounds = {rank: end.dealt.missing_rounds(rank) for rank in end.ranks}
     heap = [(end.dealt.counts.get(rank, 0), rank) for rank in end.ranks]
     heapq.heapify(heap)
     keys: list[Key] = []
@@ -182,7 +184,7 @@ def _fewest_first(end: FinalRound, count: int) -> list[Key]:
     return keys
 
 
-def evenly(count: int, most: list[int]) -> list[int]:
+def split_evenly(count: int, most: list[int]) -> list[int]:
     """Divide `count` as evenly as possible; the first shares are the larger ones. most: the limit of each share."""
     sizes = [0] * len(most)
     left = count
@@ -201,9 +203,9 @@ def _may_reach(end: FinalRound, need: int) -> bool:
     if not end.groups:
         return partition.rows.count - partition.tasks.get(end.claim.task, 0) >= need
     found, seen = end.have, set()
-    for positions in end.ready.unready(partition.rows):
-        for group in np.unique(partition.groups.of(positions, end.unit)).tolist():
-            if group not in seen and not partition.groups.hopeless(group, end.unit, sealed=True):
+    for positions in end.ready.unready_positions(partition.rows):
+        for group in np.unique(partition.groups.groups_of(positions, end.unit)).tolist():
+            if group not in seen and not partition.groups.is_orphaned(group, end.unit, sealed=True):
                 seen.add(group)
                 found += 1
         if found >= need:
@@ -214,7 +216,7 @@ def _may_reach(end: FinalRound, need: int) -> bool:
 # --- rows and records
 
 
-def _cut(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
+def _cut_deal(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
     """Cut one deal into shares of these sizes, in units. The groups of a deal are consecutive."""
     total = sum(sizes) * end.unit
     rows = end.deal(total)[end.key[0]][0] if total else []
@@ -225,7 +227,7 @@ def _cut(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
 def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
     """Raise InvalidArgumentError if some batches of this deal for all ranks were dealt before to single ranks."""
     dealt = partition.dealt.get(task)
-    twice = [key for key in keys if dealt is not None and dealt.was(*key)]
+    twice = [key for key in keys if dealt is not None and dealt.was_dealt(*key)]
     if twice:
         raise InvalidArgumentError(
             f"batch {twice[0][1]} was already dealt to the dp_ranks {[rank for rank, _ in twice]} alone, but this "
@@ -233,7 +235,7 @@ def check_undealt(partition: Partition, task: str, keys: Iterable[Key]) -> None:
         )
 
 
-def _given(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
+def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
     """Return the records of the shares, and of skipping the last `rest` of the other units."""
     claim = end.claim
     check_undealt(end.partition, claim.task, cut)
@@ -248,14 +250,14 @@ def _given(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
         everything = _all_rows(end)
         dealt = np.concatenate([np.zeros(0, "i8"), *(np.array(rows, "i8") for rows in cut.values())])
         left = everything[~np.isin(everything, dealt)][-rest * end.unit :]
-        records.append(passing(end.partition, claim.task, left, REMAINDER))
+        records.append(pass_over_record(end.partition, claim.task, left, REMAINDER))
     mine = cut.get(end.key)
     return None if mine is None else np.array(mine, "i8"), records
 
 
-def passing(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:
+def pass_over_record(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:
     """Return the record that the task skips these rows. It frees those that no other task of `free_when` needs."""
-    free = partition.holds.done_without(partition.rows.positions_of(rows), task)
+    free = partition.holds.finished_without(partition.rows.positions_of(rows), task)
     return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
 
 

@@ -43,30 +43,30 @@ class IndexNeeds(NamedTuple):
     """The orders of rows, each with whether it orders the rows of complete groups only."""
 
 
-def needs(samplers: SamplerRegistry, partition: Partition, claim: Claim) -> IndexNeeds:
+def index_needs(samplers: SamplerRegistry, partition: Partition, claim: Claim) -> IndexNeeds:
     """Return what a claim needs. What a user's sampler reads is not known before, and is built when it reads it."""
-    sampler = samplers.of(claim, partition)
+    sampler = samplers.sampler_for(claim, partition)
     size = 0
     keys: tuple[tuple[RankKey, bool], ...] = ()
     if not isinstance(sampler, UserSampler):
-        size, keys = claim_samplers.unit(sampler, partition), tuple(ranked_keys(sampler))
+        size, keys = claim_samplers.dealt_group_size(sampler, partition), tuple(ranked_keys(sampler))
     return IndexNeeds(claim.task, tuple(claim.fields), size, keys)
 
 
 def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     """Return the function that builds the next part; None if all is built."""
     rows, groups = partition.rows, partition.groups
-    begun = partition.begun_set(wanted.task, wanted.fields)
+    begun = partition.begin_ready_set(wanted.task, wanted.fields)
     if begun.unbuilt:
         return partial(begun.build, rows, BUILT)
     ready = partition.ready_set(wanted.task, wanted.fields)
-    whole = ready.counted(wanted.size, groups) if wanted.size else None
+    whole = ready.begin_groups(wanted.size, groups) if wanted.size else None
     if whole is not None and whole.uncounted:
-        return partial(ready.count, whole, groups, COUNTED_DECLARED if groups.explicit else COUNTED)
+        return partial(ready.count_groups, whole, groups, COUNTED_DECLARED if groups.explicit else COUNTED)
     for key, of_groups in wanted.keys:
         ranking, bits = ready.ranking(key, rows), ready.bits
         if whole is not None and of_groups:
-            ranking, bits = whole.ranked(key, rows), whole.bits
+            ranking, bits = whole.begin_ranking(key, rows), whole.bits
             if whole.unmarked:
                 return partial(whole.mark, groups, MARKED)
         if len(ranking.dirty) > RANKED:
@@ -83,11 +83,11 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def waits(self, samplers: SamplerRegistry, partition: Partition, claim: Claim) -> bool:
+    def needs_indexes(self, samplers: SamplerRegistry, partition: Partition, claim: Claim) -> bool:
         """Return whether a claim has to wait for its indexes, and start to build them."""
         if len(partition.rows.chunks) <= SMALL:
             return False
-        wanted = needs(samplers, partition, claim)
+        wanted = index_needs(samplers, partition, claim)
         if any(job[0] is partition and job[1] == wanted for job in self._jobs):
             return True
         part = next_part(partition, wanted)

@@ -39,7 +39,7 @@ class LeaseDeadlines:
         """Restart the time of a lease. Returns whether it is still in force."""
         partition = self._state.partitions.get(name)
         lease = None if partition is None else partition.leases.by_token.get(token)
-        if partition is None or lease is None or not len(partition.leases.living(lease)):
+        if partition is None or lease is None or not len(partition.leases.live_rows(lease)):
             return False
         if token in self._ends:
             self._ends[token] = now + lease.seconds
@@ -47,7 +47,7 @@ class LeaseDeadlines:
             self.begin(name, lease, now)
         return True
 
-    def next(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return the time at which the next lease may end; None if there is no lease."""
         if self._restored:
             return -math.inf  # restored leases have no deadline yet
@@ -63,14 +63,14 @@ class LeaseDeadlines:
                 heapq.heappush(self._heap, (end, name, token))
         return None
 
-    def due(self, now: float) -> Iterator[tuple[Partition, RowLease]]:
+    def expired(self, now: float) -> Iterator[tuple[Partition, RowLease]]:
         """Iterate over the leases whose deadline has passed. The caller ends each one before it takes the next."""
         if self._restored:
             self._restored = False
             for partition in self._state.partitions.values():
                 for lease in partition.leases.by_token.values():
                     self.begin(partition.name, lease, now)
-        while (when := self.next()) is not None and when <= now:
+        while (when := self.next_deadline()) is not None and when <= now:
             _, name, token = self._heap[0]
             yield self._state.partitions[name], self._state.partitions[name].leases.by_token[token]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from transfer_queue.core.claims.final_rounds import passing
-from transfer_queue.core.control.unknown_names import no_partition
+from transfer_queue.core.claims.final_rounds import pass_over_record
+from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -46,17 +46,17 @@ def grant_lease(
     if deals:
         fresh = np.unique(np.concatenate([_rows_of(deal) for deal in deals]))
         mine = np.intersect1d(fresh, rows)
-        mine = mine[partition.taken(claim.task, partition.rows.positions_of(mine)) == 0]
+        mine = mine[partition.consumption_states(claim.task, partition.rows.positions_of(mine)) == 0]
     else:
         mine = np.unique(rows)
         positions = partition.rows.positions_of(mine)
-        mine = mine[(positions >= 0) & (partition.taken(claim.task, positions) == CLAIMED)]
+        mine = mine[(positions >= 0) & (partition.consumption_states(claim.task, positions) == CLAIMED)]
         known = partition.batch_of(claim.task, partition.rows.position_of(int(mine[0]))) if len(mine) else None
         if known is None:
             return None  # a user's sampler returned rows again that other clients have
         batch = known[1:]
     if claim.lease is None:
-        return _through(partition, claim.task, 0, mine, mine) if len(mine) else None
+        return _acked_record(partition, claim.task, 0, mine, mine) if len(mine) else None
     if not len(mine):
         return None
     replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
@@ -96,33 +96,33 @@ def _share_of(deals: list[r.Dealt], rows: np.ndarray) -> tuple[int, int] | None:
 def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | None:
     """Return the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1."""
     positions = partition.rows.positions_of(rows)
-    counts = np.where(positions < 0, 0, partition.leases.delivered.of(task, positions) + 1)
+    counts = np.where(positions < 0, 0, partition.leases.delivered.counts_of(task, positions) + 1)
     return None if (counts == 1).all() else counts.astype("<i4").tobytes()
 
 
-def ack(state: State, request: Ack) -> list[r.AnyRecord]:
+def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
     """Return the record that acknowledges those of these rows that the lease has; none if it has ended."""
-    found = _asked(state, request.partition, request.token, request.rows)
+    found = _find_lease(state, request.partition, request.token, request.rows)
     if found is None:
         return []
     partition, lease, mine = found
     done = mine
     if lease.replicas > 1:
-        before = partition.leases.acked.of(lease.task, partition.rows.positions_of(mine))
+        before = partition.leases.acked.counts_of(lease.task, partition.rows.positions_of(mine))
         done = mine[before + 1 >= lease.replicas]
-    return [_through(partition, lease.task, lease.token, mine, done)]
+    return [_acked_record(partition, lease.task, lease.token, mine, done)]
 
 
-def nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
+def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
     """Return the records that return those of these rows that the lease has. limit: see `end_lease`."""
-    found = _asked(state, request.partition, request.token, request.rows)
+    found = _find_lease(state, request.partition, request.token, request.rows)
     if found is None:
         return []
     partition, lease, mine = found
     return end_lease(partition, lease, mine, "nacked", limit, delivered=request.delivered)
 
 
-def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
+def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
     """Return the partition, the lease and those of these rows that it has; None if it has none.
 
     Raises InvalidArgumentError if the rows are only a part of a group.
@@ -131,12 +131,12 @@ def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition,
     lease = None if partition is None else partition.leases.by_token.get(token)
     if partition is None or lease is None:
         return None
-    live = partition.leases.living(lease)
+    live = partition.leases.live_rows(lease)
     mine = np.intersect1d(live, indexes_in(rows))
     if not len(mine):
         return None
     if lease.unit:
-        groups = partition.groups.of(partition.rows.positions_of(live), lease.unit)
+        groups = partition.groups.groups_of(partition.rows.positions_of(live), lease.unit)
         named = np.isin(live, mine)
         split = np.isin(groups, groups[named]) & ~named & (groups >= 0)
         if split.any():
@@ -147,10 +147,10 @@ def _asked(state: State, name: str, token: int, rows: bytes) -> tuple[Partition,
     return partition, lease, mine
 
 
-def _through(partition: Partition, task: str, token: int, rows: np.ndarray, done: np.ndarray) -> r.LeaseAcked:
+def _acked_record(partition: Partition, task: str, token: int, rows: np.ndarray, done: np.ndarray) -> r.LeaseAcked:
     free = NONE
     if token:
-        free = done[partition.holds.done_without(partition.rows.positions_of(done), task)]
+        free = done[partition.holds.finished_without(partition.rows.positions_of(done), task)]
     return r.LeaseAcked(partition.name, task, token, rows.tobytes(), done.tobytes(), free.tobytes())
 
 
@@ -162,18 +162,18 @@ def end_lease(
     limit: the system's number of deliveries after which a row is skipped; 0 for no limit. delivered: whether this
     delivery counts. It does not count for rows that another lease of the same batch still has.
     """
-    live = np.intersect1d(rows, partition.leases.living(lease))
-    others = [] if lease.batch is None else partition.leases.of_batch(lease.batch)
+    live = np.intersect1d(rows, partition.leases.live_rows(lease))
+    others = [] if lease.batch is None else partition.leases.leases_of_batch(lease.batch)
     open_ = np.setdiff1d(live, np.concatenate([NONE, *(other.rows for other in others if other is not lease)]))
     counted = open_ if delivered else NONE
-    poison = _poison(partition, lease, counted, _most(partition, limit))
+    poison = _poisoned_rows(partition, lease, counted, _max_deliveries(partition, limit))
     returned = NONE if lease.batch is not None else open_
     records: list[r.AnyRecord] = [
         r.LeaseEnded(
             partition.name, lease.task, lease.token, rows.tobytes(), counted.tobytes(), returned.tobytes(), reason
         )
     ]
-    return records + _set_aside(partition, lease.task, poison)
+    return records + _skip_poison(partition, lease.task, poison)
 
 
 def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
@@ -188,52 +188,52 @@ def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]
     return []
 
 
-def _most(partition: Partition, limit: int) -> int:
+def _max_deliveries(partition: Partition, limit: int) -> int:
     own = partition.options.max_deliveries
     return limit if own is None else own
 
 
-def _poison(partition: Partition, lease: RowLease, counted: np.ndarray, limit: int) -> np.ndarray:
+def _poisoned_rows(partition: Partition, lease: RowLease, counted: np.ndarray, limit: int) -> np.ndarray:
     """Return those of these rows, in complete groups, that reach the limit of deliveries with this delivery."""
     if not limit or not len(counted):
         return NONE
     positions = partition.rows.positions_of(counted)
-    bad = partition.leases.delivered.of(lease.task, positions) + 1 >= limit
+    bad = partition.leases.delivered.counts_of(lease.task, positions) + 1 >= limit
     if lease.unit:
-        groups = partition.groups.of(positions, lease.unit)
+        groups = partition.groups.groups_of(positions, lease.unit)
         bad |= np.isin(groups, groups[bad])
     poison: np.ndarray = counted[bad]
     return poison
 
 
-def _set_aside(partition: Partition, task: str, poison: np.ndarray) -> list[r.AnyRecord]:
-    return [passing(partition, task, poison, POISON)] if len(poison) else []
+def _skip_poison(partition: Partition, task: str, poison: np.ndarray) -> list[r.AnyRecord]:
+    return [pass_over_record(partition, task, poison, POISON)] if len(poison) else []
 
 
-def rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRecord], int]:
+def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRecord], int]:
     """Return the records that make the unacknowledged rows of a rank ready again, and the number of these rows."""
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; nothing was changed")
+        raise UnknownPartitionError(f"{no_partition_text(request.partition, state.partitions)}; nothing was changed")
     task, rank = request.task, request.dp_rank
     dealt = partition.dealt.get(task)
     kept = [dealt.batches[number].rows for (owner, _), number in dealt.by_key.items() if owner == rank] if dealt else []
     rows = np.unique(np.concatenate([NONE, *kept]))
     positions = partition.rows.positions_of(rows)
-    rows = rows[(positions >= 0) & (partition.taken(task, positions) == CLAIMED)]
-    leases = partition.leases.of_rank(task, rank)
+    rows = rows[(positions >= 0) & (partition.consumption_states(task, positions) == CLAIMED)]
+    leases = partition.leases.leases_of_rank(task, rank)
     counted, poison = NONE, NONE
     for lease in leases:
         mine = np.setdiff1d(np.intersect1d(rows, lease.rows), counted)
         counted = np.union1d(counted, mine)
-        poison = np.union1d(poison, _poison(partition, lease, mine, _most(partition, limit)))
+        poison = np.union1d(poison, _poisoned_rows(partition, lease, mine, _max_deliveries(partition, limit)))
     left = r.RankLeft(
         partition.name, task, rank, [lease.token for lease in leases], rows.tobytes(), counted.tobytes()
     )  # fmt: skip
-    return [left, *_set_aside(partition, task, poison)], len(rows) - len(poison)
+    return [left, *_skip_poison(partition, task, poison)], len(rows) - len(poison)
 
 
-def poisoned(partition: Partition, task: str, rows: np.ndarray) -> bool:
+def has_poisoned_rows(partition: Partition, task: str, rows: np.ndarray) -> bool:
     """Return whether rows of a dealt batch are skipped as poison."""
     if (task, POISON) not in partition.passed.counts:
         return False

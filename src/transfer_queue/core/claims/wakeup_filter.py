@@ -37,7 +37,7 @@ def claims_to_retry(
         consumed: Whether all rows are consumed.
         connected: The requests whose clients are connected, so that they can get a reply.
     """
-    of_shares = [waiting for key in shares for waiting in queue.of_share(key)]
+    of_shares = [waiting for key in shares for waiting in queue.claims_for_batch(key)]
     yield from claim_batching.batchable_shares(partition, samplers, of_shares, connected)
     yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
@@ -47,7 +47,7 @@ def claims_to_retry(
         return
     hopes: dict[tuple[tuple[str, ...], AnySampler], bool] = {}
     unmet: set[object] = set()  # no claim similar to one of these can be met
-    if not others and not partition.sealed and not _enough(partition, task, queue):
+    if not others and not partition.sealed and not _has_enough_rows(partition, task, queue):
         return
     queued = list(queue.claims.items())
     for at, (waiter, waiting) in enumerate(queued):
@@ -55,27 +55,27 @@ def claims_to_retry(
             continue  # its client is not connected, or it was met together with another claim
         claim = waiting.claim
         fields = tuple(claim.fields)
-        sampler = samplers.of(claim, partition)
+        sampler = samplers.sampler_for(claim, partition)
         if others and not claim_samplers.deals_itself(sampler):
             yield [waiting]
             continue
         ready = partition.ready_set(task, fields)
-        alike = fields, claim.count, _but_for_its_share(claim)
+        alike = fields, claim.count, _request_without_share(claim)
         if alike in unmet:
             continue
-        have = claim_samplers.available(partition, ready, sampler)
+        have = claim_samplers.available_rows(partition, ready, sampler)
         if have >= claim.count:
-            yield from _with_others(samplers, partition, queue, queued, at, have, connected)
+            yield from _batches_with(samplers, partition, queue, queued, at, have, connected)
             if not partition.sealed and waiter in queue.claims and not claim.ahead:
                 unmet.add(alike)
-            if not others and not partition.sealed and not _enough(partition, task, queue):
+            if not others and not partition.sealed and not _has_enough_rows(partition, task, queue):
                 return
         elif partition.sealed:
             if (fields, sampler) not in hopes:
                 hopes[fields, sampler] = batch_selection.is_final(partition, ready, sampler)
             if hopes[fields, sampler]:
                 yield [waiting]
-    queue.recount()
+    queue.tighten_bounds()
 
 
 def all_claims(
@@ -86,16 +86,16 @@ def all_claims(
     for at, (waiter, waiting) in enumerate(queued):
         if waiter not in connected or waiter not in queue.claims:
             continue
-        sampler = samplers.of(waiting.claim, partition)
+        sampler = samplers.sampler_for(waiting.claim, partition)
         if partition is None or partition.sealed or not claim_samplers.deals_itself(sampler):
             yield [waiting]
             continue
         ready = partition.ready_set(waiting.claim.task, tuple(waiting.claim.fields))
-        have = claim_samplers.available(partition, ready, sampler)
-        yield from _with_others(samplers, partition, queue, queued, at, have, connected)
+        have = claim_samplers.available_rows(partition, ready, sampler)
+        yield from _batches_with(samplers, partition, queue, queued, at, have, connected)
 
 
-def _with_others(
+def _batches_with(
     samplers: SamplerRegistry,
     partition: Partition,
     queue: ClaimQueue,
@@ -106,18 +106,20 @@ def _with_others(
 ) -> Iterator[list[ParkedRequest]]:
     """Iterate over the claim at a position with those met with it, then over those for which its deal has shares."""
     waiter, waiting = queued[at]
-    yield claim_batching.batchable_claims(partition, samplers.of(waiting.claim, partition), queued, at, have, connected)
+    yield claim_batching.batchable_claims(
+        partition, samplers.sampler_for(waiting.claim, partition), queued, at, have, connected
+    )
     if waiter not in queue.claims:
-        found = claim_batching.dealt_with(partition, waiting.claim, queue)
+        found = claim_batching.waiting_for_shares(partition, waiting.claim, queue)
         yield from claim_batching.batchable_shares(partition, samplers, found, connected)
 
 
-def _enough(partition: Partition, task: str, queue: ClaimQueue) -> bool:
+def _has_enough_rows(partition: Partition, task: str, queue: ClaimQueue) -> bool:
     """Return whether enough rows are ready for any claim of the queue."""
     return any(partition.ready_set(task, fields).total >= least for fields, (_, least) in queue.wanted.items())
 
 
-def _but_for_its_share(claim: Claim) -> tuple[tuple[str, str], ...]:
+def _request_without_share(claim: Claim) -> tuple[tuple[str, str], ...]:
     """Return the sampling_config of a claim with only whether it asks for a share, and not for which one."""
     said = [(name, repr(value)) for name, value in claim.sampling.items() if name not in ("dp_rank", "batch_index")]
     return tuple(sorted([*said, ("batch_index", str(claim.sampling.get("batch_index") is not None))]))

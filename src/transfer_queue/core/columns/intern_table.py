@@ -72,20 +72,20 @@ class _Interning(Column):
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         """See `Column`."""
         interned: InternTable[Any] = getattr(table, self.name)
-        tree[self.key] = interned.saved()
-        tree[self._values_key] = self.encoded(interned.values)
+        tree[self.key] = interned.to_tree()
+        tree[self._values_key] = self.encode_value(interned.values)
 
     def load(self, table: Any, loaded: Any) -> None:
         """See `Column`."""
         interned: InternTable[Any] = InternTable()
         interned.load(getattr(loaded, self.key))
-        interned.set_values(self.decoded(getattr(loaded, self._values_key)))
+        interned.set_values(self.decode_part(getattr(loaded, self._values_key)))
         setattr(table, self.name, interned)
 
-    def comparable(self, table: Any) -> Any:
+    def to_comparable(self, table: Any) -> Any:
         """See `Column`."""
         interned: InternTable[Any] = getattr(table, self.name)
-        return {**interned.comparable(), "values": list(interned.values)}
+        return {**interned.to_comparable(), "values": list(interned.values)}
 
 
 def interned(values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:

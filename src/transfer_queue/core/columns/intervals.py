@@ -48,7 +48,7 @@ class IntervalSet(Persisted, array_like=True):
             found.append((first, last))
         return found
 
-    def without(self, other: IntervalSet | None) -> Iterator[int]:
+    def difference(self, other: IntervalSet | None) -> Iterator[int]:
         """Iterate over the integers that are in this set and not in the other, ascending."""
         if other is None or not other.starts:
             for start, end in zip(self.starts, self.ends, strict=True):

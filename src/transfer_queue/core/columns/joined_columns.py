@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.schema import I8, AnyColumn, Column, keyed, list_form, several, tuple_form
+from transfer_queue.core.columns.schema import I8, AnyColumn, Column, list_form, several, tuple_form, unique_dict
 
 PIECE = 4096
 """The number of texts in one piece of packed texts."""
@@ -51,12 +51,12 @@ def split_columns(saved: Any) -> list[np.ndarray]:
     return [values[a:b] for a, b in pairwise(edges)]
 
 
-def packed_texts(texts: list[str]) -> dict[str, np.ndarray]:
+def pack_texts(texts: list[str]) -> dict[str, np.ndarray]:
     """Return texts as bytes, in pieces. One piece takes a millisecond to decode, during which other threads wait."""
     return join_columns([np.frombuffer(_encode(texts[at : at + PIECE]), "u1") for at in range(0, len(texts), PIECE)])
 
 
-def unpacked_texts(saved: Any) -> Iterator[list[str]]:
+def unpack_texts(saved: Any) -> Iterator[list[str]]:
     """Iterate over packed texts, piece by piece. Raise ValueError or msgspec.DecodeError if they are not packed texts.
 
     Older releases saved the texts as one list, which is split into pieces here.
@@ -90,7 +90,7 @@ def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
             row(**dict(zip(names, entry, strict=True)), **{array: values})
             for entry, values in zip(entries, split_columns(arrays), strict=True)
         ]
-        return keyed([(getattr(each, by), each) for each in made])
+        return unique_dict([(getattr(each, by), each) for each in made])
 
     entry = tuple_form(types[name] for name in names)
     return several({key: list_form(entry), array: Joined}, dict, save, load)
@@ -108,7 +108,7 @@ class _NumbersOfTexts(Column):
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         value = getattr(table, self.name)
-        tree[self._texts_key] = packed_texts(list(value))
+        tree[self._texts_key] = pack_texts(list(value))
         tree[self._numbers_key] = np.fromiter(value.values(), "i8", len(value))
 
     def load(self, table: Any, loaded: Any) -> None:
@@ -116,7 +116,7 @@ class _NumbersOfTexts(Column):
         value: dict[str, int] = {}
         names = np.empty(len(numbers), object)
         done = 0
-        for texts in unpacked_texts(getattr(loaded, self._texts_key)):  # other threads run between two pieces
+        for texts in unpack_texts(getattr(loaded, self._texts_key)):  # other threads run between two pieces
             first, done = done, done + len(texts)
             value.update(zip(texts, numbers[first:done].tolist(), strict=True))
             names[first:done] = texts
@@ -127,7 +127,7 @@ class _NumbersOfTexts(Column):
         setattr(table, self.name, value)
         self._loaded(table, names, numbers)
 
-    def comparable(self, table: Any) -> Any:
+    def to_comparable(self, table: Any) -> Any:
         return dict(getattr(table, self.name))
 
 

@@ -35,7 +35,7 @@ class _Columns(Column):
         fields = [(name, form | None if optional else form, *absent) for name, form in self._dtypes.items()]
         super().__init__(msgspec.defstruct("Columns", fields, forbid_unknown_fields=True), dict)
 
-    def decoded(self, part: Any) -> Any:
+    def decode_part(self, part: Any) -> Any:
         found = {name: getattr(part, name) for name in self._dtypes}
         if not self._optional:
             return found
@@ -80,19 +80,19 @@ class PerRow(Column):
         """Make the arrays as long as the chunk's capacity."""
         value = getattr(table, self.name)
         if self._shape == self.BY_NAME:
-            setattr(table, self.name, {name: self.grown(each, table.capacity) for name, each in value.items()})
+            setattr(table, self.name, {name: self.grow_array(each, table.capacity) for name, each in value.items()})
         elif value is not None:
-            setattr(table, self.name, self.grown(value, table.capacity))
+            setattr(table, self.name, self.grow_array(value, table.capacity))
 
-    def grown(self, value: Any, capacity: int) -> Any:
+    def grow_array(self, value: Any, capacity: int) -> Any:
         """Return a copy of an array, or of a pair of arrays, with this number of entries."""
         if isinstance(value, tuple):
-            return tuple(self.grown(each, capacity) for each in value)
+            return tuple(self.grow_array(each, capacity) for each in value)
         out = np.full(capacity, self._fill, value.dtype) if self._fill else np.zeros(capacity, value.dtype)
         out[: len(value)] = value
         return out
 
-    def comparable(self, table: Any) -> Any:
+    def to_comparable(self, table: Any) -> Any:
         """Leave out names without any value, because a column may be made before there is a value."""
         value = getattr(table, self.name)
         if self._shape != self.BY_NAME:

@@ -6,7 +6,7 @@ A table subclasses `Persisted` and declares its columns::
         groups: dict[str, int] = map_of(str, Count)
 
 A declaration defines the initial value of an attribute, its part of the saved tree, the form that this part of a loaded
-tree must have, and what `comparable` and `check` examine. The functions at the end of this module, in
+tree must have, and what `to_comparable` and `check` examine. The functions at the end of this module, in
 `row_columns` and in `joined_columns` make the declarations; a table that needs another kind subclasses `Column`.
 
 A saved tree consists of dicts, lists, text, numbers, bytes and numpy arrays. Its arrays are those of the table, not
@@ -96,7 +96,7 @@ def _array(wanted: Any, value: Any) -> Any:
     raise ValueError(f"Expected a column of {' or '.join(wanted.dtypes)}{length}, got {there}")
 
 
-def converted(tree: Any, form: Any) -> Any:
+def convert_tree(tree: Any, form: Any) -> Any:
     """Return the values of a tree in the types of a form. Raise msgspec.ValidationError, which names the place."""
     return msgspec.convert(tree, form, dec_hook=_array)
 
@@ -153,25 +153,25 @@ class Column:
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         """Write the value of a table into its tree."""
-        tree[self.key] = self.encoded(getattr(table, self.name))
+        tree[self.key] = self.encode_value(getattr(table, self.name))
 
     def load(self, table: Any, loaded: Any) -> None:
         """Set the value of a table from a loaded tree that has the form."""
-        setattr(table, self.name, self.decoded(getattr(loaded, self.key)))
+        setattr(table, self.name, self.decode_part(getattr(loaded, self.key)))
 
-    def encoded(self, value: Any) -> Any:
+    def encode_value(self, value: Any) -> Any:
         """Return the part of the tree for a value."""
         return value if self._save is None else self._save(value)
 
-    def decoded(self, part: Any) -> Any:
+    def decode_part(self, part: Any) -> Any:
         """Return the value for a part of a tree that has the form."""
         return part if self._load is None else self._load(part)
 
-    def comparable(self, table: Any) -> Any:
+    def to_comparable(self, table: Any) -> Any:
         """Return what is saved of the value, as plain values that can be compared with ==."""
         tree: dict[str, Any] = {}
         self.save(table, tree)
-        return plain(next(iter(tree.values())) if len(tree) == 1 else tree)
+        return plain_values(next(iter(tree.values())) if len(tree) == 1 else tree)
 
     def check(self, table: Any, where: str) -> None:
         """Raise BrokenInvariant if the value contradicts the other columns of its table."""
@@ -223,7 +223,7 @@ class Persisted:
             cls.__name__, fields, forbid_unknown_fields=True, array_like=cls._array_like, module=cls.__module__
         )
 
-    def saved(self) -> Any:
+    def to_tree(self) -> Any:
         """Return the table as a tree. Write the tree before the table changes, because the arrays are not copied."""
         tree: dict[str, Any] = {}
         for column in self._persisted:
@@ -233,26 +233,26 @@ class Persisted:
         return list(tree.values()) if self._array_like else tree
 
     def restore(self, tree: Any) -> None:
-        """Restore what `saved` returned, on a new table, which owns the arrays of the tree from then on.
+        """Restore what `to_tree` returned, on a new table, which owns the arrays of the tree from then on.
 
         Raises msgspec.ValidationError, which names the place, if the tree does not have the form.
         """
-        self.load(converted(tree, self.form()))
+        self.load(convert_tree(tree, self.form()))
 
     def load(self, loaded: Any) -> None:
-        """Set the columns from a tree that has the form, as `converted` returned it."""
+        """Set the columns from a tree that has the form, as `convert_tree` returned it."""
         if self._bare:
             loaded = SimpleNamespace(**{self._persisted[0].key: loaded})
         for column in self._persisted:
             column.load(self, loaded)
-        self.restored()
+        self.derive()
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Compute what is derived from the columns. Called after they are restored."""
 
-    def comparable(self) -> Any:
+    def to_comparable(self) -> Any:
         """Return every column that a replay of the records must reproduce, as plain values for comparison with ==."""
-        return {column.name: column.comparable(self) for column in self._persisted if column.compared}
+        return {column.name: column.to_comparable(self) for column in self._persisted if column.compared}
 
     def check_columns(self, where: str) -> None:
         """Raise BrokenInvariant if the length of a column or the range of its numbers is wrong.
@@ -263,7 +263,7 @@ class Persisted:
             column.check(self, where)
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Return a part of a tree as plain values. A long array becomes its length and its entries other than 0."""
     if isinstance(value, np.ndarray):
         if len(value) <= LONG:
@@ -271,9 +271,9 @@ def plain(value: Any) -> Any:
         there = np.flatnonzero(value)
         return [len(value), dict(zip(there.tolist(), value[there].tolist(), strict=True))]
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain_values(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain_values(each) for each in value]
     return value
 
 
@@ -282,7 +282,7 @@ def plain(value: Any) -> Any:
 # They return Any, so that the annotation of the attribute gives its type.
 
 
-def of_kind(kind: Column) -> Any:
+def custom_column(kind: Column) -> Any:
     """Declare a column of a special kind."""
     return kind
 
@@ -328,7 +328,7 @@ def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
         list_form(tuple_form((*key, value))),
         dict,
         save=lambda values: [(*name, each) for name, each in values.items()],
-        load=lambda entries: keyed([(entry[:-1], entry[-1]) for entry in entries]),
+        load=lambda entries: unique_dict([(entry[:-1], entry[-1]) for entry in entries]),
     )
 
 
@@ -347,7 +347,7 @@ def value_of(form: Any, make: Callable[[], Any] | None, save: Callable[[Any], An
     return Column(form, make, save=save, load=load)
 
 
-def keyed(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def unique_dict(entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """Return a dict of these entries of a loaded tree. Raise ValueError if two entries have the same key."""
     made = dict(entries)
     if len(made) != len(entries):
@@ -369,13 +369,13 @@ class _Part(Column):
         return [(self.key, self.form.form(), self.missing)]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
-        tree[self.key] = getattr(table, self.name).saved()
+        tree[self.key] = getattr(table, self.name).to_tree()
 
     def load(self, table: Any, loaded: Any) -> None:
         getattr(table, self.name).load(getattr(loaded, self.key))
 
-    def comparable(self, table: Any) -> Any:
-        return getattr(table, self.name).comparable()
+    def to_comparable(self, table: Any) -> Any:
+        return getattr(table, self.name).to_comparable()
 
     def check(self, table: Any, where: str) -> None:
         getattr(table, self.name).check_columns(f"{where}.{self.key}")
@@ -398,7 +398,7 @@ class _Parts(Column):
         return [(self.key, dict_form(self._key, self.form.form()), self.missing)]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
-        tree[self.key] = {key: each.saved() for key, each in getattr(table, self.name).items()}
+        tree[self.key] = {key: each.to_tree() for key, each in getattr(table, self.name).items()}
 
     def load(self, table: Any, loaded: Any) -> None:
         parts: dict[Any, Persisted] = {}
@@ -407,8 +407,8 @@ class _Parts(Column):
             parts[key].load(each)
         setattr(table, self.name, parts)
 
-    def comparable(self, table: Any) -> Any:
-        return {key: each.comparable() for key, each in getattr(table, self.name).items()}
+    def to_comparable(self, table: Any) -> Any:
+        return {key: each.to_comparable() for key, each in getattr(table, self.name).items()}
 
     def check(self, table: Any, where: str) -> None:
         for key, each in getattr(table, self.name).items():

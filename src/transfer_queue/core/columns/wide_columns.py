@@ -47,7 +47,7 @@ class WideColumns:
         self.blocks[:, at] = number
         self.slots[:, at] = slots
 
-    def grown(self, capacity: int) -> WideColumns:
+    def with_capacity(self, capacity: int) -> WideColumns:
         """Return a copy for a chunk of this capacity."""
         grown = WideColumns(self.names, capacity)
         grown.blocks[:, : self.capacity] = self.blocks

@@ -115,7 +115,7 @@ class ActivityTracker:
 
     def _will_free_space(self, state: State, name: str) -> bool:
         """Return whether a client that is not known yet will free space of this partition."""
-        partition, tasks = state.partitions[name], state.waiting.of_partition(name)
+        partition, tasks = state.partitions[name], state.waiting.claim_queues(name)
         if partition.row_count and not (tasks and set(partition.holds.tasks) <= set(tasks)):
             return True
         if any(_lacks_fields_only(partition, claim) for queue in tasks.values() for claim in queue.claims.values()):
@@ -138,4 +138,4 @@ def _is_kept_for_others(partition: Partition, tasks: Iterable[str]) -> bool:
     if not all(partition.tasks.get(task) for task in tasks):
         return False
     positions = partition.rows.live_positions()
-    return bool(np.logical_and.reduce([partition.consumed(task, positions) == 1 for task in tasks]).any())
+    return bool(np.logical_and.reduce([partition.consumed_flags(task, positions) == 1 for task in tasks]).any())

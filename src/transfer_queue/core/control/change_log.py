@@ -52,7 +52,7 @@ class ChangeSet:
         assert partition is not None
         if partition.sealed:
             self.tasks.add(record.task)
-        elif partition.wholly_consumed(record.task):
+        elif partition.is_wholly_consumed(record.task):
             self.consumed.add(record.task)
 
     def note_removal(self, record: Any, partition: Partition | None) -> None:
@@ -61,7 +61,7 @@ class ChangeSet:
             self.everything = True
             return
         self.space = True
-        self.consumed |= {task for task in partition.tasks if partition.wholly_consumed(task)}
+        self.consumed |= {task for task in partition.tasks if partition.is_wholly_consumed(task)}
 
     def note_task(self, record: Any, partition: Partition | None) -> None:
         """Note a record that may meet any claim of its task."""
@@ -95,7 +95,7 @@ class ChangeLog:
                 log.observe([kind], self._note_finished)
         log.observe([r.UnitLost, r.ExtentsLost], self._note_loss)
 
-    def of(self, partition: str) -> ChangeSet:
+    def changes_of(self, partition: str) -> ChangeSet:
         """Return the changes of a partition, to be added to."""
         change = self.by_partition.get(partition)
         if change is None:
@@ -104,15 +104,15 @@ class ChangeLog:
 
     def _observer(self, note: Note) -> Callable[[Any], None]:
         def observe(record: Any) -> None:
-            note(self.of(record.partition), record, self._state.partitions.get(record.partition))
+            note(self.changes_of(record.partition), record, self._state.partitions.get(record.partition))
 
         return observe
 
     def _note_finished(self, record: r.RowsFinished) -> None:
         if record.freed:
-            self.of(record.partition).everything = True
+            self.changes_of(record.partition).everything = True
 
     def _note_loss(self, record: r.AnyRecord) -> None:
         for partition in self._state.partitions.values():
             if self._state.losses in partition.losses.events:
-                self.of(partition.name)
+                self.changes_of(partition.name)

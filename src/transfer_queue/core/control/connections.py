@@ -33,11 +33,11 @@ class ReconnectGrace:
         """The end of the grace period, on the controller's clock."""
         self._is_alive = is_alive
 
-    def due(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return when the grace period ends; None if no client is awaited."""
         return self.until if self.clients else None
 
-    def expired(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
+    def expired_clients(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
         """Return the clients that count as gone from now on.
 
         A client whose process is known to be alive is awaited for another period.
@@ -74,12 +74,12 @@ class Connections:
         self.departed: dict[str, None] = {}
         """The clients without a connection whose replies are kept, the first to leave first."""
 
-    def opened(self, client: str, peer: int) -> None:
+    def note_opened(self, client: str, peer: int) -> None:
         """Note a connection of a client."""
         self.peers.setdefault(client, set()).add(peer)
         self.departed.pop(client, None)
 
-    def closed(self, client: str, peer: int) -> bool:
+    def note_closed(self, client: str, peer: int) -> bool:
         """Note the end of a connection. Returns whether it was the last one of its client."""
         peers = self.peers.get(client)
         if peers is None:

@@ -76,7 +76,7 @@ class ControllerContext:
     def group_size_of(self, name: str) -> int | None:
         """Return the samples in a group that the system's sampler deals of a partition; None if it deals no groups."""
         partition = self.state.partitions.get(name)
-        return claim_samplers.group_size(self.samplers.for_partition(self.samplers.default, partition))
+        return claim_samplers.group_size(self.samplers.adapt_to_partition(self.samplers.default, partition))
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
         """Apply what a request does, and reply to it. The reply is kept until the client has it."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from transfer_queue.core.events import records as r
-from transfer_queue.metrics.timing import MOST_NAMES, OTHER, Load, Waits, bounded
+from transfer_queue.metrics.timing import MOST_NAMES, OTHER, Load, Waits, bounded_key
 
 
 class LeaseCounts:
@@ -30,11 +30,11 @@ class LeaseCounts:
             "redelivered_rows": {(task, reason): count for (task, reason), count in self.redelivered.items()},
         }
 
-    def note(self, record: r.AnyRecord) -> None:
+    def count_record(self, record: r.AnyRecord) -> None:
         """Count a record that was applied, which is one of RECORDS."""
         if isinstance(record, r.Dealt):
             if record.lease is not None:
-                self.note(record.lease)
+                self.count_record(record.lease)
         elif isinstance(record, r.RowsLeased):
             self.granted[_bounded_label(record.task, self.granted)] += 1
         elif isinstance(record, r.LeaseAcked):
@@ -43,7 +43,7 @@ class LeaseCounts:
         elif isinstance(record, (r.LeaseEnded, r.RankLeft)):
             reason = record.reason if isinstance(record, r.LeaseEnded) else "rank gone"
             if record.counted:
-                task, reason = bounded((record.task, reason), self.redelivered)
+                task, reason = bounded_key((record.task, reason), self.redelivered)
                 self.redelivered[task, reason] += len(record.counted) // 8
 
 

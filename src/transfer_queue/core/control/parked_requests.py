@@ -43,7 +43,7 @@ class ParkedRequests:
         """End the wait of a request."""
         waiting = self._log.state.waiting.by_waiter[waiter]
         kind, task = name_of(type(waiting.request)), getattr(waiting.request, "task", "")
-        self._measures.waits.note(kind, task, self._log.now - waiting.since)
+        self._measures.waits.record(kind, task, self._log.now - waiting.since)
         self._log.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 

@@ -14,17 +14,17 @@ TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "
 """The entries that a loader passes to any sampler, and those that choose a sampler."""
 
 
-def no_partition(name: str, partitions: Iterable[str]) -> str:
+def no_partition_text(name: str, partitions: Iterable[str]) -> str:
     """Return "there is no partition 'x'", with the nearest names that exist, otherwise the first ones."""
-    return f"there is no partition {name!r} ({others(name, partitions)})"
+    return f"there is no partition {name!r} ({suggestion(name, partitions)})"
 
 
-def unknown_partition(partitions: Collection[str], name: str, effect: str) -> str | None:
+def unknown_partition_warning(partitions: Collection[str], name: str, effect: str) -> str | None:
     """Return a warning about a partition that does not exist; None if it exists. effect: what the request then does."""
-    return None if name in partitions else f"{no_partition(name, partitions)}: {effect}"
+    return None if name in partitions else f"{no_partition_text(name, partitions)}: {effect}"
 
 
-def others(name: str, partitions: Iterable[str]) -> str:
+def suggestion(name: str, partitions: Iterable[str]) -> str:
     """Return "did you mean 'x'?" with the nearest partitions, otherwise "there are: " with the first ones."""
     there = list(partitions)
     meant = nearest(name, there, most=3)
@@ -34,14 +34,14 @@ def others(name: str, partitions: Iterable[str]) -> str:
     return f"there are: {listed}{', ...' if len(there) > 10 else ''}"
 
 
-def not_taken(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
+def unused_entries_warning(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
     """Return a sentence about entries of a sampling_config that the sampler does not take; None if there are none.
 
     A user's sampler takes any entry.
     """
     if isinstance(sampler, UserSampler) or sampling.keys() <= TAKEN_BY_ALL:
         return None
-    known = _taken(sampler)
+    known = _accepted_entries(sampler)
     strange = [] if known is None else [name for name in sampling if name not in known]
     if known is None or not strange:
         return None
@@ -52,12 +52,12 @@ def not_taken(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
     )
 
 
-def _taken(sampler: BaseSampler) -> frozenset[str] | None:
+def _accepted_entries(sampler: BaseSampler) -> frozenset[str] | None:
     """The entries that a sampler takes; None: any."""
     if not built_in(sampler):
         return None
     own = TAKEN_BY_ALL | frozenset(sampler.sampling_entries)
     if not isinstance(sampler, SamplerWrapper):
         return own
-    inner = _taken(sampler.inner)
+    inner = _accepted_entries(sampler.inner)
     return None if inner is None else own | inner

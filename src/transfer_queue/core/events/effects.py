@@ -45,7 +45,7 @@ class SendToUnit(msgspec.Struct, frozen=True):
 class ComputeDeal(msgspec.Struct, frozen=True):
     """Call `run()` outside the event loop. It takes long and reads nothing of the core's state.
 
-    Its result, or the exception that it raises, goes to `Controller.worked` with this number.
+    Its result, or the exception that it raises, goes to `Controller.on_deal_computed` with this number.
     """
 
     number: int
@@ -55,8 +55,9 @@ class ComputeDeal(msgspec.Struct, frozen=True):
 class AskSampler(msgspec.Struct, frozen=True):
     """Make this call in the process of a user's sampler.
 
-    The result or the exception goes to `Controller.sampler_answered` with this number, or None if the rows that the
-    sampler was offered have changed. `Controller.sampler_reads` replies to what the sampler reads during the call.
+    The result or the exception goes to `Controller.on_sampler_answer` with this number, or None if the rows that the
+    sampler was offered have changed. `Controller.answer_sampler_read` replies to what the sampler reads during the
+    call.
     """
 
     number: int
@@ -67,7 +68,7 @@ class AskSampler(msgspec.Struct, frozen=True):
 class WriteState(msgspec.Struct, frozen=True):
     """Write `tree()`, as it is at this moment, into a new file of this name in the system's folder of state files.
 
-    `Controller.state_written` is called when the file is complete, or with the error.
+    `Controller.on_state_written` is called when the file is complete, or with the error.
     """
 
     name: str
@@ -77,7 +78,7 @@ class WriteState(msgspec.Struct, frozen=True):
 class ReadState(msgspec.Struct, frozen=True):
     """Read the file of this name, which a client has written, and keep a copy of it in the journal's folder.
 
-    `Controller.state_read` gets the state in it, or the error.
+    `Controller.on_state_read` gets the state in it, or the error.
     """
 
     name: str
@@ -100,7 +101,7 @@ class ForgetState(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Free these partitions in a thread beside the event loop (`restore.release`): large ones take long."""
+    """Free these partitions in a thread beside the event loop (`restore.free_partitions`): large ones take long."""
 
     partitions: list[Any]
 

@@ -7,7 +7,7 @@ import numpy as np
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import ascending, indexes_in
+from transfer_queue.core.tables.row_table import indexes_in, sort_unique
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.puts import Drop
 
@@ -19,7 +19,7 @@ def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord
     partition = state.partitions.get(name)
     if partition is None or not len(indexes):
         return []
-    indexes = ascending(indexes)
+    indexes = sort_unique(indexes)
     live = indexes[partition.rows.positions_of(indexes) >= 0]
     return [r.RowsCleared(name, live.tobytes())] if len(live) else []
 
@@ -35,7 +35,7 @@ def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
     return [r.RowsCleared(name, partition.rows.indexes_of(positions).tobytes())]
 
 
-def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
+def drop_rows(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
     """Return the records of a drop, and the number of dropped rows.
 
     Unknown rows and groups are ignored, because they may have been cleared meanwhile.
@@ -45,7 +45,7 @@ def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
     partition = state.partitions.get(request.partition)
     if partition is None:
         return [], 0
-    positions = partition.rows.positions_of(ascending(indexes_in(request.rows)))
+    positions = partition.rows.positions_of(sort_unique(indexes_in(request.rows)))
     positions = positions[positions >= 0]
     unborn: list[tuple[str, int]] = []
     members: list[int] = []
@@ -53,7 +53,7 @@ def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
         group = partition.groups.by_name.get(name)
         if group is None:
             continue
-        members += [p for p in group.members if not partition.rows.dead(range(p, p + 1))]
+        members += [p for p in group.members if not partition.rows.has_cleared(range(p, p + 1))]
         if partition.groups.size is not None and len(group.members) < partition.groups.size:
             unborn.append((name, partition.groups.size - len(group.members)))
     positions = np.union1d(positions, np.array(members, "i8"))
@@ -63,7 +63,7 @@ def drop(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
     return [r.RowsDropped(request.partition, rows.tobytes(), request.reason, unborn)], len(rows)
 
 
-def unborn(partition: Partition | None, groups: list[str] | None, rows: np.ndarray) -> list[r.AnyRecord]:
+def drop_late_members(partition: Partition | None, groups: list[str] | None, rows: np.ndarray) -> list[r.AnyRecord]:
     """Return the record that drops those of these new rows whose groups were dropped before."""
     if partition is None or groups is None or not partition.groups.unborn:
         return []

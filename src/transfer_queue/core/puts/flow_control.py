@@ -8,7 +8,7 @@ AReaL describes (arXiv:2505.24298, section 5.1).
 
 from __future__ import annotations
 
-from transfer_queue.core.control.unknown_names import no_partition
+from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -16,7 +16,7 @@ from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownP
 from transfer_queue.messages.partitions import SetPolicyVersion
 
 
-def limit(partition: Partition) -> int | None:
+def row_limit(partition: Partition) -> int | None:
     """Return the number of rows that the partition may have admitted by now; None if there is no limit."""
     options = partition.options
     if options.max_staleness is None or options.rows_per_version is None:
@@ -26,7 +26,7 @@ def limit(partition: Partition) -> int | None:
 
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
-    most = limit(partition)
+    most = row_limit(partition)
     if most is None or not count or partition.admitted + count <= most:
         return
     options = partition.options
@@ -42,7 +42,9 @@ def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
     """Return the record of a new policy version; none if the version is the same."""
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(f"{no_partition(request.partition, state.partitions)}; create_partition makes it")
+        raise UnknownPartitionError(
+            f"{no_partition_text(request.partition, state.partitions)}; create_partition makes it"
+        )
     if request.version < partition.policy_version:
         raise InvalidArgumentError(
             f"the policy of partition {request.partition!r} is at version {partition.policy_version} and cannot go "

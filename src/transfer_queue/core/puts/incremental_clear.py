@@ -56,7 +56,7 @@ class IncrementalClears:
             return False
         for job in self.jobs:
             if job.caller.waiter == caller.waiter:
-                job.caller = job.caller.on_newest(caller.peer)
+                job.caller = job.caller.with_newest_peer(caller.peer)
                 return True
         partition = state.partitions.get(body.partition)
         if partition is None or _length(partition, body) <= STEP:

@@ -113,7 +113,7 @@ def _check_new(state: State, partition: Partition, count: int) -> None:
 def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> None:
     """Raise InvalidArgumentError if a row, at this position (-1: a new row), cannot become a member of its group."""
     arriving: dict[str, int] = {}
-    known = partition.groups.of(np.array(rows, "i8"), 1) if partition.groups.explicit else np.full(len(rows), -1)
+    known = partition.groups.groups_of(np.array(rows, "i8"), 1) if partition.groups.explicit else np.full(len(rows), -1)
     for name, number in zip(groups, known.tolist(), strict=True):
         if number < 0:
             arriving[name] = arriving.get(name, 0) + 1
@@ -162,7 +162,7 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
             _check_groups(partition, request.groups, [-1] * request.count)
     if request.keys is None:
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, client)
-        return new.records + clear_decisions.unborn(partition, request.groups, new.indexes), new.indexes
+        return new.records + clear_decisions.drop_late_members(partition, request.groups, new.indexes), new.indexes
     known = partition.keys if partition is not None else {}
     unknown = list(dict.fromkeys(key for key in request.keys if key not in known))
     new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, None, client)
@@ -193,7 +193,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     _check_shape(request)
     partition = state.partitions.get(request.partition)
     if request.block is not None:
-        block, prepared = state.blocks.opened(request.block), state.blocks.prepared
+        block, prepared = state.blocks.complete_schema(request.block), state.blocks.prepared
         if prepared is not None and prepared.block is not block:
             prepared = None
         known = partition is not None and partition.learnt == shape_of(block)
@@ -211,7 +211,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     else:
         records, indexes = _put(state, partition, writer, request)
     if request.groups is not None:
-        dropped = clear_decisions.unborn(partition, request.groups, indexes)
+        dropped = clear_decisions.drop_late_members(partition, request.groups, indexes)
         records += dropped
         new = new and not dropped  # dropped rows have fewer fields than were put
     if request.closes:
@@ -271,7 +271,7 @@ def _put(
     groups_left = request.groups
     if request.rows is not None:
         made: list[r.AnyRecord] = []
-        indexes = _existing(partition, request)
+        indexes = _existing_rows(partition, request)
     elif request.keys is not None:
         known = partition.keys if partition is not None else {}
         unknown = [key for key in request.keys if key not in known]
@@ -304,7 +304,7 @@ def _put(
     return made, indexes
 
 
-def _twice(names: Collection[str] | Collection[int]) -> str:
+def _repeated_names(names: Collection[str] | Collection[int]) -> str:
     """Return the names that occur more than once, for a message, at most 5 of them."""
     found = [name for name, times in Counter[str | int](names).items() if times > 1]
     return f"{found[:5]!r}" + (f" and {len(found) - 5} more" if len(found) > 5 else "")
@@ -318,7 +318,9 @@ def _check_shape(request: Publish) -> None:
         if len(request.keys) != count:
             raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
         if len(set(request.keys)) != count:
-            raise DuplicateError(f"Got duplicated keys in one put: {_twice(request.keys)}; every key names one sample")
+            raise DuplicateError(
+                f"Got duplicated keys in one put: {_repeated_names(request.keys)}; every key names one sample"
+            )
     if request.rows is not None and request.keys is not None:
         raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
     if request.rows is not None and len(request.rows) != 8 * count:
@@ -330,11 +332,11 @@ def _check_shape(request: Publish) -> None:
         raise InvalidArgumentError("a put must have fields or tags, got neither")
 
 
-def _existing(partition: Partition | None, request: Publish) -> np.ndarray:
+def _existing_rows(partition: Partition | None, request: Publish) -> np.ndarray:
     assert request.rows is not None
     indexes = np.frombuffer(request.rows, "<i8")
     if len(indexes) > 1 and len(np.unique(indexes)) != len(indexes):
-        raise DuplicateError(f"a put must name each sample once, but repeats {_twice(indexes.tolist())}")
+        raise DuplicateError(f"a put must name each sample once, but repeats {_repeated_names(indexes.tolist())}")
     positions = np.full(len(indexes), -1) if partition is None else partition.rows.positions_of(indexes)
     if (positions < 0).any():
         gone = indexes[positions < 0][:5].tolist()
@@ -377,5 +379,5 @@ def seal(state: State, name: str, connected: Collection[str], pre_allocate: int 
         waiting = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
         made.append(r.RowsCleared(name, waiting.tobytes()))
     if partition.seals + 1 >= partition.options.producers:
-        made += unneeded_rows.never_put(partition, connected)
+        made += unneeded_rows.drop_abandoned(partition, connected)
     return made

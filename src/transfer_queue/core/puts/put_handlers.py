@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import unknown_partition
+from transfer_queue.core.control.unknown_names import unknown_partition_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
@@ -14,14 +14,15 @@ from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import CapacityError
+from transfer_queue.messages import partitions, puts
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.partitions import ClearPartition, CreatePartition, Seal, SetPolicyVersion
-from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, PublishReply, Reserve
 
 
-@handles(CreatePartition)
-def create_partition(context: ControllerContext, caller: Caller, request: CreatePartition) -> Decision:
+@handles(partitions.CreatePartition)
+def handle_create_partition(
+    context: ControllerContext, caller: Caller, request: partitions.CreatePartition
+) -> Decision:
     """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
@@ -30,8 +31,8 @@ def create_partition(context: ControllerContext, caller: Caller, request: Create
     return Decision([], lambda: Done(False))
 
 
-@handles(Reserve)
-def reserve(context: ControllerContext, caller: Caller, request: Reserve) -> Decision | ParkDecision:
+@handles(puts.Reserve)
+def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Reserve) -> Decision | ParkDecision:
     """Reserve rows. The reply has their metadata."""
     try:
         records, indexes = put_decisions.reserve(context.state, caller.client, request)
@@ -50,8 +51,8 @@ def reserve(context: ControllerContext, caller: Caller, request: Reserve) -> Dec
     return Decision(records, reply)
 
 
-@handles(Publish)
-def publish(context: ControllerContext, caller: Caller, request: Publish) -> Decision | ParkDecision:
+@handles(puts.Publish)
+def handle_publish(context: ControllerContext, caller: Caller, request: puts.Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     try:
         records, indexes, new = put_decisions.publish(context.state, caller.client, request)
@@ -64,55 +65,57 @@ def publish(context: ControllerContext, caller: Caller, request: Publish) -> Dec
 
     def reply() -> AnyReply:
         partition = context.state.partitions[request.partition]
-        dtypes = partition.several_dtypes(request.block)
+        dtypes = partition.mixed_dtypes(request.block)
         if new or request.keys is None:
-            return PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
+            return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
-        return PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, context.state.epoch, dtypes)
+        return puts.PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, context.state.epoch, dtypes)
 
     return Decision(records, reply)
 
 
-@handles(ClearRows)
-def clear_rows(context: ControllerContext, caller: Caller, request: ClearRows) -> Decision:
+@handles(puts.ClearRows)
+def handle_clear_rows(context: ControllerContext, caller: Caller, request: puts.ClearRows) -> Decision:
     """Clear those of these rows that exist."""
     return Decision(clear_decisions.clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
 
 
-@handles(ClearKeys)
-def clear_keys(context: ControllerContext, caller: Caller, request: ClearKeys) -> Decision:
+@handles(puts.ClearKeys)
+def handle_clear_keys(context: ControllerContext, caller: Caller, request: puts.ClearKeys) -> Decision:
     """Clear the rows of those of these keys that exist."""
     return Decision(clear_decisions.clear_keys(context.state, request.partition, request.keys), Done)
 
 
-@handles(ClearPartition)
-def clear_partition(context: ControllerContext, caller: Caller, request: ClearPartition) -> Decision:
+@handles(partitions.ClearPartition)
+def handle_clear_partition(context: ControllerContext, caller: Caller, request: partitions.ClearPartition) -> Decision:
     """Drop a partition with all its rows. An unknown partition is ignored."""
-    claim_samplers.forget(context.samplers.default, request.partition)
+    claim_samplers.forget_partition(context.samplers.default, request.partition)
     known = request.partition in context.state.partitions
     return Decision([r.PartitionDropped(request.partition)] if known else [], Done)
 
 
-@handles(Seal)
-def seal(context: ControllerContext, caller: Caller, request: Seal) -> Decision:
+@handles(partitions.Seal)
+def handle_seal(context: ControllerContext, caller: Caller, request: partitions.Seal) -> Decision:
     """Count the seal of one producer."""
     effect = "seal creates it, sealed and empty; if this is intended, call seal(..., create=True)"
-    warning = None if request.create else unknown_partition(context.state.partitions, request.partition, effect)
+    warning = None if request.create else unknown_partition_warning(context.state.partitions, request.partition, effect)
     return Decision(
         put_decisions.seal(context.state, request.partition, context.connections.peers), lambda: Done(None, warning)
     )
 
 
-@handles(Drop)
-def drop(context: ControllerContext, caller: Caller, request: Drop) -> Decision:
+@handles(puts.Drop)
+def handle_drop(context: ControllerContext, caller: Caller, request: puts.Drop) -> Decision:
     """Drop rows and groups. The reply has the number of dropped rows."""
-    warning = unknown_partition(context.state.partitions, request.partition, "drop has no effect")
-    records, count = clear_decisions.drop(context.state, request)
+    warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
+    records, count = clear_decisions.drop_rows(context.state, request)
     return Decision(records, lambda: Done(count, warning))
 
 
-@handles(SetPolicyVersion)
-def set_policy_version(context: ControllerContext, caller: Caller, request: SetPolicyVersion) -> Decision:
+@handles(partitions.SetPolicyVersion)
+def handle_set_policy_version(
+    context: ControllerContext, caller: Caller, request: partitions.SetPolicyVersion
+) -> Decision:
     """Set the policy version of a partition."""
     return Decision(flow_control.set_version(context.state, request), Done)

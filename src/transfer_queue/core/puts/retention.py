@@ -40,7 +40,7 @@ def retain(log: RecordLog, partition: Partition) -> None:
 def next_expiry(partition: Partition) -> float | None:
     """Return the time at which the next row becomes too old; None if no row will."""
     keep = partition.options.keep_seconds
-    first = None if keep is None else partition.births.first(partition.rows.start())
+    first = None if keep is None else partition.births.first_time(partition.rows.first_position())
     return None if keep is None or first is None else first + keep
 
 
@@ -48,20 +48,22 @@ def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
     """Iterate over the records that drop rows beyond the limits. The caller applies each before it takes the next."""
     options = partition.options
     if options.keep_seconds is not None:
-        old = partition.births.expired(now, options.keep_seconds)
-        yield from _dropped(partition, partition.rows.first(partition.rows.count, old), "retention: keep_seconds")
+        old = partition.births.expired_end(now, options.keep_seconds)
+        yield from _drop_records(
+            partition, partition.rows.first_positions(partition.rows.count, old), "retention: keep_seconds"
+        )
     if options.keep_rows is not None:
         over = partition.row_count - options.keep_rows
         if over > 0:
-            yield from _dropped(partition, partition.rows.first(over), "retention: keep_rows")
+            yield from _drop_records(partition, partition.rows.first_positions(over), "retention: keep_rows")
     while options.keep_bytes is not None and partition.nbytes > options.keep_bytes and partition.row_count:
         # A block's bytes are freed with its last row, so this drops the estimated number of rows and checks again.
         share = (partition.nbytes - options.keep_bytes) / partition.nbytes
-        oldest = partition.rows.first(max(1, int(share * partition.row_count)))
-        yield from _dropped(partition, oldest, "retention: keep_bytes")
+        oldest = partition.rows.first_positions(max(1, int(share * partition.row_count)))
+        yield from _drop_records(partition, oldest, "retention: keep_bytes")
 
 
-def _dropped(partition: Partition, positions: np.ndarray, reason: str) -> Iterator[r.RowsDropped]:
+def _drop_records(partition: Partition, positions: np.ndarray, reason: str) -> Iterator[r.RowsDropped]:
     if len(positions):
-        rows = partition.rows.indexes_of(partition.groups.completed(positions))
+        rows = partition.rows.indexes_of(partition.groups.with_members(positions))
         yield r.RowsDropped(partition.name, rows.tobytes(), reason)

@@ -94,12 +94,12 @@ class WidePut:
         elif self.parts or len(self.names) < len(self.schema):
             self._check(partition)
         else:
-            self._checked(state)
+            self._finish_check(state)
         return False
 
     def _check(self, partition: Partition | None) -> None:
         if not self.names:
-            if partition is not None and self._known(partition):
+            if partition is not None and self._use_known_types(partition):
                 return
             fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
             self.prepared.types = PreparedTypes(fields, typed)
@@ -109,7 +109,7 @@ class WidePut:
             self.schema += fields_of(self.parts.popleft())
         self._add(self.schema[len(self.names) : len(self.names) + STEP])
 
-    def _known(self, partition: Partition) -> bool:
+    def _use_known_types(self, partition: Partition) -> bool:
         """Return whether the partition knows the types of this block from the put before it, as in a writer's loop."""
         learnt = partition.learnt
         if learnt is None or learnt[:-1] != shape_of(self.block)[:-1]:
@@ -120,7 +120,7 @@ class WidePut:
         self.checked = True
         return True
 
-    def _checked(self, state: State) -> None:
+    def _finish_check(self, state: State) -> None:
         if not self.schema:
             raise InvalidArgumentError("a block must have at least one field, got none")
         check_dims(self.dims, self.at, self.block.rows, len(self.schema))
@@ -146,7 +146,7 @@ class WidePut:
 
     def _make(self, partition: Partition | None) -> bool:
         prepared = self.prepared
-        chunk, capacity, rows = _room(partition, self.body)
+        chunk, capacity, rows = _target_chunk(partition, self.body)
         if prepared.columns is not None:
             return not prepared.columns.is_current(chunk) or prepared.columns.make(STEP, rows)
         if not capacity:
@@ -156,7 +156,7 @@ class WidePut:
             self.named = True
             return False
         if chunk is not None and capacity != chunk.capacity:
-            chunk.ensure(capacity)
+            chunk.grow(capacity)
             return False
         if chunk is not None and chunk.wide_columns(prepared.block.schema) is not None:
             return True
@@ -170,10 +170,10 @@ class WidePut:
             return False  # the partition knows other types now than those of the put before
         if types is not None and partition is not None and not types.is_current(partition.fields, partition.typed):
             return False
-        return columns is None or columns.is_current(_room(partition, self.body)[0])
+        return columns is None or columns.is_current(_target_chunk(partition, self.body)[0])
 
 
-def _room(partition: Partition | None, body: Publish) -> tuple[Chunk | None, int, slice]:
+def _target_chunk(partition: Partition | None, body: Publish) -> tuple[Chunk | None, int, slice]:
     """Return the chunk of a put's first row, its capacity after the put, and the slice of the rows in it.
 
     The chunk is None if it does not exist yet; the capacity is 0 if the row does not exist. Puts of other clients may
@@ -196,7 +196,7 @@ def with_whole_schema(state: State, body: Union[Publish, Reserve]) -> Union[Publ
     """Return the request with a whole schema, so that a request that waits is not decoded at each attempt."""
     if isinstance(body, Reserve) or body.block is None or not body.block.parts:
         return body
-    block = msgspec.structs.replace(state.blocks.opened(body.block), parts=[])
+    block = msgspec.structs.replace(state.blocks.complete_schema(body.block), parts=[])
     return msgspec.structs.replace(body, block=block)
 
 
@@ -222,7 +222,7 @@ class WidePuts:
             return False
         for job in self.jobs:
             if job.caller.waiter == caller.waiter and not job.answered:
-                job.caller = job.caller.on_newest(caller.peer)
+                job.caller = job.caller.with_newest_peer(caller.peer)
                 return True
         check_place(block, body.count)
         if block.schema and block.parts:
@@ -234,7 +234,7 @@ class WidePuts:
         self.jobs.append(WidePut(caller, body, block))
         return True
 
-    def closed(self, peer: int) -> None:
+    def drop_connection(self, peer: int) -> None:
         """Drop the jobs of a connection that has ended. Its client may send the puts again on another connection."""
         self.jobs = deque(job for job in self.jobs if job.caller.peer != peer)
 

@@ -5,28 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import no_partition
+from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import dims_parts
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import UnknownPartitionError
+from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
-from transfer_queue.messages.queries import (
-    CheckConsumption,
-    CheckProduction,
-    ConsumptionStatus,
-    ProductionStatus,
-    RetrieveKeys,
-    RetrieveMeta,
-    ShowRows,
-    StatusReply,
-)
 
 
 def meta_reply(
@@ -37,7 +28,7 @@ def meta_reply(
     whole = bool(there.all())
     live = positions if whole else positions[there]
     known = (partition.fields.get(name) for name in fields)
-    types = [field.type() for field in known if field is not None and field.live]
+    types = [field.to_field_type() for field in known if field is not None and field.live]
     tags = partition.tags_of(live)
     if tags is not None and not whole:
         living = iter(tags)
@@ -89,20 +80,20 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
     return out
 
 
-@handles(ShowRows, reads=True)
-def show(context: ControllerContext, caller: Caller, request: ShowRows) -> AnyReply:
+@handles(queries.ShowRows, reads=True)
+def handle_show_rows(context: ControllerContext, caller: Caller, request: queries.ShowRows) -> AnyReply:
     """Return all live rows, each with whether it has all the requested fields that exist."""
-    partition = _known(context.state, request.partition)
+    partition = _require_partition(context.state, request.partition)
     positions = partition.rows.live_positions(waiting=False)
     fields = [name for name in request.fields if name in partition.fields]
     produced = np.zeros(len(positions), bool)
     if fields:
-        produced[:] = partition.produced(fields, positions).all(axis=1)
+        produced[:] = partition.produced_flags(fields, positions).all(axis=1)
     return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
 
 
-@handles(RetrieveMeta, reads=True)
-def retrieve_meta(context: ControllerContext, caller: Caller, request: RetrieveMeta) -> AnyReply:
+@handles(queries.RetrieveMeta, reads=True)
+def handle_retrieve_meta(context: ControllerContext, caller: Caller, request: queries.RetrieveMeta) -> AnyReply:
     """Return the rows of those of the keys that exist, in the order of the keys, with their common fields."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
@@ -113,37 +104,39 @@ def retrieve_meta(context: ControllerContext, caller: Caller, request: RetrieveM
     return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)
 
 
-@handles(RetrieveKeys, reads=True)
-def retrieve_keys(context: ControllerContext, caller: Caller, request: RetrieveKeys) -> AnyReply:
+@handles(queries.RetrieveKeys, reads=True)
+def handle_retrieve_keys(context: ControllerContext, caller: Caller, request: queries.RetrieveKeys) -> AnyReply:
     """Return the key of each row; None for a row without a key."""
-    partition = _known(context.state, request.partition)
+    partition = _require_partition(context.state, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
-@handles(ProductionStatus, reads=True)
-def production_status(context: ControllerContext, caller: Caller, request: ProductionStatus) -> AnyReply:
+@handles(queries.ProductionStatus, reads=True)
+def handle_production_status(context: ControllerContext, caller: Caller, request: queries.ProductionStatus) -> AnyReply:
     """Return which fields each live row has, int8 [rows, fields]."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or any(name not in partition.fields for name in request.fields):
-        return StatusReply(known=False)
+        return queries.StatusReply(known=False)
     positions = partition.rows.live_positions()
-    matrix = partition.produced(request.fields, positions)
-    return StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
+    matrix = partition.produced_flags(request.fields, positions)
+    return queries.StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
 
 
-@handles(ConsumptionStatus, reads=True)
-def consumption_status(context: ControllerContext, caller: Caller, request: ConsumptionStatus) -> AnyReply:
+@handles(queries.ConsumptionStatus, reads=True)
+def handle_consumption_status(
+    context: ControllerContext, caller: Caller, request: queries.ConsumptionStatus
+) -> AnyReply:
     """Return which live rows a task has consumed, int8 [rows]."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
-        return StatusReply(known=False)
+        return queries.StatusReply(known=False)
     positions = partition.rows.live_positions()
-    matrix = partition.consumed(request.task, positions)
-    return StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
+    matrix = partition.consumed_flags(request.task, positions)
+    return queries.StatusReply(True, partition.rows.indexes_of(positions).tobytes(), matrix.tobytes())
 
 
-@handles(CheckProduction, reads=True)
-def check_production(context: ControllerContext, caller: Caller, request: CheckProduction) -> AnyReply:
+@handles(queries.CheckProduction, reads=True)
+def handle_check_production(context: ControllerContext, caller: Caller, request: queries.CheckProduction) -> AnyReply:
     """Return whether every row has every field; False for unknown fields, and if there are no rows."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or not partition.rows.count:
@@ -152,21 +145,21 @@ def check_production(context: ControllerContext, caller: Caller, request: CheckP
     return Done(all(field is not None and field.live == partition.rows.count for field in fields))
 
 
-@handles(CheckConsumption, reads=True)
-def check_consumption(context: ControllerContext, caller: Caller, request: CheckConsumption) -> AnyReply:
+@handles(queries.CheckConsumption, reads=True)
+def handle_check_consumption(context: ControllerContext, caller: Caller, request: queries.CheckConsumption) -> AnyReply:
     """Return whether the task has consumed rows and none is left; False for an unknown partition."""
     partition = context.state.partitions.get(request.partition)
-    return Done(partition is not None and partition.wholly_consumed(request.task))
+    return Done(partition is not None and partition.is_wholly_consumed(request.task))
 
 
 @handles(ListPartitions, reads=True)
-def list_partitions(context: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
+def handle_list_partitions(context: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
     """Return the names of the partitions in order of creation."""
     return Done(list(context.state.partitions))
 
 
-def _known(state: State, name: str) -> Partition:
+def _require_partition(state: State, name: str) -> Partition:
     partition = state.partitions.get(name)
     if partition is None:
-        raise UnknownPartitionError(no_partition(name, state.partitions))
+        raise UnknownPartitionError(no_partition_text(name, state.partitions))
     return partition

@@ -13,12 +13,12 @@ from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
-from transfer_queue.core.tables.change_feed import Tag, begins, known_keys, matcher
+from transfer_queue.core.tables.change_feed import Tag, is_first_watch, keys_or_none, tag_matcher
 from transfer_queue.messages.queries import ChangeReply, Watch
 
 
 @handles(Watch)
-def watch(context: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
+def handle_watch(context: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
     """Reply with the changes since the caller's version, or park the request if there are none."""
     reply = watch_reply(context.state, request)
     if reply is None and request.wait is not None and request.wait > 0:
@@ -31,7 +31,7 @@ def watch(context: ControllerContext, caller: Caller, request: Watch) -> Union[C
 def watch_reply(state: State, watch: Watch) -> ChangeReply | None:
     """Return the reply to a watch; None if nothing has changed since its version."""
     since = -1 if watch.since is None else watch.since
-    return ChangeQuery(state.partitions.get(watch.partition), since).answer(watch.where, begins(watch))
+    return ChangeQuery(state.partitions.get(watch.partition), since).answer(watch.where, is_first_watch(watch))
 
 
 def empty_watch_reply(state: State, watch: Watch) -> ChangeReply:
@@ -78,11 +78,11 @@ class ChangeQuery:
         if partition is None or self.dropped:
             return
         changes = partition.changes
-        self.positions, self.versions = changes.since(self.since)
+        self.positions, self.versions = changes.changed_since(self.since)
         self.tags = partition.tags_of(self.positions)
         self.cleared = changes.cleared_since(self.since)
         self.sealed = changes.sealed > self.since
-        self.lost, self.lost_fields = partition.losses.since(self.since)
+        self.lost, self.lost_fields = partition.losses.lost_since(self.since)
         self.complete = self.since >= changes.forgotten
 
     def answer(self, where: Tag, begins: bool) -> ChangeReply | None:
@@ -95,7 +95,7 @@ class ChangeQuery:
         partition = self.partition
         if partition is None:
             return None
-        chosen = self._chosen(where)
+        chosen = self._matching_rows(where)
         cleared = [] if begins else self.cleared
         complete = begins or self.complete
         if not (len(chosen) or cleared or self.sealed) and complete:
@@ -107,29 +107,29 @@ class ChangeQuery:
             changed=True,
             rows=partition.rows.indexes_of(positions).tobytes(),
             versions=self.versions[chosen].tobytes(),
-            keys=known_keys(partition.keys_of(positions)),
+            keys=keys_or_none(partition.keys_of(positions)),
             tags=None if self.tags is None else [self.tags[i] for i in chosen.tolist()],
             cleared=b"".join(indexes for _, indexes, _ in cleared),
-            cleared_versions=b"".join(_repeated(version, indexes) for version, indexes, _ in cleared),
-            cleared_keys=known_keys(
+            cleared_versions=b"".join(_repeat_version(version, indexes) for version, indexes, _ in cleared),
+            cleared_keys=keys_or_none(
                 [key for _, indexes, keys in cleared for key in keys or [None] * (len(indexes) // 8)]
             ),
             sealed=partition.sealed,
             complete=complete,
             lost=partition.rows.indexes_of(self.lost[missed]).tobytes(),
-            lost_keys=known_keys(partition.keys_of(self.lost[missed])),
+            lost_keys=keys_or_none(partition.keys_of(self.lost[missed])),
             lost_fields={name: lost[missed].tobytes() for name, lost in self.lost_fields.items()},
         )
 
-    def _chosen(self, where: Tag) -> np.ndarray:
+    def _matching_rows(self, where: Tag) -> np.ndarray:
         """Return which of the changed rows have these tags."""
         if not where:
             return np.arange(len(self.positions))
         if self.tags is None:
             return np.zeros(0, "i8")
-        matches = matcher(where)
+        matches = tag_matcher(where)
         return np.array([i for i, tag in enumerate(self.tags) if matches(tag)], "i8")
 
 
-def _repeated(version: int, indexes: bytes) -> bytes:
+def _repeat_version(version: int, indexes: bytes) -> bytes:
     return np.full(len(indexes) // 8, version, "i8").tobytes()

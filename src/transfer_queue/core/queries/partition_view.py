@@ -8,7 +8,7 @@ from typing import Any
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.change_feed import matcher
+from transfer_queue.core.tables.change_feed import tag_matcher
 from transfer_queue.core.tables.row_table import CHUNK_BITS
 from transfer_queue.messages.queries import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
 
@@ -19,10 +19,10 @@ Tag = dict[str, Any]
 
 
 @handles(ListKeys, reads=True)
-def list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
+def handle_list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
     """Return the next page of keys with their tags, in order of creation, which is the order of positions."""
     names = list(context.state.partitions) if request.partitions is None else request.partitions
-    matches = matcher(request.where) if request.where else None
+    matches = tag_matcher(request.where) if request.where else None
     page: dict[str, dict[str, Tag]] = {}
     keys, rows = PAGE_KEYS, SCANNED_ROWS
     made, start = request.made, request.start
@@ -32,7 +32,7 @@ def list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> 
             made, start = None, 0  # the listed partition was dropped; a newer one of its name is not listed
             continue
         listed = page[name] = {}
-        for position, key, tag in _keyed(partition, start):
+        for position, key, tag in _rows_with_keys(partition, start):
             if position - start >= rows or len(listed) >= keys:
                 return KeysReply(page, names[number:], partition.changes.made, position)
             if key is not None and (matches is None or matches(tag)):
@@ -45,7 +45,7 @@ def list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> 
     return KeysReply(page)
 
 
-def _keyed(partition: Partition, start: int) -> Iterator[tuple[int, str | None, Tag]]:
+def _rows_with_keys(partition: Partition, start: int) -> Iterator[tuple[int, str | None, Tag]]:
     """Iterate over the rows from a position on: position, key and tag."""
     for number, chunk in partition.rows.chunks.items():
         first = number << CHUNK_BITS
@@ -60,7 +60,7 @@ SNAPSHOT_ROWS = 4096  # rows of one reply, which take about two milliseconds
 
 
 @handles(TakeSnapshot, reads=True)
-def take_snapshot(context: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
+def handle_take_snapshot(context: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
     """Return the next page of samples. Positions ascend like global indexes."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or request.made not in (None, partition.changes.made):
@@ -76,8 +76,8 @@ def take_snapshot(context: ControllerContext, caller: Caller, request: TakeSnaps
         made=partition.changes.made,
         rows=partition.rows.indexes_of(positions).tobytes(),
         fields=fields,
-        produced=partition.produced(fields, positions).tobytes(),
-        consumed={task: partition.consumed(task, positions).tobytes() for task in partition.tasks},
+        produced=partition.produced_flags(fields, positions).tobytes(),
+        consumed={task: partition.consumed_flags(task, positions).tobytes() for task in partition.tasks},
         keys=keys if any(key is not None for key in keys) else None,
         tags=partition.tags_of(positions),
         start=int(positions[-1]) + 1 if more else None,

@@ -22,42 +22,42 @@ Places = tuple[np.ndarray, np.ndarray]
 
 
 @handles(Lookup, reads=True)
-def lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
+def handle_lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
     """Reply with the locations of the values of rows or keys."""
     partition = context.state.partitions.get(request.partition)
     if request.rows is not None:
-        return _by_rows(context.state, partition, request, indexes_in(request.rows))
+        return _locate_rows(context.state, partition, request, indexes_in(request.rows))
     keys = {} if partition is None else partition.keys
     asked = request.keys or []
     positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
     if partition is None or not len(positions):
-        return _nothing(context.state, 0)
+        return _empty_reply(context.state, 0)
     unknown = [] if len(positions) == len(asked) else list(dict.fromkeys(key for key in asked if key not in keys))
     _check_lost(partition, request.fields, positions)
     lacking: dict[str, int] = {}
-    places = _common(partition, positions, request.fields, lacking)
+    places = _common_places(partition, positions, request.fields, lacking)
     if places:
-        reply = _placed(context.state, partition, len(positions), places, request)
+        reply = _reply_with_places(context.state, partition, len(positions), places, request)
     else:
         # count > 0 without types means that the keys have no common field
-        shared = request.fields is not None and _common(partition, positions, None)
-        reply = _nothing(context.state, -len(positions) if shared else len(positions))
+        shared = request.fields is not None and _common_places(partition, positions, None)
+        reply = _empty_reply(context.state, -len(positions) if shared else len(positions))
     return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
 
 
-def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
+def _locate_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
     positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
     gone = rows[positions < 0]
     if len(gone):
         raise StorageKeyNotFoundError(
             f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never existed), "
-            f"among them global indexes {gone[:5].tolist()}{_dropped(partition, int(gone[0]))}"
+            f"among them global indexes {gone[:5].tolist()}{_drop_reason(partition, int(gone[0]))}"
         )
     if partition is None or not len(rows):
-        return _nothing(state, 0)
+        return _empty_reply(state, 0)
     _check_lost(partition, request.fields, positions)
     if request.fields is None:
-        places = _common(partition, positions, None)
+        places = _common_places(partition, positions, None)
     else:
         names = list(dict.fromkeys(request.fields))
         places = _places(partition, positions, with_nested(partition, names))
@@ -67,26 +67,26 @@ def _by_rows(state: State, partition: Partition | None, request: Lookup, rows: n
         for name in names:
             numbers = places[name][0]
             if np.count_nonzero(numbers) < len(positions):
-                raise _lacking(partition, name, positions[numbers == 0], len(positions))
+                raise _missing_value_error(partition, name, positions[numbers == 0], len(positions))
     if not places:
-        return _nothing(state, len(positions))
-    return _placed(state, partition, len(positions), places, request)
+        return _empty_reply(state, len(positions))
+    return _reply_with_places(state, partition, len(positions), places, request)
 
 
-def of_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
+def locate_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
     """Return the locations of values of newly dealt rows; None if rows or values are gone, which a lookup explains."""
     try:
-        found = _by_rows(state, partition, Lookup(partition.name, b"", None, fields), rows)
+        found = _locate_rows(state, partition, Lookup(partition.name, b"", None, fields), rows)
     except StorageKeyNotFoundError:
         return None
     return found if found.types else None
 
 
-def _nothing(state: State, count: int) -> LookupReply:
+def _empty_reply(state: State, count: int) -> LookupReply:
     return LookupReply(count, [], state.blocks.describe(np.zeros(0, "i8")), [])
 
 
-def _common(
+def _common_places(
     partition: Partition, positions: np.ndarray, wanted: list[str] | None, lacking: dict[str, int] | None = None
 ) -> dict[str, Places]:
     """Return the locations of the fields that all these rows have, sorted or in the order of `wanted`.
@@ -143,7 +143,7 @@ def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -
     return places
 
 
-def _placed(
+def _reply_with_places(
     state: State, partition: Partition, count: int, places: Mapping[str, Places], request: Lookup
 ) -> LookupReply:
     def described(blocks: np.ndarray) -> Blocks:
@@ -154,7 +154,7 @@ def _placed(
     alike: dict[tuple[bytes, bytes], list[str]] = {}
     for name, (numbers, slots) in places.items():
         alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
-    types = [partition.fields[name].type() for name in places]
+    types = [partition.fields[name].to_field_type() for name in places]
     if all(numbers == numbers[:8] * count for numbers, _ in alike):
         # The rows of each field are in one block. Python numbers are faster than arrays here.
         blocks = sorted({int(places[names[0]][0][0]) for names in alike.values()})
@@ -176,7 +176,7 @@ def _placed(
     return LookupReply(count, types, described(unique), placements)
 
 
-def _lacking(partition: Partition, name: str, positions: np.ndarray, count: int) -> StorageKeyNotFoundError:
+def _missing_value_error(partition: Partition, name: str, positions: np.ndarray, count: int) -> StorageKeyNotFoundError:
     rows = partition.rows.indexes_of(positions)
     return StorageKeyNotFoundError(
         f"field {name!r} is not produced for {len(rows)} of {count} samples of partition "
@@ -189,12 +189,12 @@ def _check_lost(partition: Partition, fields: list[str] | None, positions: np.nd
     """Raise StorageKeyNotFoundError if values of these fields (None: of any field) were lost."""
     if not partition.losses.counts:
         return
-    words = partition.losses.words(sorted(partition.losses.counts) if fields is None else fields, positions)
+    words = partition.losses.describe(sorted(partition.losses.counts) if fields is None else fields, positions)
     if words:
         raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
 
 
-def _dropped(partition: Partition | None, row: int) -> str:
+def _drop_reason(partition: Partition | None, row: int) -> str:
     """Return the reason for which a row was dropped, for a message; "" if it was not dropped."""
     reason = None if partition is None else partition.drops.reason(row)
     return "" if reason is None else f"; sample {row} was dropped: {reason}"

@@ -24,7 +24,7 @@ PART = CHUNK  # rows whose groups are marked in one step
 MANY = 32  # if more groups change together, they are removed from a list in one step
 
 
-def counted(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each distinct number, ascending, and how often it occurs."""
     low = int(numbers.min())
     if int(numbers.max()) - low > 8 * len(numbers):
@@ -40,7 +40,9 @@ class CompleteGroups(ABC):
     def __init__(self, size: int) -> None:
         self.size = size
         self.grown: set[int] | None = None
-        """The groups that gained ready members, until a caller of `grown_groups` removes them; None before a call."""
+        """The groups that gained ready members, until a caller of `take_grown_groups` removes them; None before a
+        call.
+        """
         self.bits: dict[int, np.ndarray] = {}
         """Chunk number -> 1 for the rows of complete groups; kept once there is a ranking."""
         self.rankings: dict[RankKey, Ranking] = {}
@@ -55,23 +57,23 @@ class CompleteGroups(ABC):
         """The number of complete groups."""
 
     @abstractmethod
-    def first(self, count: int) -> list[int]:
+    def first_groups(self, count: int) -> list[int]:
         """Return the numbers of the first `count` complete groups, ordered by their first member."""
 
     @abstractmethod
-    def counted(self) -> dict[int, int]:
+    def ready_counts(self) -> dict[int, int]:
         """Return the number of ready members of each group that has any."""
 
     @abstractmethod
-    def partial(self, group: int) -> bool:
+    def is_partial(self, group: int) -> bool:
         """Return whether some members of the group are ready, but fewer than `size`."""
 
     @abstractmethod
-    def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
+    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
         """Record that rows became ready (`on`) and not ready (`off`)."""
 
     @abstractmethod
-    def joined(self, group: int, delta: int, groups: GroupTable) -> None:
+    def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """Record that a group has `delta` more ready members, or that its size has changed."""
 
     @abstractmethod
@@ -79,26 +81,26 @@ class CompleteGroups(ABC):
         """Return the complete groups in lists that contain a few thousand rows."""
 
     @abstractmethod
-    def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
+    def complete_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
         """Return those of these groups that are complete."""
 
     @abstractmethod
-    def partials(self) -> set[int]:
+    def partial_groups(self) -> set[int]:
         """Return the groups that have ready members and are not complete."""
 
-    def grown_groups(self) -> set[int]:
+    def take_grown_groups(self) -> set[int]:
         """Return the groups with new ready members. The caller removes those that it does not need to see again."""
         if self.grown is None:
-            self.grown = self.partials()
+            self.grown = self.partial_groups()
         return self.grown
 
     def ranking(self, key: RankKey, rows: RowTable, groups: GroupTable) -> Ranking:
         """Return the ranking of the rows of complete groups by this key. It is made at first use, and then kept."""
-        found = self.ranked(key, rows)
+        found = self.begin_ranking(key, rows)
         self.mark(groups, len(self.unmarked))
         return found
 
-    def ranked(self, key: RankKey, rows: RowTable) -> Ranking:
+    def begin_ranking(self, key: RankKey, rows: RowTable) -> Ranking:
         """Return the same ranking, of the rows that are marked so far."""
         found = self.rankings.get(key)
         if found is None:
@@ -112,7 +114,7 @@ class CompleteGroups(ABC):
     def mark(self, groups: GroupTable, parts: int) -> None:
         """Mark this number of lists of groups, each group as it is now."""
         for _ in range(min(parts, len(self.unmarked))):
-            whole = self.whole_of(self.unmarked.pop(), groups)
+            whole = self.complete_of(self.unmarked.pop(), groups)
             self._mark(groups.members_of(whole, self.size), 1)
 
     def _mark(self, positions: np.ndarray, bit: int) -> None:
@@ -148,7 +150,7 @@ class CompleteOrderedGroups(CompleteGroups):
     def __len__(self) -> int:
         return self.total
 
-    def first(self, count: int) -> list[int]:
+    def first_groups(self, count: int) -> list[int]:
         """See `CompleteGroups`."""
         found: list[int] = []
         for key in self.keys:
@@ -167,11 +169,11 @@ class CompleteOrderedGroups(CompleteGroups):
             found += [numbers[start : start + step] for start in range(0, len(numbers), step)]
         return found
 
-    def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
+    def complete_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
         """See `CompleteGroups`."""
         return [number for number in numbers if self._has(number) == self.size]
 
-    def partials(self) -> set[int]:
+    def partial_groups(self) -> set[int]:
         """See `CompleteGroups`."""
         found: set[int] = set()
         for key, column in self.counts.items():
@@ -184,7 +186,7 @@ class CompleteOrderedGroups(CompleteGroups):
         column = self.counts.get(group >> CHUNK_BITS)
         return 0 if column is None else int(column[group & MASK])
 
-    def counted(self) -> dict[int, int]:
+    def ready_counts(self) -> dict[int, int]:
         """See `CompleteGroups`."""
         found: dict[int, int] = {}
         for key, column in self.counts.items():
@@ -192,24 +194,24 @@ class CompleteOrderedGroups(CompleteGroups):
             found.update(zip((at + (key << CHUNK_BITS)).tolist(), column[at].tolist(), strict=True))
         return found
 
-    def partial(self, group: int) -> bool:
+    def is_partial(self, group: int) -> bool:
         """See `CompleteGroups`."""
         return 0 < self._has(group) < self.size
 
-    def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
+    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
         for positions, step in ((on, 1), (off, -1)):
             if len(positions):
                 self._add(positions, step, groups)
 
-    def joined(self, group: int, delta: int, groups: GroupTable) -> None:
+    def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
         if delta:
             self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
 
     def _add(self, positions: np.ndarray, step: int, groups: GroupTable) -> None:
         """Record that these rows became ready (step 1) or not ready (step -1)."""
-        names, members = counted(positions // self.size)
+        names, members = count_values(positions // self.size)
         if step > 0 and self.grown is not None:
             self.grown.update(names.tolist())
         for key, where in runs_of(names >> CHUNK_BITS):
@@ -257,43 +259,43 @@ class CompleteDeclaredGroups(CompleteGroups):
     def __len__(self) -> int:
         return len(self.order)
 
-    def first(self, count: int) -> list[int]:
+    def first_groups(self, count: int) -> list[int]:
         """See `CompleteGroups`."""
         return [group for _, group in islice(self.order, count)]
 
     def parts(self) -> list[list[int]]:
         """See `CompleteGroups`."""
-        numbers, step = self.first(len(self)), max(1, PART // self.size)
+        numbers, step = self.first_groups(len(self)), max(1, PART // self.size)
         return [numbers[start : start + step] for start in range(0, len(numbers), step)]
 
-    def whole_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
+    def complete_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
         """See `CompleteGroups`."""
         return [number for number in numbers if 0 < self.counts.get(number, 0) == groups.size_of(number, self.size)]
 
-    def partials(self) -> set[int]:
+    def partial_groups(self) -> set[int]:
         """See `CompleteGroups`."""
         return self.counts.keys() - {group for _, group in self.order}
 
-    def counted(self) -> dict[int, int]:
+    def ready_counts(self) -> dict[int, int]:
         """See `CompleteGroups`."""
         return self.counts
 
-    def partial(self, group: int) -> bool:
+    def is_partial(self, group: int) -> bool:
         """See `CompleteGroups`."""
         return self.counts.get(group, self.size) < self.size
 
-    def change(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
+    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
         for positions, step in ((on, 1), (off, -1)):
             if not len(positions):
                 continue
-            names, counts = np.unique(groups.of(positions, self.size), return_counts=True)
+            names, counts = np.unique(groups.groups_of(positions, self.size), return_counts=True)
             names, counts = names[names >= 0], counts[names >= 0]
             if step < 0 and len(names) > MANY:
                 self._many_left(names.tolist(), counts.tolist(), groups)
                 continue
             for group, count in zip(names.tolist(), counts.tolist(), strict=True):
-                self.joined(group, step * count, groups)
+                self.update_group(group, step * count, groups)
 
     def _many_left(self, names: list[int], counts: list[int], groups: GroupTable) -> None:
         """Record that members of many groups became not ready. None of these groups is complete any more."""
@@ -303,7 +305,7 @@ class CompleteDeclaredGroups(CompleteGroups):
                 self.counts[group] = now
             else:
                 self.counts.pop(group, None)
-        firsts = [groups.first_of(group, self.size) for group in names]
+        firsts = [groups.first_position(group, self.size) for group in names]
         start = bisect_left(self.order, (min(firsts), -1))
         stop = bisect_left(self.order, (max(firsts) + 1, -1))
         left, among = set(names), self.order[start:stop]
@@ -312,7 +314,7 @@ class CompleteDeclaredGroups(CompleteGroups):
             gone = [group for _, group in among if group in left]
             self._mark(np.sort(groups.members_of(gone, self.size)), 0)
 
-    def joined(self, group: int, delta: int, groups: GroupTable) -> None:
+    def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
         now = self.counts.get(group, 0) + delta
         if now:
@@ -321,7 +323,7 @@ class CompleteDeclaredGroups(CompleteGroups):
             self.counts.pop(group, None)
         if delta > 0 and self.grown is not None:
             self.grown.add(group)
-        entry = (groups.first_of(group, self.size), group)
+        entry = (groups.first_position(group, self.size), group)
         at = bisect_left(self.order, entry)
         inside = at < len(self.order) and self.order[at] == entry
         wanted = groups.size_of(group, self.size)

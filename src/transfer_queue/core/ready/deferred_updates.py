@@ -32,7 +32,7 @@ class DeferredUpdate:
         """The range of the rows, without `last`; not used if `at` is set."""
         self.at: np.ndarray | None = None
 
-    def where(self) -> np.ndarray:
+    def positions(self) -> np.ndarray:
         """Return where these rows are in their chunk."""
         return np.arange(self.first, self.last) if self.at is None else self.at
 
@@ -53,7 +53,7 @@ class DeferredUpdates:
         self.newest = 0
         """The number of the newest entry so far."""
 
-    def run(self, fields: Fields, key: int, chunk: Chunk, first: int, last: int) -> None:
+    def add_run(self, fields: Fields, key: int, chunk: Chunk, first: int, last: int) -> None:
         """Add consecutive rows. They join the newest entry if they follow its rows and no set has processed it."""
         self._size += last - first
         entry = self._entries[-1] if self._entries else None
@@ -63,22 +63,22 @@ class DeferredUpdates:
             or (entry.key, entry.last, entry.at) != (key, first, None)
             or not (entry.fields is fields or (len(fields) < MANY_FIELDS and entry.fields == fields))
         ):
-            entry = self._entered(fields, key, chunk)
+            entry = self._add_entry(fields, key, chunk)
             entry.first = first
         entry.last = last
 
-    def rows(self, fields: Fields, key: int, chunk: Chunk, at: np.ndarray) -> None:
+    def add_rows(self, fields: Fields, key: int, chunk: Chunk, at: np.ndarray) -> None:
         """Add rows of a chunk."""
         self._size += len(at)
-        self._entered(fields, key, chunk).at = at
+        self._add_entry(fields, key, chunk).at = at
 
-    def _entered(self, fields: Fields, key: int, chunk: Chunk) -> DeferredUpdate:
+    def _add_entry(self, fields: Fields, key: int, chunk: Chunk) -> DeferredUpdate:
         self.newest += 1
         entry = DeferredUpdate(self.newest, fields, key, chunk)
         self._entries.append(entry)
         return entry
 
-    def show(self, ready: ReadySet) -> bool:
+    def apply_to(self, ready: ReadySet) -> bool:
         """Let a set process the entries that are new to it. Return whether rows became ready."""
         fresh = []
         for entry in reversed(self._entries):
@@ -86,34 +86,34 @@ class DeferredUpdates:
                 break
             if not entry.fields.isdisjoint(ready.fields):
                 fresh.append(entry)
-        self.looked(ready)
+        self.mark_processed(ready)
         if len(fresh) > 1:
-            fresh = _merged(fresh)
+            fresh = _merge_entries(fresh)
         gained = False
         for entry in fresh:
             if self._rows.chunks.get(entry.key) is entry.chunk:  # otherwise all its rows were removed
-                gained |= ready.update(entry.key, entry.chunk, entry.where(), self._groups)
+                gained |= ready.update(entry.key, entry.chunk, entry.positions(), self._groups)
         return gained
 
-    def looked(self, ready: ReadySet) -> None:
+    def mark_processed(self, ready: ReadySet) -> None:
         """Record that a set has processed every entry: it was just built or updated."""
         ready.seen = self._shown = self.newest
 
     def trim(self, sets: Collection[ReadySet]) -> None:
         """Let all sets process the entries and then remove these, if there are many."""
         if self._size > MOST_ROWS or len(self._entries) > MOST_ENTRIES:
-            self._entries = sorted(_merged(self._entries), key=lambda entry: entry.number)
+            self._entries = sorted(_merge_entries(self._entries), key=lambda entry: entry.number)
             for ready in sets:
-                self.show(ready)
-            self.forget()
+                self.apply_to(ready)
+            self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove the entries. All sets have processed them, or there are no sets."""
         self._entries.clear()
         self._size = 0
 
 
-def _merged(entries: list[DeferredUpdate]) -> list[DeferredUpdate]:
+def _merge_entries(entries: list[DeferredUpdate]) -> list[DeferredUpdate]:
     """Return the same rows with one entry for each chunk and fields, numbered like the newest of its entries."""
     together: dict[tuple[int, Fields], list[DeferredUpdate]] = {}
     for entry in entries:
@@ -122,7 +122,7 @@ def _merged(entries: list[DeferredUpdate]) -> list[DeferredUpdate]:
     for (key, fields), some in together.items():
         if len(some) > 1:
             one = DeferredUpdate(max(entry.number for entry in some), fields, key, some[0].chunk)
-            one.at = np.unique(np.concatenate([entry.where() for entry in some]))
+            one.at = np.unique(np.concatenate([entry.positions() for entry in some]))
             some = [one]
         merged += some
     return merged

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
-from transfer_queue.sampler.numeric_tags import no_number
+from transfer_queue.sampler.numeric_tags import not_a_number_error
 from transfer_queue.sampler.ready_views import RankKey
 
 Bits = dict[int, np.ndarray]
@@ -43,10 +43,12 @@ class Ranking:
         if wrong:
             for found in sorted(wrong.intersection(at.tolist())):
                 assert chunk.tags is not None
-                raise no_number(int(chunk.index[found]), self.key.tag, (chunk.tags[found] or {}).get(self.key.tag))
-        return at, self.key.of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
+                raise not_a_number_error(
+                    int(chunk.index[found]), self.key.tag, (chunk.tags[found] or {}).get(self.key.tag)
+                )
+        return at, self.key.keys_of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
 
-    def top(self, bits: Bits, rows: RowTable, count: int) -> np.ndarray:
+    def highest_positions(self, bits: Bits, rows: RowTable, count: int) -> np.ndarray:
         """Return the positions of the `count` highest rows, or all if fewer: by key, descending, then by position."""
         self.refresh(bits, rows)
         numbers = np.fromiter(self.highest, "i8", len(self.highest))
@@ -72,7 +74,7 @@ class Ranking:
             start, step = start + step, 2 * step
         return positions
 
-    def above(self, bits: Bits, rows: RowTable, bound: float) -> np.ndarray:
+    def positions_above(self, bits: Bits, rows: RowTable, bound: float) -> np.ndarray:
         """Return the positions of the rows whose key is above the bound, ascending."""
         self.refresh(bits, rows)
         parts = []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transfer_queue.core.tables.group_table import GroupTable
 
 
-def ones(bits: np.ndarray) -> np.ndarray:
+def positions_of_ones(bits: np.ndarray) -> np.ndarray:
     """Return where a u1 bitmap is 1. numpy searches bool ten times faster than numbers."""
     return bits.view(bool).nonzero()[0]
 
@@ -102,15 +102,15 @@ class ReadySet:
             if changed.any():
                 positions = at[changed] + (key << CHUNK_BITS)
                 on = new[changed] == 1
-                for whole in self._counting(key):
-                    whole.change(positions[on], positions[~on], groups)
+                for whole in self._counted_groups(key):
+                    whole.update_rows(positions[on], positions[~on], groups)
         gained = int(np.count_nonzero(new > old))
         delta = int(new.sum()) - int(old.sum())
         bits[at] = new
         if delta:
             self._count(key, delta)
         if gained or delta:
-            self._changed(key)
+            self._mark_changed(key)
         return gained > 0
 
     def take(self, key: int, chunk: Chunk, at: np.ndarray, groups: GroupTable) -> None:
@@ -125,11 +125,11 @@ class ReadySet:
             return
         if self.whole:
             off = (at if count == len(at) else at[ready]) + (key << CHUNK_BITS)
-            for whole in self._counting(key):
-                whole.change(off[:0], off, groups)
+            for whole in self._counted_groups(key):
+                whole.update_rows(off[:0], off, groups)
         bits[at] = 0
         self._count(key, -count)
-        self._changed(key)
+        self._mark_changed(key)
 
     def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: GroupTable) -> bool:
         """Update one row without arrays, because puts of single rows beside twenty ready sets are usual."""
@@ -138,11 +138,11 @@ class ReadySet:
             return False
         bits[at] = new
         self._count(key, 1 if new else -1)
-        self._changed(key)
-        for whole in self._counting(key):
-            group = int(groups.of(np.array([(key << CHUNK_BITS) + at]), whole.size)[0])
+        self._mark_changed(key)
+        for whole in self._counted_groups(key):
+            group = int(groups.groups_of(np.array([(key << CHUNK_BITS) + at]), whole.size)[0])
             if group >= 0:
-                whole.joined(group, 1 if new else -1, groups)
+                whole.update_group(group, 1 if new else -1, groups)
         return new
 
     def _is_ready(self, chunk: Chunk, at: int) -> bool:
@@ -166,15 +166,15 @@ class ReadySet:
             del self.counts[key]
             del self.keys[bisect_left(self.keys, key)]
 
-    def _changed(self, key: int) -> None:
+    def _mark_changed(self, key: int) -> None:
         for ranking in self.rankings.values():
             ranking.dirty.add(key)
 
-    def _counting(self, key: int) -> list[CompleteGroups]:
+    def _counted_groups(self, key: int) -> list[CompleteGroups]:
         """Return the complete groups for which the rows of this chunk are already counted."""
         return [whole for whole in self.whole.values() if key not in whole.uncounted]
 
-    def retagged(self, key: int, tag: str) -> None:
+    def mark_tag_changed(self, key: int, tag: str) -> None:
         """Record that a watched tag of a row of this chunk has changed."""
         for rankings in (self.rankings, *(whole.rankings for whole in self.whole.values())):
             for ranking in rankings.values():
@@ -204,7 +204,7 @@ class ReadySet:
         for key in self.keys:
             if left <= 0:
                 break
-            found = ones(self.bits[key])[:left]
+            found = positions_of_ones(self.bits[key])[:left]
             left -= len(found)
             parts.append(found + (key << CHUNK_BITS))
         if len(parts) == 1:
@@ -216,7 +216,7 @@ class ReadySet:
         parts: list[np.ndarray] = []
         left = limit
         for key in self.keys[bisect_left(self.keys, first >> CHUNK_BITS) :]:
-            found = ones(self.bits[key]) + (key << CHUNK_BITS)
+            found = positions_of_ones(self.bits[key]) + (key << CHUNK_BITS)
             found = found[np.searchsorted(found, first) :]
             parts.append(found[:left])
             if len(found) > left:
@@ -237,13 +237,13 @@ class ReadySet:
         at = position & MASK
         return bits is not None and at < len(bits) and bool(bits[at])
 
-    def joined(self, position: int, group: int, groups: GroupTable) -> None:
+    def add_group_member(self, position: int, group: int, groups: GroupTable) -> None:
         """Record that a row without a group has joined a declared group; it may be ready already."""
         for whole in self.whole.values():
             counted = position >> CHUNK_BITS not in whole.uncounted
-            whole.joined(group, int(counted and position in self), groups)
+            whole.update_group(group, int(counted and position in self), groups)
 
-    def unready(self, rows: RowTable) -> Iterator[np.ndarray]:
+    def unready_positions(self, rows: RowTable) -> Iterator[np.ndarray]:
         """Iterate over the positions of live rows that are neither ready nor consumed, claimed rows included."""
         for key, chunk in rows.chunks.items():
             open_ = chunk.alive[: chunk.size] == 1
@@ -259,12 +259,12 @@ class ReadySet:
 
     def whole_groups(self, size: int, groups: GroupTable) -> CompleteGroups:
         """Return the groups of `size` whose members are all ready. They are counted at first use, then kept."""
-        found = self.counted(size, groups)
+        found = self.begin_groups(size, groups)
         while found.uncounted:
-            self.count(found, groups, AT_ONCE)
+            self.count_groups(found, groups, AT_ONCE)
         return found
 
-    def counted(self, size: int, groups: GroupTable) -> CompleteGroups:
+    def begin_groups(self, size: int, groups: GroupTable) -> CompleteGroups:
         """Return the same groups, of the rows that are counted so far."""
         found = self.whole.pop(size, None)
         if found is None:
@@ -276,13 +276,13 @@ class ReadySet:
         self.whole[size] = found
         return found
 
-    def count(self, whole: CompleteGroups, groups: GroupTable, chunks: int) -> None:
+    def count_groups(self, whole: CompleteGroups, groups: GroupTable, chunks: int) -> None:
         """Count the ready rows of this number of chunks for complete groups."""
         keys = list(islice(whole.uncounted, chunks))
         for key in keys:
             del whole.uncounted[key]
-        positions = np.concatenate([ones(self.bits[key]) + (key << CHUNK_BITS) for key in keys])
-        whole.change(positions, positions[:0], groups)
+        positions = np.concatenate([positions_of_ones(self.bits[key]) + (key << CHUNK_BITS) for key in keys])
+        whole.update_rows(positions, positions[:0], groups)
 
 
 class ReadySets(Sequence[int]):
@@ -312,23 +312,23 @@ class ReadySets(Sequence[int]):
         for key in self._ready.keys:
             count = self._ready.counts[key]
             if position < count:
-                found = ones(self._ready.bits[key])[position]
+                found = positions_of_ones(self._ready.bits[key])[position]
                 return int(self._rows.chunks[key].index[found])
             position -= count
         raise IndexError(f"ready row {at} of {len(self)}")
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(map(self._in_chunk, self._ready.keys))
+        return chain.from_iterable(map(self._indexes_in_chunk, self._ready.keys))
 
-    def _in_chunk(self, key: int) -> list[int]:
-        found: list[int] = self._rows.chunks[key].index[ones(self._ready.bits[key])].tolist()
+    def _indexes_in_chunk(self, key: int) -> list[int]:
+        found: list[int] = self._rows.chunks[key].index[positions_of_ones(self._ready.bits[key])].tolist()
         return found
 
     def first_groups(self, size: int, count: int) -> np.ndarray:
         """Return the first `count` groups, or all if fewer, as i8 [groups, size], in the order of `whole_groups`."""
         if size == 1 and not self._groups.explicit:
             return self._rows.indexes_of(self._ready.positions(count)).reshape(-1, 1)
-        numbers = self._ready.whole_groups(size, self._groups).first(count)
+        numbers = self._ready.whole_groups(size, self._groups).first_groups(count)
         if not numbers:
             return np.zeros((0, size), "i8")
         if self._groups.explicit:
@@ -339,66 +339,66 @@ class ReadySets(Sequence[int]):
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
         """Iterate over the groups of `size` whose members are all ready, by first member; members ascend."""
-        if self._single(size):
+        if self._is_single(size):
             yield from ([index] for index in self)
             return
         whole = self._ready.whole_groups(size, self._groups)
-        for group in whole.first(len(whole)):
+        for group in whole.first_groups(len(whole)):
             yield self._indexes(self._groups.members(group, size))
 
     def ranked(self, key: RankKey) -> Iterator[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
         ranking = self._ready.ranking(key, self._rows)
-        return chain.from_iterable(map(self._indexes, self._falling(ranking, self._ready.bits)))
+        return chain.from_iterable(map(self._indexes, self._descending(ranking, self._ready.bits)))
 
     def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `sampler.ready_views.TaggedIndexes`."""
-        if self._single(size):
+        if self._is_single(size):
             yield from ([index] for index in self.ranked(key))
             return
         whole = self._ready.whole_groups(size, self._groups)
         ranking = whole.ranking(key, self._rows, self._groups)
         seen: set[int] = set()
-        for positions in self._falling(ranking, whole.bits):
-            for group in self._groups.of(positions, size).tolist():
+        for positions in self._descending(ranking, whole.bits):
+            for group in self._groups.groups_of(positions, size).tolist():
                 if group not in seen:
                     seen.add(group)
                     yield self._indexes(self._groups.members(group, size))
 
     def above(self, key: RankKey, bound: float) -> list[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
-        return self._indexes(self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound))
+        return self._indexes(self._ready.ranking(key, self._rows).positions_above(self._ready.bits, self._rows, bound))
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
-        if self._single(size):
+        if self._is_single(size):
             return self.above(key, bound)
-        found = self._ready.ranking(key, self._rows).above(self._ready.bits, self._rows, bound)
-        groups = np.unique(self._groups.of(found, size))
+        found = self._ready.ranking(key, self._rows).positions_above(self._ready.bits, self._rows, bound)
+        groups = np.unique(self._groups.groups_of(found, size))
         members = [self._members(group, size) for group in groups[groups >= 0].tolist()]
         return self._open_rows(np.unique(np.concatenate([found, *members])))
 
     def orphans(self, size: int) -> list[int]:
         """See `sampler.ready_views.TaggedIndexes`."""
-        if self._single(size):
+        if self._is_single(size):
             return []
         whole = self._ready.whole_groups(size, self._groups)
-        grown = whole.grown_groups()
+        grown = whole.take_grown_groups()
         broken = []
         for group in list(grown):
-            if whole.partial(group) and self._broken(group, size):
+            if whole.is_partial(group) and self._is_broken(group, size):
                 broken.append(self._members(group, size))
             else:
                 grown.discard(group)
         return self._open_rows(np.unique(np.concatenate(broken))) if broken else []
 
-    def _broken(self, group: int, size: int) -> bool:
+    def _is_broken(self, group: int, size: int) -> bool:
         """Return whether a member of the group was cleared, or consumed by the task."""
         members = self._members(group, size)
         if self._groups.explicit:
             cleared = self._groups.declared[group].cleared > 0
         else:
-            cleared = self._rows.dead(range(group * size, group * size + len(members)))
+            cleared = self._rows.has_cleared(range(group * size, group * size + len(members)))
         if cleared:
             return True
         columns = ((chunk.consumed.get(self._ready.task), at) for _, chunk, at, _ in self._rows.split(members))
@@ -417,11 +417,11 @@ class ReadySets(Sequence[int]):
         members = self._groups.members(group, size)
         return members[members < self._rows.end]
 
-    def _falling(self, ranking: Ranking, bits: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
+    def _descending(self, ranking: Ranking, bits: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
         """Iterate over the positions of a ranking, the highest first, in parts of growing size."""
         count, done = FIRST_RANKED, 0
         while True:
-            positions = ranking.top(bits, self._rows, count)
+            positions = ranking.highest_positions(bits, self._rows, count)
             yield positions[done:]
             if len(positions) < count:
                 return
@@ -430,6 +430,6 @@ class ReadySets(Sequence[int]):
     def _indexes(self, positions: np.ndarray) -> list[int]:
         return self._rows.indexes_of(positions).tolist()  # type: ignore[no-any-return]
 
-    def _single(self, size: int) -> bool:
+    def _is_single(self, size: int) -> bool:
         """Return whether every row is a group by itself."""
         return size == 1 and not self._groups.explicit

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect, RefuseLeases
-from transfer_queue.core.reports.explain import nearest
+from transfer_queue.core.reports.explain import nearest_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import DeadlockError
@@ -67,4 +67,4 @@ def _claim_words(state: State, waiting: ParkedRequest) -> str:
     if partition is None:
         return begin + ", which does not exist"
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
-    return f"{begin}, where {ready} are ready ({nearest(partition, claim.task, claim.fields).rstrip('.')})"
+    return f"{begin}, where {ready} are ready ({nearest_rows(partition, claim.task, claim.fields).rstrip('.')})"

@@ -7,7 +7,7 @@ import numpy as np
 from transfer_queue.core.claims.final_rounds import REMAINDER
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import others
+from transfer_queue.core.control.unknown_names import suggestion
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.puts import flow_control
 from transfer_queue.core.samplers import claim_samplers
@@ -30,7 +30,7 @@ def handle_explain(context: ControllerContext, caller: Caller, request: Explain)
     if request.count is None or request.task is None or not request.fields:
         return Done(explain(context.state, request, context.group_size_of(request.partition)))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
-    sampler = context.samplers.of(claim, context.state.partitions.get(request.partition))
+    sampler = context.samplers.sampler_for(claim, context.state.partitions.get(request.partition))
     return Done(waiting_words(context.state, claim, claim_samplers.group_size(sampler)))
 
 
@@ -41,7 +41,7 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
     """
     partition = state.partitions.get(request.partition)
     if partition is None:
-        there = others(request.partition, state.partitions)
+        there = suggestion(request.partition, state.partitions)
         end = "" if there.endswith("?") else "."
         return (
             f"Partition {request.partition!r} does not exist (never created, or dropped). "
@@ -56,14 +56,14 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])
         name = f"Sample {request.row}"
         if position < 0:
-            return f"{name} is not in partition {partition.name!r}: " + _absent(state, partition, request.row)
+            return f"{name} is not in partition {partition.name!r}: " + _describe_absent(state, partition, request.row)
     else:
         return _partition_words(state, partition, request, dealt)
     words = _row_words(partition, position, request, dealt)
     return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
 
 
-def _absent(state: State, partition: Partition, row: int) -> str:
+def _describe_absent(state: State, partition: Partition, row: int) -> str:
     if row >= state.next_index or row < 0:
         return "no sample has this index yet."
     reason = partition.drops.reason(row)
@@ -91,7 +91,7 @@ def _row_words(
     have = [name for name in fields if partition.blocks_of(name, where)[0][0]]
     lack = [name for name in fields if name not in have]
     if lack:
-        lost = partition.losses.words(lack, where)
+        lost = partition.losses.describe(lack, where)
         there = have or partition.common_fields(where)
         words.append(
             f"is missing the fields {lack}"
@@ -137,7 +137,7 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     if reason is not None:
         more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
         if reason == POISON:
-            times = int(partition.leases.delivered.of(task, np.array([position]))[0])
+            times = int(partition.leases.delivered.counts_of(task, np.array([position]))[0])
             more = f" (delivered {times} times, never acknowledged)"
         return f"is skipped by task {task!r}: {reason}{more}"
     dealt = chunk.dealt.get(task)
@@ -158,7 +158,7 @@ def _claimed_words(partition: Partition, position: int, task: str) -> str:
     holders = f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
     words += f" under a lease of {holders}, and is" if held else ", is not under a lease now, and is"
     words += " not acknowledged yet"
-    times = int(partition.leases.delivered.of(task, np.array([position]))[0])
+    times = int(partition.leases.delivered.counts_of(task, np.array([position]))[0])
     return words + (f" ({times} earlier deliveries were not acknowledged either)" if times else "")
 
 
@@ -170,7 +170,7 @@ def _group_words(
     size = groups.size or dealt
     if not groups.explicit:
         return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else ("", "")
-    number = int(groups.of(np.array([position]), 1)[0])
+    number = int(groups.groups_of(np.array([position]), 1)[0])
     if number < 0:
         return "", "has no group_id, but other samples of the partition have one, so group samplers never deal it"
     group = groups.declared[number]
@@ -180,24 +180,24 @@ def _group_words(
     if groups.size is not None:
         words += f" (group_size {groups.size})"
     if group.cleared:
-        return words, f", which is orphaned: {_members(group.cleared)} cleared, so it can never be complete"
+        return words, f", which is orphaned: {_count_members(group.cleared)} cleared, so it can never be complete"
     if size is not None and len(group.members) > size:
-        return words, f", which is too large: {_disagree(group, size)}, so it can never be dealt"
-    if task is not None and dealt is not None and not partition.taken(task, np.array([position]))[0]:
-        given = int(np.count_nonzero(partition.taken(task, np.array(group.members, "i8"))))
+        return words, f", which is too large: {_describe_size(group, size)}, so it can never be dealt"
+    if task is not None and dealt is not None and not partition.consumption_states(task, np.array([position]))[0]:
+        given = int(np.count_nonzero(partition.consumption_states(task, np.array(group.members, "i8"))))
         if given:
             return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is never dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {_members(absent)} never put, and the partition is sealed"
+        return words, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
     return words, _waits_for(partition, group.members, fields, absent)
 
 
-def _members(count: int) -> str:
+def _count_members(count: int) -> str:
     return f"{count} of its members {'was' if count == 1 else 'were'}"
 
 
-def _disagree(group: Group, size: int) -> str:
+def _describe_size(group: Group, size: int) -> str:
     return f"group {group.name!r} has {len(group.members)} samples, but the sampler deals groups of {size}"
 
 
@@ -207,11 +207,11 @@ def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) 
     size = groups.size or dealt
     if not groups.explicit or dealt is None or size is None:
         return ""
-    found = (groups.declared[number] for number in np.unique(groups.of(ready, 1)).tolist() if number >= 0)
+    found = (groups.declared[number] for number in np.unique(groups.groups_of(ready, 1)).tolist() if number >= 0)
     wrong = [group for group in found if len(group.members) != size]
     if not wrong:
         return ""
-    told = _disagree(wrong[0], size)
+    told = _describe_size(wrong[0], size)
     more = f"; {len(wrong) - 1} more groups do not have this size either" if len(wrong) > 1 else ""
     return f" {told[0].upper()}{told[1:]}{more}."
 
@@ -220,14 +220,14 @@ def _words_by_order(partition: Partition, position: int, fields: list[str], size
     first = position // size * size
     there = range(first, min(first + size, partition.rows.end))
     words = f"is number {position - first + 1} of the {size} samples that form a group by order of reservation"
-    if partition.rows.dead(there):
+    if partition.rows.has_cleared(there):
         return words, ", which is orphaned: some of its members were cleared, so it can never be complete"
     clients = len(np.unique(partition.rows.owners_of(np.array(there))))
     if clients > 1:
         words += f" (reserved by {clients} clients: put samples with group_ids= so that groups do not mix prompts)"
     absent = size - len(there)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {_members(absent)} never put, and the partition is sealed"
+        return words, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
     return words, _waits_for(partition, list(there), fields, absent)
 
 
@@ -250,14 +250,14 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
 def _partition_words(state: State, partition: Partition, request: Explain, dealt: int | None) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or the task and fields of a claim")
-    words = nearest(partition, request.task, request.fields, dealt)
-    return words + _uneven(state, partition, request.task) + _flow_words(partition)
+    words = nearest_rows(partition, request.task, request.fields, dealt)
+    return words + _describe_uneven_ranks(state, partition, request.task) + _flow_words(partition)
 
 
 def _flow_words(partition: Partition) -> str:
     """Return sentences about the limits on producers, and about dropped samples."""
     words = ""
-    most = flow_control.limit(partition)
+    most = flow_control.row_limit(partition)
     if most is not None and partition.admitted >= most:
         words += (
             f" New samples wait for the policy: {partition.admitted} samples were admitted, and the limit at policy "
@@ -269,12 +269,12 @@ def _flow_words(partition: Partition) -> str:
     return words + (f" Dropped so far: {told}." if told else "")
 
 
-def _uneven(state: State, partition: Partition, task: str) -> str:
+def _describe_uneven_ranks(state: State, partition: Partition, task: str) -> str:
     """Return a sentence if the dp_ranks that were dealt batches, or wait for some, have different numbers of them."""
     dealt = partition.dealt.get(task)
     if dealt is None:
         return ""
-    queue = state.waiting.of_partition(partition.name).get(task)
+    queue = state.waiting.claim_queues(partition.name).get(task)
     waiting = {} if queue is None or partition.sealed else {rank: 0 for rank, _ in queue.shares}
     counts = {**waiting, **dealt.counts}
     if len(set(counts.values())) < 2:
@@ -288,10 +288,10 @@ def _uneven(state: State, partition: Partition, task: str) -> str:
     return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
 
 
-def nearest(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
+def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
     """Describe the rows that are nearest to ready for a task and its fields, and what each of them waits for."""
     positions = partition.rows.live_positions(waiting=False)
-    open_rows = positions[partition.taken(task, positions) == 0]
+    open_rows = positions[partition.consumption_states(task, positions) == 0]
     claimed = partition.claimed.get(task, 0)
     if claimed and not len(open_rows):
         return (
@@ -299,10 +299,10 @@ def nearest(partition: Partition, task: str, fields: list[str], dealt: int | Non
             f"not acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some must be returned."
         )
     if not len(open_rows):
-        reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.of(task).items())
+        reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.counts_of(task).items())
         over = f" Skipped so far: {reasons}." if reasons else ""
         return f"Task {task!r} has consumed every sample of partition {partition.name!r}; new ones are needed.{over}"
-    have = partition.produced(fields, open_rows).sum(axis=1)
+    have = partition.produced_flags(fields, open_rows).sum(axis=1)
     unready = open_rows[have < len(fields)]
     sizes = _of_other_sizes(partition, open_rows[have == len(fields)], dealt)
     if not len(unready):
@@ -325,24 +325,23 @@ def _unacknowledged(partition: Partition, task: str) -> str:
     told: list[str] = []
     for batch in [] if dealt is None else dealt.batches.values():
         positions = partition.rows.positions_of(batch.rows)
-        if len(told) < NEAREST and (partition.taken(task, positions[positions >= 0]) == CLAIMED).any():
+        if len(told) < NEAREST and (partition.consumption_states(task, positions[positions >= 0]) == CLAIMED).any():
             told.append(f"batch {batch.batch_index} of dp_rank {batch.dp_rank}")
     return f" (among them {', '.join(told)})" if told else ""
 
 
 def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
     """Return the message of a claim's WaitTimeoutError. dealt: as in `explain`."""
-    return (
-        f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
-    )
+    words = _hindrances(state, claim, dealt)
+    return f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_describe_request(claim)}; {words}"
 
 
 def waiting_words(state: State, claim: Claim, dealt: int | None = None) -> str:
     """Return why a claim that is not met yet waits. dealt: as in `explain`."""
-    return f"Task {claim.task!r} waits for {_wanted(claim)}; {_hindrances(state, claim, dealt)}"
+    return f"Task {claim.task!r} waits for {_describe_request(claim)}; {_hindrances(state, claim, dealt)}"
 
 
-def _wanted(claim: Claim) -> str:
+def _describe_request(claim: Claim) -> str:
     rank, batch = claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")
     share = "" if rank is None or batch is None else f" (batch {batch} of dp_rank {rank})"
     return f"{claim.count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
@@ -352,7 +351,7 @@ def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
     """Return why a claim is not met."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
-        there = others(claim.partition, state.partitions)
+        there = suggestion(claim.partition, state.partitions)
         return f"0 available: the partition does not exist yet ({there})."
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
     words = f"{ready} available."
@@ -360,7 +359,7 @@ def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
         words += " Enough are ready, but the sampler cannot make a batch of them"
         words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
     sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
-    near = nearest(partition, claim.task, claim.fields, dealt)
+    near = nearest_rows(partition, claim.task, claim.fields, dealt)
     return f"{words} {near}{_ranks_ahead(partition, claim)}{sealed}{_flow_words(partition)}"
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.reports.status import progress, stored, tier_of
-from transfer_queue.core.tables.block_table import BlockChunk, sums
+from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
+from transfer_queue.core.tables.block_table import BlockChunk, pair_sums
 from transfer_queue.messages.progress import PartitionProgress, TaskProgress
 from transfer_queue.metrics.timing import OTHER
 
@@ -81,8 +81,8 @@ def _others(context: ControllerContext, names: list[str], now: float) -> Generat
             if partition is None:
                 continue
             rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
-            tiers += stored(context.state, partition)
-            for task, queue in context.state.waiting.of_partition(name).items():
+            tiers += stored_bytes(context.state, partition)
+            for task, queue in context.state.waiting.claim_queues(name).items():
                 first = next(iter(queue.claims.values()))
                 waiting[task] += len(queue.claims)
                 longest[task] = max(longest.get(task, 0.0), now - first.since)
@@ -96,5 +96,5 @@ def _add_values(state: State, values: Counter[tuple[str, ...]], chunk: BlockChun
     at = np.flatnonzero(first["live"])
     places = [(first, at), (second, at[second["extent"][at] > 0])] if second else [(first, at)]
     for columns, some in places:
-        for number, unit, count in sums(first["owner"][some], columns["unit"][some], first["live"][some]):
+        for number, unit, count in pair_sums(first["owner"][some], columns["unit"][some], first["live"][some]):
             values[told.get(number, OTHER), tier_of(state, unit)] += count

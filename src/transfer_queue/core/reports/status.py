@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from transfer_queue.core.claims.consumer_state import missing
+from transfer_queue.core.claims.consumer_state import missing_groups
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.puts import flow_control
@@ -25,12 +25,12 @@ from transfer_queue.messages.system import Status, SystemStatus, Topology, Topol
 
 
 @handles(Status, reads=True)
-def system_status(context: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
+def handle_status(context: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
     """Reply with the progress of every partition and the counters."""
-    return of_system(context, context.now)
+    return collect_status(context, context.now)
 
 
-def of_system(context: ControllerContext, now: float) -> SystemStatus:
+def collect_status(context: ControllerContext, now: float) -> SystemStatus:
     """Return the progress of every partition, and the counters including those of the connections."""
     around = {f"connections_{name}": value for name, value in context.measures.server_counters.items()}
     costs = list(context.samplers.costs.values())
@@ -38,12 +38,12 @@ def of_system(context: ControllerContext, now: float) -> SystemStatus:
         context.state, {**context.measures.counters, **around}, now, context.group_size, costs, context.journal_error
     )
     return msgspec.structs.replace(
-        found, requests=context.measures.load.timings(), longest=context.measures.load.longest.of_all(now)
+        found, requests=context.measures.load.timings(), longest=context.measures.load.longest.longest(now)
     )
 
 
 @handles(Topology, reads=True)
-def topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
+def handle_topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
     """Reply with the storage units and the configuration for a client that attaches."""
     return TopologyReply(list(context.state.units.values()), context.config)
 
@@ -66,7 +66,7 @@ def status_of(
 
 def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
     """Return the progress of one partition. size: as in `status_of`."""
-    queues = state.waiting.of_partition(partition.name)
+    queues = state.waiting.claim_queues(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
@@ -75,22 +75,24 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
         tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed))
     lost = partition.losses.counts
-    fields = [FieldProgress(name, f.live, f.words(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()]
-    orphaned = partition.groups.orphaned(partition.sealed)
+    fields = [
+        FieldProgress(name, f.live, f.describe(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()
+    ]
+    orphaned = partition.groups.count_orphaned(partition.sealed)
     policy = None
     if partition.options.max_staleness is not None or partition.policy_version:
-        policy = PolicyProgress(partition.policy_version, partition.admitted, flow_control.limit(partition))
-    wanted = {task: (groups, missing(partition, task, size)) for task, groups in partition.wants.groups.items()}
+        policy = PolicyProgress(partition.policy_version, partition.admitted, flow_control.row_limit(partition))
+    wanted = {task: (groups, missing_groups(partition, task, size)) for task, groups in partition.wants.groups.items()}
     puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
         partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
-        passed={task: found for task in partition.tasks if (found := partition.passed.of(task))},
-        stored=dict(stored(state, partition)),
+        passed={task: found for task in partition.tasks if (found := partition.passed.counts_of(task))},
+        stored=dict(stored_bytes(state, partition)),
     )  # fmt: skip
 
 
-def stored(state: State, partition: Partition) -> Counter[str]:
+def stored_bytes(state: State, partition: Partition) -> Counter[str]:
     """Return tier -> bytes of a partition there, including copies."""
     found: Counter[str] = Counter()
     for number, nbytes in state.blocks.stored.get(partition.number, {}).items():

@@ -6,14 +6,21 @@ from functools import lru_cache
 from typing import cast
 
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copied, name_of
+from transfer_queue.core.samplers.user_sampler import (
+    AnySampler,
+    InlineRunner,
+    UserSampler,
+    Values,
+    copy_containers,
+    name_of,
+)
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
-from transfer_queue.sampler.sampler_wrapper import built_in, of_groups
+from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size
 
 MOST_SIZES = 64  # samplers for other group sizes to keep; clients choose the sizes
 
@@ -26,7 +33,7 @@ class SamplerRegistry:
     another size than its sampler or its partition is refused.
     """
 
-    def __init__(self, default: AnySampler, values: Values = copied, strict: bool = False) -> None:
+    def __init__(self, default: AnySampler, values: Values = copy_containers, strict: bool = False) -> None:
         self.strict = strict
         """Whether unknown entries of a sampling_config are errors instead of warnings."""
         self.warned: set[str] = set()
@@ -46,9 +53,9 @@ class SamplerRegistry:
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
         return default
 
-    def holds_up(self, claim: Claim) -> bool:
+    def is_timed(self, claim: Claim) -> bool:
         """Return whether a user's sampler decides this claim in the controller's loop, so that its calls are timed."""
-        sampler = self.of(claim, None)
+        sampler = self.sampler_for(claim, None)
         return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
 
     def note(self, seconds: float) -> None:
@@ -59,7 +66,7 @@ class SamplerRegistry:
             name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts
         )  # fmt: skip
 
-    def of(self, claim: Claim, partition: Partition | None) -> AnySampler:
+    def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
         """Return the sampler for a claim of this partition."""
         name = claim.sampling.get("sampler")
         sampler = self.default
@@ -68,23 +75,23 @@ class SamplerRegistry:
         said = claim.sampling.get(GROUP_SIZE)
         sized = isinstance(sampler, UserSampler) or getattr(sampler, "size_given", True)
         if isinstance(said, int) and said > 0 and not sized:
-            return self._twin(cast(BaseSampler, sampler), said, given=True)
-        return self.for_partition(sampler, partition)
+            return self._copy_for_size(cast(BaseSampler, sampler), said, given=True)
+        return self.adapt_to_partition(sampler, partition)
 
-    def for_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
+    def adapt_to_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
         """Return this sampler with the group size of a partition."""
         size = None if partition is None else declared_size(partition, sampler)
         if size is None or isinstance(sampler, UserSampler) or group_size(sampler) in (None, size):
             return sampler
-        return self._twin(sampler, size, given=False)
+        return self._copy_for_size(sampler, size, given=False)
 
-    def _twin(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
+    def _copy_for_size(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
         """Return a built-in sampler like this one for groups of that size."""
         found = self._of_groups.get((sampler, size, given))
         if found is None:
             if len(self._of_groups) == MOST_SIZES:
                 self._of_groups.clear()
-            found = self._of_groups[sampler, size, given] = of_groups(sampler, size, given=given)
+            found = self._of_groups[sampler, size, given] = with_group_size(sampler, size, given=given)
         return found
 
 
@@ -125,21 +132,21 @@ def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
     return groups.size
 
 
-def unit(sampler: AnySampler, partition: Partition) -> int:
+def dealt_group_size(sampler: AnySampler, partition: Partition) -> int:
     """Return the number of samples in the groups that this sampler deals; 0 if it deals single samples."""
     size = group_size(sampler) or 0
     return size if size > 1 or partition.groups.explicit else 0
 
 
-def available(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
+def available_rows(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
     """Return how many ready rows this sampler could deal; for a sampler of groups, those in complete groups."""
-    size = unit(sampler, partition)
+    size = dealt_group_size(sampler, partition)
     if not size:
         return ready.total
     return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
 
 
-def forget(sampler: AnySampler, partition: str) -> None:
+def forget_partition(sampler: AnySampler, partition: str) -> None:
     """Make a user's sampler forget what it keeps of a dropped partition."""
     if isinstance(sampler, UserSampler):
         sampler.clear_cache(partition)

@@ -88,25 +88,25 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def want(self, context: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def request_call(self, context: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
             return []
         return self._begin(context, PendingCall(waiter, fresh), ask)
 
-    def under_way(self, waiter: RequestKey) -> bool:
+    def is_pending(self, waiter: RequestKey) -> bool:
         """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
         if self._active is not None and self._active.waiter == waiter:
             self._active.again = True
             return True
         return waiter in self._claims
 
-    def order(self, call: SamplerCall, done: Done) -> None:
-        """Queue a call that no claim needs. done: called with the answer, or the exception; see `next`."""
+    def queue_call(self, call: SamplerCall, done: Done) -> None:
+        """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
         self._orders.append((call, done))
 
-    def next(self, context: CallContext) -> list[Effect]:
+    def start_next(self, context: CallContext) -> list[Effect]:
         """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
         if self.runner is not None and self.runner.orders:
@@ -152,10 +152,10 @@ class SamplerAsks:
         self._active, pending.ask, pending.began = pending, ask, context.timer()
         shown = NOTHING_SHOWN
         if ask.partition is not None and ask.ready is not None:
-            shown = self._shown(pending, ask.partition, ask.ready)
+            shown = self._shown_rows(pending, ask.partition, ask.ready)
         return [AskSampler(self._begun, ask.call, shown)]
 
-    def go_on(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def start_further(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
         if self._active is not None:
             assert pending.waiter is not None
@@ -163,7 +163,7 @@ class SamplerAsks:
             return []
         return self._begin(context, pending, ask)
 
-    def answered(self, context: CallContext, number: int, outcome: Any) -> list[Effect]:
+    def on_answer(self, context: CallContext, number: int, outcome: Any) -> list[Effect]:
         """Handle the end of a call. outcome: its result, or an exception."""
         pending = self._active
         if pending is None or number != self._begun:
@@ -195,7 +195,7 @@ class SamplerAsks:
 
     # ------------------------------------------------------------ what the sampler reads
 
-    def _shown(self, pending: PendingCall, partition: Partition, ready: ReadySet) -> Shown:
+    def _shown_rows(self, pending: PendingCall, partition: Partition, ready: ReadySet) -> Shown:
         reply = self._page(pending, partition, ready, 0)
         return Shown(
             partition.name, partition.groups.size, partition.policy_version, ready.total, reply.rows, reply.after
@@ -209,7 +209,7 @@ class SamplerAsks:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def question(self, context: CallContext, number: int, question: Question) -> ViewReply:
+    def answer_read(self, context: CallContext, number: int, question: Question) -> ViewReply:
         """Reply to what the sampler reads during a call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask
@@ -228,7 +228,7 @@ class SamplerAsks:
             tags = partition.tags_of(live)
             names = rows[positions >= 0].tolist()
             return ViewReply(tags=dict(zip(names, tags if tags is not None else [{} for _ in names], strict=True)))
-        offered = partition.offered(ready)
+        offered = partition.sampler_view(ready)
         if question.kind == "groups":
             groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))
             return self._offer(pending, groups.reshape(-1))

@@ -28,11 +28,11 @@ Key = tuple[int, int]
 Column = np.ndarray
 
 
-def copied(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """Return a copy of the dicts and lists of a value."""
     if type(value) is dict:
-        return {key: copied(entry) for key, entry in value.items()}
-    return [copied(entry) for entry in value] if type(value) is list else value
+        return {key: copy_containers(entry) for key, entry in value.items()}
+    return [copy_containers(entry) for entry in value] if type(value) is list else value
 
 
 class Runner(Protocol):
@@ -45,7 +45,7 @@ class Runner(Protocol):
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """Return the sampler's answer. ready: the rows that it is offered."""
 
-    def not_ready(self, rows: list[int]) -> None:
+    def report_unready(self, rows: list[int]) -> None:
         """Report rows of an answer that are not ready. Raises RowsTakenError if they were ready when it was called."""
 
 
@@ -66,10 +66,10 @@ class InlineRunner:
         view = None
         if partition is not None:
             view = PartitionView(partition, self._values)
-            offered = partition.offered(ready) if ready is not None else ()
+            offered = partition.sampler_view(ready) if ready is not None else ()
         return answer(self._sampler, self.facts, call, offered, view)
 
-    def not_ready(self, rows: list[int]) -> None:
+    def report_unready(self, rows: list[int]) -> None:
         """See `Runner`: nothing has changed meanwhile."""
 
 
@@ -126,7 +126,7 @@ class HostedRunner:
             self.answers.by_key[ask.key] = {}  # these rows are skipped now
         return found
 
-    def not_ready(self, rows: list[int]) -> None:
+    def report_unready(self, rows: list[int]) -> None:
         """See `Runner`."""
         if self.answers is not None and np.isin(rows, np.concatenate([NONE, *self.answers.offered])).all():
             raise RowsTakenError
@@ -247,17 +247,17 @@ class UserSampler:
         next_index: no row has this global index, or a larger one. Returns the rows that must still be consumed.
         """
         self._check_numbers(*share, most, 1)
-        sampled, consumed = (self._untaken(partition, ready, rows, next_index) for rows in share)
+        sampled, consumed = (self._undealt_rows(partition, ready, rows, next_index) for rows in share)
         self._check_offered(partition, ready, np.concatenate([sampled, consumed]))
         return consumed
 
-    def _untaken(self, partition: Partition, ready: ReadySet, rows: Column, next_index: int) -> Column:
+    def _undealt_rows(self, partition: Partition, ready: ReadySet, rows: Column, next_index: int) -> Column:
         """Return those of these rows that live and were not dealt to the task before."""
         never = (rows < 0) | (rows >= next_index)
         if never.any():
-            raise self._not_offered(rows[never].tolist())
+            raise self._not_offered_error(rows[never].tolist())
         live = rows[partition.rows.positions_of(rows) >= 0]
-        untaken: Column = live[partition.taken(ready.task, partition.rows.positions_of(live)) == 0]
+        untaken: Column = live[partition.consumption_states(ready.task, partition.rows.positions_of(live)) == 0]
         return untaken
 
     def _check_numbers(self, sampled: Column, consumed: Column, most: int, ranks: int) -> None:
@@ -279,10 +279,10 @@ class UserSampler:
         if (positions >= 0).all() and ready.has_all(positions, partition.rows):
             return
         strange = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
-        self.runner.not_ready(strange)
-        raise self._not_offered(strange)
+        self.runner.report_unready(strange)
+        raise self._not_offered_error(strange)
 
-    def _not_offered(self, rows: list[int]) -> SamplerError:
+    def _not_offered_error(self, rows: list[int]) -> SamplerError:
         return SamplerError(
             f"{self.name} returned {len(rows)} rows that it was not offered, among them {rows[:5]}; return only rows "
             f"of ready_indexes; nothing was dealt"

@@ -28,7 +28,7 @@ def apply_record(state: State, record: r.AnyRecord) -> None:
 
 @applies(r.PartitionMade)
 def _apply_partition_made(state: State, record: r.PartitionMade) -> None:
-    state.enter(Partition(record.partition, record.options, state.blocks, state.waiting.awaited, state.epoch))
+    state.add_partition(Partition(record.partition, record.options, state.blocks, state.waiting.awaited, state.epoch))
     partition = state.new_version(record.partition)
     partition.number = partition.changes.made = partition.version
     for tag in state.watched:
@@ -56,12 +56,12 @@ def _apply_published(state: State, record: r.Published) -> None:
         state.next_block = max(state.next_block, record.block_number + 1)
         apply_puts.publish(partition, positions, record.block_number, record.block, record.writer)
     if record.tags is not None or record.block is not None:
-        partition.changes.mark(partition.version, positions)
+        partition.changes.mark_changed(partition.version, positions)
 
 
 @applies(r.RowsPut)
 def _apply_rows_put(state: State, record: r.RowsPut) -> None:
-    apply_puts.arrive(state.new_version(record.partition), record)
+    apply_puts.apply_rows_put(state.new_version(record.partition), record)
     state.next_index = max(state.next_index, record.first_index + record.count)
     if record.block is not None:
         state.next_block = max(state.next_block, record.block_number + 1)
@@ -81,7 +81,7 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
     if record.claimed:
         given = np.concatenate([np.frombuffer(share.rows, "<i8") for share in record.shares])
         given = partition.rows.positions_of(given)
-        apply_leases.claim(partition, record.task, consumed[np.isin(consumed, given)])
+        apply_leases.claim_rows(partition, record.task, consumed[np.isin(consumed, given)])
         consumed = consumed[~np.isin(consumed, given)]
     partition.consume(record.task, consumed)
     if record.lease is not None:
@@ -110,17 +110,17 @@ def _apply_lease_acked(state: State, record: r.LeaseAcked) -> None:
 @applies(r.LeaseEnded)
 def _apply_lease_ended(state: State, record: r.LeaseEnded) -> None:
     partition = state.new_version(record.partition)
-    partition.leases.leave(record.token, np.frombuffer(record.rows, "<i8"))
-    _undelivered(state, partition, record.task, record.counted)
+    partition.leases.remove_rows(record.token, np.frombuffer(record.rows, "<i8"))
+    _count_deliveries(state, partition, record.task, record.counted)
     returned = partition.rows.positions_of(np.frombuffer(record.returned, "<i8"))
-    apply_leases.give_back(partition, record.task, returned)
+    apply_leases.return_rows(partition, record.task, returned)
 
 
 @applies(r.RankLeft)
 def _apply_rank_left(state: State, record: r.RankLeft) -> None:
     partition = state.new_version(record.partition)
-    _undelivered(state, partition, record.task, record.counted)
-    apply_leases.rank_left(partition, record)
+    _count_deliveries(state, partition, record.task, record.counted)
+    apply_leases.apply_rank_left(partition, record)
 
 
 @applies(r.PassedOver)
@@ -144,13 +144,13 @@ def _apply_rows_dropped(state: State, record: r.RowsDropped) -> None:
 @applies(r.RowsHeld)
 def _apply_handed(state: State, record: r.RowsHeld) -> None:
     holds = state.partitions[record.partition].holds
-    holds.hand(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
+    holds.add(record.task, record.client, record.dp_rank, np.frombuffer(record.rows, "<i8"))
 
 
 @applies(r.HoldInherited)
 def _apply_inherited(state: State, record: r.HoldInherited) -> None:
     holds = state.partitions[record.partition].holds
-    holds.inherit(record.task, record.client, record.dp_rank, record.heir)
+    holds.transfer(record.task, record.client, record.dp_rank, record.heir)
 
 
 @applies(r.StateLoaded)
@@ -169,7 +169,7 @@ def _apply_finished(state: State, record: r.RowsFinished) -> None:
 @applies(r.AgesRecorded)
 def _apply_aged(state: State, record: r.AgesRecorded) -> None:
     partition = state.partitions[record.partition]
-    partition.births.add(record.time, partition.rows.end, partition.rows.start())
+    partition.births.add(record.time, partition.rows.end, partition.rows.first_position())
 
 
 @applies(r.GroupsTaken)
@@ -182,7 +182,7 @@ def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
     partition = state.partitions.pop(record.partition)
     partition.drop()
     state.blocks.stored.pop(partition.number, None)
-    state.counted.changed(record.partition)
+    state.counted.mark_changed(record.partition)
     state.aging.pop(record.partition, None)
 
 
@@ -213,7 +213,7 @@ def _apply_replied(state: State, record: r.ReplySent) -> None:
         kept = state.clients[record.client] = ReplyCache()
     if record.acknowledged > kept.acknowledged or record.finished:
         kept.advance(record.acknowledged, record.finished)
-    if not kept.over(record.sequence):  # otherwise the client does not ask for it again
+    if not kept.is_finished(record.sequence):  # otherwise the client does not ask for it again
         kept.replies[record.sequence] = record.reply
 
 
@@ -223,7 +223,7 @@ def _apply_answered(state: State, record: r.RepliesSent) -> None:
         kept = state.clients.get(client)
         if kept is None:
             kept = state.clients[client] = ReplyCache()
-        if not kept.over(sequence):
+        if not kept.is_finished(sequence):
             kept.replies[sequence] = reply
 
 
@@ -232,7 +232,7 @@ def _apply_client_forgotten(state: State, record: r.ClientForgotten) -> None:
     state.clients.pop(record.client, None)
 
 
-def _undelivered(state: State, partition: Partition, task: str, counted: bytes) -> None:
+def _count_deliveries(state: State, partition: Partition, task: str, counted: bytes) -> None:
     partition.leases.delivered.add(task, partition.rows.positions_of(np.frombuffer(counted, "<i8")))
 
 

@@ -10,7 +10,7 @@ from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.row_table import CLAIMED
 
 
-def claim(partition: Partition, task: str, positions: np.ndarray) -> None:
+def claim_rows(partition: Partition, task: str, positions: np.ndarray) -> None:
     """Record that the task got these rows under a lease."""
     partition.tasks.setdefault(task, 0)
     for key, chunk, at, _ in partition.rows.split(positions):
@@ -18,50 +18,50 @@ def claim(partition: Partition, task: str, positions: np.ndarray) -> None:
         fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
         column[fresh] = CLAIMED
         partition.claimed[task] = partition.claimed.get(task, 0) + len(fresh)
-        partition.taken_up(task, key, chunk, fresh)
+        partition.remove_from_ready_sets(task, key, chunk, fresh)
 
 
-def give_back(partition: Partition, task: str, positions: np.ndarray) -> None:
+def return_rows(partition: Partition, task: str, positions: np.ndarray) -> None:
     """Make those of these rows that the task has claimed ready again."""
     for key, chunk, at, _ in partition.rows.split(positions):
         column = chunk.consumed_column(task)
         back = at[column[at] == CLAIMED]
-        partition.unclaimed(task, column[back])
+        partition.count_unclaimed(task, column[back])
         column[back] = 0
-        partition.retaken(task, key, chunk, back)
+        partition.update_ready_sets(task, key, chunk, back)
 
 
 def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
     """Apply a `records.LeaseAcked`."""
     rows, consumed = np.frombuffer(record.rows, "<i8"), np.frombuffer(record.consumed, "<i8")
     leases = partition.leases
-    leases.leave(record.token, rows)
+    leases.remove_rows(record.token, rows)
     leases.acked.add(record.task, partition.rows.positions_of(rows))
     done = partition.rows.positions_of(consumed)
     if not len(done):
         return
     batch = partition.batch_of(record.task, int(done[0]))
     if batch is not None:
-        leases.through(batch, consumed)
-    leases.acked.zero(record.task, done)
+        leases.remove_consumed(batch, consumed)
+    leases.acked.reset(record.task, done)
     partition.consume(record.task, done)
     if record.token:  # without a lease, the client that got the rows still refers to them
-        partition.holds.pass_over(record.task, done)
+        partition.holds.skip(record.task, done)
 
 
-def fence(partition: Partition) -> None:
+def end_all_leases(partition: Partition) -> None:
     """End all leases. Their rows are delivered again, without counting as delivered."""
     for token, lease in list(partition.leases.by_token.items()):
         if lease.batch is None:
-            give_back(partition, lease.task, partition.rows.positions_of(partition.leases.living(lease)))
-        partition.leases.end(token)
+            return_rows(partition, lease.task, partition.rows.positions_of(partition.leases.live_rows(lease)))
+        partition.leases.remove(token)
 
 
-def rank_left(partition: Partition, record: r.RankLeft) -> None:
+def apply_rank_left(partition: Partition, record: r.RankLeft) -> None:
     """Apply a `records.RankLeft`."""
     task = record.task
     for token in record.tokens:
-        partition.leases.end(token)
+        partition.leases.remove(token)
     dealt = partition.dealt.setdefault(task, DealtBatches())
     dealt.left.add(record.dp_rank)
     positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
@@ -70,8 +70,8 @@ def rank_left(partition: Partition, record: r.RankLeft) -> None:
         batch = dealt.find(*key[1:])
         assert batch is not None
         everything = partition.rows.positions_of(batch.rows)
-        dealt.cleared(dealt.by_key[key[1:]], batch.live)
+        dealt.remove_rows(dealt.by_key[key[1:]], batch.live)
         for _, chunk, at, _ in partition.rows.split(everything[everything >= 0]):
             chunk.dealt[task][at] = 0
-    partition.leases.acked.zero(task, positions)
-    give_back(partition, task, positions)
+    partition.leases.acked.reset(task, positions)
+    return_rows(partition, task, positions)

@@ -1,7 +1,7 @@
 """How puts, losses and repacked blocks change the values of a partition. Called only by `state.apply` and its modules.
 
-`arrive` is the short path of most rows: they are new and consecutive, so that there is nothing to look up, to merge or
-to release. `partition.Partition.reserve` and `publish` are the general path.
+`apply_rows_put` is the short path of most rows: they are new and consecutive, so that there is nothing to look up, to
+merge or to release. `partition.Partition.reserve` and `publish` are the general path.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
 from transfer_queue.messages.descriptors import NewBlock
 
 
-def arrive(partition: Partition, put: RowsPut) -> None:
+def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     """Apply a `records.RowsPut`."""
     count = put.count
-    block = None if put.block is None else partition.blocks.opened(put.block)
+    block = None if put.block is None else partition.blocks.complete_schema(put.block)
     start = partition.rows.end
-    runs = partition.rows.append(put.first_index, count, owner=partition.owner(put.client))
-    partition.arrived(put.client, count)
+    runs = partition.rows.append(put.first_index, count, owner=partition.owner_number(put.client))
+    partition.count_new_rows(put.client, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
     if block is not None:
         partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        learn(partition, block)
+        add_types(partition, block)
         for field in partition.fields_of(block.schema):
             field.live += count
             field.ever += count
@@ -47,7 +47,7 @@ def arrive(partition: Partition, put: RowsPut) -> None:
         if block is not None:
             slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
             many = len(block.schema) >= MANY_FIELDS
-            wide = made_together(partition, chunk, block) if many else None
+            wide = wide_columns_of(partition, chunk, block) if many else None
             if wide is not None:
                 wide.put(at, put.block_number, slots)
             for spec in () if wide is not None else block.schema:
@@ -56,7 +56,7 @@ def arrive(partition: Partition, put: RowsPut) -> None:
                 slot[at] = slots
         if told:
             chunk.changed[at] = partition.version
-            partition.changes.news(partition.version, key)
+            partition.changes.mark_chunk_changed(partition.version, key)
     if put.tags is not None and partition.rows.watched:
         _note(partition, runs, put.tags)
     if put.groups is not None:
@@ -64,8 +64,8 @@ def arrive(partition: Partition, put: RowsPut) -> None:
     if block is not None and partition.ready:
         fields = partition.names_of(block.schema)
         for key, chunk, _, first, last in runs:
-            partition.unseen.run(fields, key, chunk, first, last)
-        partition.published(fields)
+            partition.unseen.add_run(fields, key, chunk, first, last)
+        partition.update_awaited_sets(fields)
 
 
 def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
@@ -77,26 +77,26 @@ def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | Non
         for name in partition.rows.watched:
             having = [(at, tag[name]) for at, tag in enumerate(mine, first) if tag and name in tag]
             if having:
-                chunk.note(name, *map(list, zip(*having)))
+                chunk.set_watched(name, *map(list, zip(*having)))
                 for ready in partition.ready.values():
-                    ready.retagged(key, name)
+                    ready.mark_tag_changed(key, name)
 
 
 def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewBlock, writer: str) -> None:
     """Record that the values of these rows are in block `number`, row by row."""
-    block = partition.blocks.opened(sent)
+    block = partition.blocks.complete_schema(sent)
     schema = block.schema
     partition.blocks.add(number, writer, block, len(positions) * len(schema), partition.number)
     partition.nbytes += block.nbytes
     slots = np.arange(len(positions), dtype="i4")
     released = []
     losses = partition.losses if partition.losses.counts else None
-    learn(partition, block)
+    add_types(partition, block)
     parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
     for _, chunk, at, within in parts:
-        wide = made_together(partition, chunk, block) if len(schema) >= MANY_FIELDS else None
+        wide = wide_columns_of(partition, chunk, block) if len(schema) >= MANY_FIELDS else None
         if wide is not None and losses is None:
-            released += put_together(partition.fields_of(schema), wide, at, number, within)
+            released += set_wide_values(partition.fields_of(schema), wide, at, number, within)
             continue
         for spec in schema:
             field = partition.fields[spec.name]
@@ -116,11 +116,11 @@ def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewB
     if partition.ready:
         fields = partition.names_of(schema)
         for key, chunk, at, _ in parts:
-            partition.unseen.rows(fields, key, chunk, at)
-        partition.published(fields)
+            partition.unseen.add_rows(fields, key, chunk, at)
+        partition.update_awaited_sets(fields)
 
 
-def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
+def wide_columns_of(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
     """Return the columns of the many fields of a block if they were made together, otherwise None.
 
     Makes the columns that the chunk does not have, or uses the prepared ones.
@@ -139,7 +139,7 @@ def made_together(partition: Partition, chunk: Chunk, block: NewBlock) -> WideCo
     return chunk.wide_columns(block.schema) if len(names) == len(block.schema) else None
 
 
-def put_together(
+def set_wide_values(
     fields: Sequence[FieldStats], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
 ) -> list[np.ndarray]:
     """Set the values of rows of one chunk to block `number`, for fields made together. Return their former blocks."""
@@ -158,7 +158,7 @@ def put_together(
     return [old.ravel()]
 
 
-def lose(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
+def lose_values(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
     """Record that these values are lost by event `number`, so that their rows do not have them any more."""
     partition.losses.events[number] = loss
     released = []
@@ -168,17 +168,17 @@ def lose(partition: Partition, found: list[Found], number: int, loss: LossEvent)
         released.append(column[at])
         column[at] = 0
         partition.losses.mark(chunk, name, at, number)
-        partition.fewer(name, len(at))
+        partition.remove_values(name, len(at))
         touched.setdefault(key, []).append(at)
     partition.nbytes -= partition.blocks.release(np.concatenate(released))
     for key, parts in touched.items():
         at = np.unique(np.concatenate(parts))
-        partition.changes.mark(partition.version, at + (key << CHUNK_BITS))
+        partition.changes.mark_changed(partition.version, at + (key << CHUNK_BITS))
         for ready in partition.ready.values():
             ready.update(key, partition.rows.chunks[key], at, partition.groups)
 
 
-def repack(partition: Partition, repacked: RowsRepacked, writer: str) -> None:
+def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) -> None:
     """Apply a `records.RowsRepacked`."""
     blocks, first = repacked.blocks, repacked.first_block
     rows, sources, slots = (
@@ -212,7 +212,7 @@ def repack(partition: Partition, repacked: RowsRepacked, writer: str) -> None:
         partition.nbytes -= partition.blocks.release(sources[chosen])
 
 
-def learn(partition: Partition, block: NewBlock) -> None:
+def add_types(partition: Partition, block: NewBlock) -> None:
     """Add the row shapes of a block to the types of its fields."""
     known = shape_of(block)
     if known == partition.learnt:
@@ -221,7 +221,7 @@ def learn(partition: Partition, block: NewBlock) -> None:
     if prepared is not None and prepared.block is block and prepared.matches(partition.fields, partition.typed):
         types = prepared.types
         assert types is not None
-        partition.take_types(types.install(), block.schema, types.of_block)
+        partition.replace_types(types.install(), block.schema, types.of_block)
         partition.learnt = None if types.several else known
         return
     dims = np.frombuffer(block.dims, "<i8")

@@ -10,7 +10,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.state import apply_puts
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lost_values import LossEvent, holding
+from transfer_queue.core.tables.lost_values import LossEvent, values_in_blocks
 from transfer_queue.messages.descriptors import MOVER, BlockLocation, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; connections of earlier ones ended long ago
@@ -36,7 +36,7 @@ def _apply_unit_registered(state: State, record: r.UnitRegistered) -> None:
         record.capacity,
         record.store,
     )
-    state.enter_unit(info)
+    state.add_unit(info)
 
 
 @applies(r.UnitLost)
@@ -73,7 +73,7 @@ def _apply_moved(state: State, record: r.BlocksMoved) -> None:
         closed += [(copy.unit, copy.extent) for block in repacked.blocks for copy in block.copies]
         partition = state.partitions.get(repacked.partition)
         if partition is not None:
-            apply_puts.repack(partition, repacked, MOVER)
+            apply_puts.apply_repacked(partition, repacked, MOVER)
     state.blocks.close(list(dict.fromkeys(closed)))
 
 
@@ -95,11 +95,13 @@ def _apply_writer_fenced(state: State, record: r.WriterFenced) -> None:
 
 def _lose(state: State, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], unit: int, when: str) -> None:
     """Record that values are lost whose blocks have no location left."""
-    blocks = state.blocks.lose(gone)
+    blocks = state.blocks.remove_lost_locations(gone)
     if not len(blocks):
         return
     state.losses += 1
     for name, partition in state.partitions.items():
-        found = list(holding(partition.rows, blocks))
+        found = list(values_in_blocks(partition.rows, blocks))
         if found:
-            apply_puts.lose(state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version))
+            apply_puts.lose_values(
+                state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version)
+            )

@@ -28,42 +28,42 @@ def check_invariants(state: State) -> None:
     indexes: list[int] = []
     for name, partition in state.partitions.items():
         require(name == partition.name, f"partition {name!r} has the name {partition.name!r}")
-        indexes += _rows(partition, needed)
+        indexes += _check_rows(partition, needed)
     require(len(set(indexes)) == len(indexes), "2: two live samples have the same global index")
     require(all(i < state.next_index for i in indexes), "2: a live index is not below the next one")
-    _blocks(state, needed)
-    _stored(state)
-    _all_else(state)
+    _check_blocks(state, needed)
+    _check_stored(state)
+    _check_all_else(state)
 
 
 def check_loaded(state: State) -> None:
     """Check a state of a file from an unknown source. Takes some seconds for a million rows."""
     validation.check_references(state)
     validation.check_apart(state)
-    _all_else(state)
+    _check_all_else(state)
 
 
-def _all_else(state: State) -> None:
+def _check_all_else(state: State) -> None:
     """Run the checks that recounted and loaded states have in common."""
     for partition in state.partitions.values():
         found = partition.rows.positions_of(partition.rows.indexes_of(partition.rows.live_positions()))
         same = np.array_equal(found, partition.rows.live_positions())
         require(same, f"2: an index of {partition.name} is not found at its position")
         require(partition.losses.counts == _lost(partition), f"7: {partition.name} miscounts its lost values")
-        _changes(partition)
-        _tasks(partition)
-        _groups(partition)
-        _holds(partition)
+        _check_changes(partition)
+        _check_tasks(partition)
+        _check_groups(partition)
+        _check_holds(partition)
         for ready in partition.ready.values():
-            _ready(partition, ready)
+            _check_ready(partition, ready)
     tokens = [token for partition in state.partitions.values() for token in partition.leases.by_token]
     require(len(set(tokens)) == len(tokens), "two leases have the same token")
     require(all(token < state.next_token for token in tokens), "the token of a lease is not below the next one")
-    _extents(state)
-    _waiting(state)
+    _check_extents(state)
+    _check_waiting(state)
 
 
-def _rows(partition: Partition, needed: Counter[int]) -> list[int]:
+def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
     name = partition.name
     positions = partition.rows.live_positions()
     indexes = partition.rows.indexes_of(positions)
@@ -109,7 +109,7 @@ def _lost(partition: Partition) -> dict[str, int]:
     return counts
 
 
-def _changes(partition: Partition) -> None:
+def _check_changes(partition: Partition) -> None:
     name, changes = partition.name, partition.changes
     versions = list(changes.newest.values())
     require(versions == sorted(versions), f"the chunks of {name} are not in order of change")
@@ -123,18 +123,18 @@ def _changes(partition: Partition) -> None:
     require(changes.count == sum(len(i) // 8 for _, i, _ in changes.cleared), f"7: {name} miscounts its clears")
 
 
-def _tasks(partition: Partition) -> None:
+def _check_tasks(partition: Partition) -> None:
     positions = partition.rows.live_positions()
     require(set(partition.claimed) <= set(partition.tasks), f"{partition.name} has claimed rows of an unknown task")
     for task, count in partition.tasks.items():
-        taken = partition.taken(task, positions)
+        taken = partition.consumption_states(task, positions)
         require(set(taken.tolist()) <= {0, CONSUMED, CLAIMED}, f"3: a row of {partition.name} has an unknown state")
         consumed, claimed = int((taken == CONSUMED).sum()), int((taken == CLAIMED).sum())
         require(consumed == count, f"7: task {task} of {partition.name} miscounts what it consumed")
         require(
             claimed == partition.claimed.get(task, 0), f"7: task {task} of {partition.name} miscounts what it claimed"
         )
-        _claimed(partition, task, positions[taken == CLAIMED])
+        _check_claimed(partition, task, positions[taken == CLAIMED])
     for task, dealt in partition.dealt.items():
         seen: set[int] = set()
         for key, number in dealt.by_key.items():
@@ -145,11 +145,11 @@ def _tasks(partition: Partition) -> None:
             rows = set(batch.rows.tolist())
             require(not rows & seen, f"4: a row is in two dealt batches of {task}")
             seen |= rows
-            fine = bool(partition.taken(task, where[where >= 0]).all())
+            fine = bool(partition.consumption_states(task, where[where >= 0]).all())
             require(fine, f"3: batch {key} of {task} has rows that are neither consumed nor claimed")
 
 
-def _claimed(partition: Partition, task: str, claimed: np.ndarray) -> None:
+def _check_claimed(partition: Partition, task: str, claimed: np.ndarray) -> None:
     """Check the leases of a task. `claimed` contains the positions of its claimed rows."""
     kept = {p for p in claimed.tolist() if partition.batch_of(task, p) is not None}
     alone: Counter[int] = Counter()
@@ -157,22 +157,22 @@ def _claimed(partition: Partition, task: str, claimed: np.ndarray) -> None:
         require(lease.token == token and lease.replicas > 0, f"lease {token} of {partition.name} has another token")
         if lease.task != task:
             continue
-        where = partition.rows.positions_of(partition.leases.living(lease)).tolist()
+        where = partition.rows.positions_of(partition.leases.live_rows(lease)).tolist()
         require(set(where) <= set(claimed.tolist()), f"3: lease {token} of {partition.name} has rows not claimed")
         for p in where:
             require(partition.batch_of(task, p) == lease.batch, f"4: lease {token} has a row of another batch")
-        listed = lease.batch is None or lease in partition.leases.of_batch(lease.batch)
+        listed = lease.batch is None or lease in partition.leases.leases_of_batch(lease.batch)
         require(listed, f"lease {token} of {partition.name} is not listed with its batch")
         if lease.batch is None:
             alone.update(where)
     require(set(alone) == set(claimed.tolist()) - kept, f"3: rows of {partition.name} are claimed under no lease")
     require(all(count == 1 for count in alone.values()), f"3: a row of {partition.name} is in two leases")
-    acked = partition.leases.acked.of(task, partition.rows.live_positions())
+    acked = partition.leases.acked.counts_of(task, partition.rows.live_positions())
     waits = set(partition.rows.live_positions()[acked > 0].tolist())
     require(waits <= kept, f"7: rows of {partition.name} count acknowledgements although they are in no dealt batch")
 
 
-def _groups(partition: Partition) -> None:
+def _check_groups(partition: Partition) -> None:
     groups = partition.groups
     for number, group in groups.declared.items():
         require(
@@ -191,7 +191,7 @@ def _groups(partition: Partition) -> None:
     require(broken == groups.broken, f"7: {partition.name} counts {groups.broken} broken groups, not {broken}")
 
 
-def _holds(partition: Partition) -> None:
+def _check_holds(partition: Partition) -> None:
     holds = partition.holds
     held: Counter[tuple[str, int]] = Counter()
     for (task, _, _), rows in holds.by_holder.items():
@@ -204,15 +204,15 @@ def _holds(partition: Partition) -> None:
                 counted[task, (key << 12) + at] = int(column[at])
     require(held == counted, f"7: {partition.name} miscounts the references to its rows")
     positions = partition.rows.live_positions()
-    require(not holds.done(positions).any(), f"rows of {partition.name} are finished and were not cleared")
+    require(not holds.finished_rows(positions).any(), f"rows of {partition.name} are finished and were not cleared")
 
 
-def _ready(partition: Partition, ready: ReadySet) -> None:
+def _check_ready(partition: Partition, ready: ReadySet) -> None:
     begun = ready.unbuilt or any(whole.uncounted or whole.unmarked for whole in ready.whole.values())
     if begun or ready.seen < partition.unseen.newest:
         ready = copy.deepcopy(ready)  # a copy processes the publications, so that the check changes nothing
         ready.build(partition.rows)
-        copy.copy(partition.unseen).show(ready)
+        copy.copy(partition.unseen).apply_to(ready)
         for whole in list(ready.whole.values()):
             ready.whole_groups(whole.size, partition.groups)
             whole.mark(partition.groups, len(whole.unmarked))
@@ -224,19 +224,21 @@ def _ready(partition: Partition, ready: ReadySet) -> None:
     require(bool((fresh.positions() == ready.positions()).all()), f"3: ready set {ready.fields} contains other rows")
     for size, whole in ready.whole.items():
         again = fresh.whole_groups(size, partition.groups)
-        numbers, of_size = again.first(len(again)), f"groups of {size} in {ready.fields}"
-        require(whole.first(len(whole)) == numbers and len(whole) == len(numbers), f"4: wrong complete {of_size}")
-        require(whole.counted() == again.counted(), f"7: {of_size} miscount their ready members")
+        numbers, of_size = again.first_groups(len(again)), f"groups of {size} in {ready.fields}"
+        require(
+            whole.first_groups(len(whole)) == numbers and len(whole) == len(numbers), f"4: wrong complete {of_size}"
+        )
+        require(whole.ready_counts() == again.ready_counts(), f"7: {of_size} miscount their ready members")
         if whole.rankings:
             members = partition.groups.members_of(numbers, size)
             marked = [np.flatnonzero(bits) + (key << 12) for key, bits in sorted(whole.bits.items())]
             rows = np.concatenate([np.zeros(0, "i8"), *marked])
             require(rows.tolist() == members.tolist(), f"7: the ranked rows are not those of complete groups of {size}")
-            _rankings(partition, whole.rankings, whole.bits)
-    _rankings(partition, ready.rankings, ready.bits)
+            _check_rankings(partition, whole.rankings, whole.bits)
+    _check_rankings(partition, ready.rankings, ready.bits)
 
 
-def _rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits: Bits) -> None:
+def _check_rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits: Bits) -> None:
     for key, ranking in rankings.items():
         for number, chunk in partition.rows.chunks.items():
             tags = chunk.tags or [None] * chunk.capacity
@@ -248,13 +250,13 @@ def _rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits: Bits
             if number in ranking.dirty:
                 continue
             at = np.flatnonzero(bits[number]) if number in bits else np.zeros(0, "i8")
-            highest = float(key.of(column[at], chunk.index[at]).max()) if len(at) else None
+            highest = float(key.keys_of(column[at], chunk.index[at]).max()) if len(at) else None
             require(
                 ranking.highest.get(number) == highest, f"7: the highest key of chunk {number} differs from a recount"
             )
 
 
-def _blocks(state: State, needed: Counter[int]) -> None:
+def _check_blocks(state: State, needed: Counter[int]) -> None:
     counted = {number: live for number, live, _, _ in state.blocks.live_blocks()}
     require(counted == dict(needed), "7: the live values of a block differ from a recount")
     nbytes = sum(size for _, _, _, size in state.blocks.live_blocks())
@@ -266,7 +268,7 @@ def _blocks(state: State, needed: Counter[int]) -> None:
     )
 
 
-def _stored(state: State) -> None:
+def _check_stored(state: State) -> None:
     """Check the bytes of partitions in each unit, and the owners of blocks, against what the rows need."""
     expected: dict[int, Counter[int]] = {}
     owners: dict[int, int] = {}
@@ -286,7 +288,7 @@ def _stored(state: State) -> None:
         require(same, "7: the bytes of a partition in each unit differ from a recount")
 
 
-def _extents(state: State) -> None:
+def _check_extents(state: State) -> None:
     extents: Counter[tuple[int, int]] = Counter()
     for number, _, places, _ in state.blocks.live_blocks():
         extents.update((place.unit, place.extent) for place in places)
@@ -294,7 +296,7 @@ def _extents(state: State) -> None:
     leased: Counter[int] = Counter()
     for (unit, _), extent in state.blocks.extents.items():
         leased[unit] += extent.length
-    _spans(state)
+    _check_spans(state)
     require(leased.total() == state.blocks.leased, "7: the lengths of extents differ from a recount")
     require(leased == Counter(state.blocks.leased_in), "7: the bytes of each unit differ from a recount")
     for place, extent in state.blocks.extents.items():
@@ -302,7 +304,7 @@ def _extents(state: State) -> None:
         require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")
 
 
-def _spans(state: State) -> None:
+def _check_spans(state: State) -> None:
     """Check that each block is in the used range of its extent and in no gap, and that extents are listed in order."""
     listed: dict[int, list[tuple[int, int]]] = {}
     for (unit, number), extent in state.blocks.extents.items():
@@ -319,15 +321,15 @@ def _spans(state: State) -> None:
             require(inside, f"block {number} is outside of the used range of its extent")
 
 
-def _waiting(state: State) -> None:
+def _check_waiting(state: State) -> None:
     room = state.waiting
     listed = list(room.space) + [waiter for producers in room.work.values() for waiter in producers]
     for name, watches in room.watches.items():
-        listed += _watches(state, watches, name)
+        listed += _check_watches(state, watches, name)
     for name, tasks in room.claims.items():
         for task, queue in tasks.items():
             listed += queue.claims
-            _queue(queue, f"{name}, {task}")
+            _check_queue(queue, f"{name}, {task}")
     require(sorted(listed) == sorted(room.by_waiter), "a request waits in no queue, or in two")
     require(room.of_client == Counter(client for client, _ in room.by_waiter), "7: the waiting requests of a client")
     sizes: Counter[str] = Counter()
@@ -335,10 +337,10 @@ def _waiting(state: State) -> None:
         sizes[client] += size
     require(room.bytes_of_client == sizes and room.sizes.keys() == room.by_waiter.keys(), "7: bytes that wait")
     for client, kept in state.clients.items():
-        require(not any(map(kept.over, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
+        require(not any(map(kept.is_finished, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
 
 
-def _watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
+def _check_watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
     require(bool(watches.groups) and all(watches.groups.values()), f"an empty queue of watches of {name} was left")
     for key, group in watches.groups.items():
         alike = {watches.key(waiting.watch) for waiting in group.values()}
@@ -346,7 +348,7 @@ def _watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
     return [waiter for group in watches.groups.values() for waiter in group]
 
 
-def _queue(queue: ClaimQueue, where: str) -> None:
+def _check_queue(queue: ClaimQueue, where: str) -> None:
     require(bool(queue.claims), f"an empty queue of {where} was left")
     numbers: Counter[tuple[str, ...]] = Counter()
     shares: dict[ShareKey, dict[tuple[str, int], None]] = {}

@@ -18,9 +18,9 @@ from transfer_queue.core.columns.schema import (
     Count,
     Persisted,
     counter,
+    custom_column,
     map_of,
     numbers,
-    of_kind,
     part,
     parts_of,
     scalar,
@@ -40,7 +40,7 @@ from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable
 from transfer_queue.core.tables.lost_values import LostValues
 from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, in_order
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
@@ -70,7 +70,7 @@ class _FurtherDtypes(Column):
         for name, others in loaded.dtypes.items():
             table.fields[name].others = tuple(others)
 
-    def comparable(self, table: Partition) -> Any:
+    def to_comparable(self, table: Partition) -> Any:
         """See `Column`."""
         return {name: list(field.others) for name, field in table.fields.items() if field.others}
 
@@ -106,7 +106,7 @@ class Partition(Persisted):
     freed: int = counter()
     """The number of rows that `free_when` has cleared."""
     fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
-    dtypes: Any = of_kind(_FurtherDtypes(dict[str, list[str]], None, missing={}))
+    dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
     """Key -> position, in order of creation."""
     waiting: list[int] = numbers()
@@ -185,21 +185,21 @@ class Partition(Persisted):
 
     def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
         """Return the ready set of (task, fields). It is built if it does not exist."""
-        found = self.begun_set(task, fields)
+        found = self.begin_ready_set(task, fields)
         if found.unbuilt:
             found.build(self.rows)
         if found.seen < self.unseen.newest:
-            self.unseen.show(found)
+            self.unseen.apply_to(found)
         return found
 
-    def begun_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
+    def begin_ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
         """Return the same set with the chunks that it has read so far. From now on it is updated with every change."""
         key = (task, fields)
         found = self.ready.pop(key, None)
         if found is None:
             found = ReadySet(task, fields)
             found.unbuilt = list(self.rows.chunks)[::-1]
-            self.unseen.looked(found)
+            self.unseen.mark_processed(found)
             spare = len(self.ready) + 1 - MAX_READY_SETS
             if spare > 0:
                 awaited = self.awaited(self.name)
@@ -208,7 +208,7 @@ class Partition(Persisted):
         self.ready[key] = found
         return found
 
-    def offered(self, ready: ReadySet) -> ReadySets:
+    def sampler_view(self, ready: ReadySet) -> ReadySets:
         """Return a ready set as samplers see it."""
         return ReadySets(ready, self.rows, self.groups)
 
@@ -248,14 +248,14 @@ class Partition(Persisted):
                 slots[where] = columns[1][at]
         return blocks, slots
 
-    def produced(self, fields: list[str], positions: np.ndarray) -> np.ndarray:
+    def produced_flags(self, fields: list[str], positions: np.ndarray) -> np.ndarray:
         """Return int8 [rows, fields]: 1 if the row has the field."""
         out = np.zeros((len(positions), len(fields)), "i1")
         for column, name in enumerate(fields):
             out[:, column] = self.blocks_of(name, positions)[0] != 0
         return out
 
-    def taken(self, task: str, positions: np.ndarray) -> np.ndarray:
+    def consumption_states(self, task: str, positions: np.ndarray) -> np.ndarray:
         """Return int8 [rows]: CONSUMED, CLAIMED or 0, the state of each row for the task."""
         out = np.zeros(len(positions), "i1")
         for _, chunk, at, where in self.rows.split(positions):
@@ -264,9 +264,9 @@ class Partition(Persisted):
                 out[where] = column[at]
         return out
 
-    def consumed(self, task: str, positions: np.ndarray) -> np.ndarray:
+    def consumed_flags(self, task: str, positions: np.ndarray) -> np.ndarray:
         """Return int8 [rows]: 1 if the task has consumed the row."""
-        consumed: np.ndarray = self.taken(task, positions) == CONSUMED
+        consumed: np.ndarray = self.consumption_states(task, positions) == CONSUMED
         return consumed.astype("i1")
 
     def batch_of(self, task: str, position: int) -> BatchKey | None:
@@ -289,17 +289,19 @@ class Partition(Persisted):
             common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
         return sorted(common)
 
-    def several_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
+    def mixed_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
         """Return the dtypes of those fields of the block just published whose rows have several dtypes."""
         if block is None or self.learnt is not None:
             return {}
-        block, prepared = self.blocks.opened(block), self.blocks.prepared
+        block, prepared = self.blocks.complete_schema(block), self.blocks.prepared
         if prepared is not None and prepared.block is block and prepared.types is not None and prepared.types.installed:
             return prepared.types.several
         fields = self.fields_of(block.schema)
         return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
-    def take_types(self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]) -> None:
+    def replace_types(
+        self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]
+    ) -> None:
         """Replace all fields. `of_block` contains the fields with the names of `specs`, in their order."""
         self.fields = fields
         self._listed = specs, of_block
@@ -323,7 +325,7 @@ class Partition(Persisted):
             self._named = specs, names
         return names
 
-    def wholly_consumed(self, task: str) -> bool:
+    def is_wholly_consumed(self, task: str) -> bool:
         """Return whether the task has consumed every live row, reserved ones included, and at least one row so far.
 
         Rows that are cleared after the task has consumed them do not change this.
@@ -349,14 +351,14 @@ class Partition(Persisted):
             self.rows.append(first_index, count, waiting=True)
             self.waiting += range(start, start + count)
             return
-        owner = self.owner(client)
+        owner = self.owner_number(client)
         del self.waiting[:taken]
         for p in positions:
             chunk = self.rows.chunks[p >> CHUNK_BITS]
             chunk.waiting[p & MASK] = 0
             chunk.owner[p & MASK] = owner
         self.rows.append(first_index, count, owner=owner)
-        self.arrived(client, taken + count)
+        self.count_new_rows(client, taken + count)
         if keys is None and groups is None:
             return
         positions += range(start, start + count)
@@ -364,22 +366,22 @@ class Partition(Persisted):
             self.keys.update(zip(keys, positions, strict=True))
             for p, name in zip(positions, keys, strict=True):
                 self.rows.chunks[p >> CHUNK_BITS].key_list()[p & MASK] = name
-            self.changes.mark(self.version, np.array(positions, "i8"))
+            self.changes.mark_changed(self.version, np.array(positions, "i8"))
         if groups is not None:
             self.join(groups, positions)
 
-    def owner(self, client: str) -> int:
+    def owner_number(self, client: str) -> int:
         """Return the number under which rows refer to the client that reserved them."""
         number = self.owners.get(client)
         if number is None:
             number = self.owners[client] = len(self.owners) + 1
         return number
 
-    def arrived(self, client: str, rows: int) -> None:
+    def count_new_rows(self, client: str, rows: int) -> None:
         """Record that a client has begun this number of new rows."""
         self.admitted += rows
         if self.wants.promised:
-            self.wants.arrived(client, rows)
+            self.wants.fulfil(client, rows)
 
     def join(self, groups: list[str], positions: Sequence[int]) -> None:
         """Make rows members of declared groups. A row that is a member already stays in its group."""
@@ -392,17 +394,17 @@ class Partition(Persisted):
                 continue
             group = self.groups.join(name, p)
             for ready in self.ready.values():
-                ready.joined(p, group.number, self.groups)
+                ready.add_group_member(p, group.number, self.groups)
 
-    def published(self, fields: Fields) -> None:
+    def update_awaited_sets(self, fields: Fields) -> None:
         """Update at once the ready sets for which claims wait, after rows that `unseen` contains got these fields."""
         for key in self.awaited(self.name):
             ready = self.ready.get(key)
-            if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.show(ready):
+            if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.apply_to(ready):
                 self.gained.add(ready.task)
         self.unseen.trim(self.ready.values())
 
-    def fewer(self, name: str, count: int) -> None:
+    def remove_values(self, name: str, count: int) -> None:
         """Record that this number of values of a field was removed."""
         field = self.fields[name]
         field.live -= count
@@ -431,9 +433,9 @@ class Partition(Persisted):
                     places.append(p & MASK)
                     values.append(merged.get(name))
         for (key, name), (places, values) in noted.items():
-            self.rows.chunks[key].note(name, places, values)
+            self.rows.chunks[key].set_watched(name, places, values)
             for ready in self.ready.values():
-                ready.retagged(key, name)
+                ready.mark_tag_changed(key, name)
 
     def consume(self, task: str, positions: np.ndarray) -> None:
         """Record that the task has consumed these rows."""
@@ -442,27 +444,27 @@ class Partition(Persisted):
             before = column[at]
             if before.any() or not chunk.alive[at].all():
                 fresh = at[(before != CONSUMED) & (chunk.alive[at] == 1)]
-                self.unclaimed(task, column[fresh])
+                self.count_unclaimed(task, column[fresh])
             else:
                 fresh = at
             column[fresh] = CONSUMED
             self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
-            self.taken_up(task, key, chunk, fresh)
+            self.remove_from_ready_sets(task, key, chunk, fresh)
 
-    def unclaimed(self, task: str, before: np.ndarray) -> None:
+    def count_unclaimed(self, task: str, before: np.ndarray) -> None:
         """Record that rows with these former states are not claimed any more."""
         count = int(np.count_nonzero(before == CLAIMED))
         if count:
             self.claimed[task] -= count
 
-    def taken_up(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
+    def remove_from_ready_sets(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
         """Record that the task got these rows of a chunk."""
         for ready in self.ready.values():
             if ready.task == task:
                 ready.take(key, chunk, at, self.groups)
 
-    def retaken(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
+    def update_ready_sets(self, task: str, key: int, chunk: Chunk, at: np.ndarray) -> None:
         """Record that the state of these rows of a chunk for the task has changed."""
         for ready in self.ready.values():
             if ready.task == task and ready.update(key, chunk, at, self.groups):
@@ -473,7 +475,7 @@ class Partition(Persisted):
         dealt = self.dealt.setdefault(task, DealtBatches())
         issued = [dealt.add(dp_rank, batch_index, batch_size, rows) for dp_rank, rows in shares]
         numbers = np.repeat(np.array(issued, "i8"), [len(rows) for _, rows in shares])
-        rows, numbers = in_order(np.concatenate([np.zeros(0, "i8"), *(rows for _, rows in shares)]), numbers)
+        rows, numbers = sort_with_values(np.concatenate([np.zeros(0, "i8"), *(rows for _, rows in shares)]), numbers)
         positions = self.rows.positions_of(rows)
         for _, chunk, at, where in self.rows.split(positions):
             chunk.dealt_column(task)[at] = numbers[where]
@@ -482,8 +484,8 @@ class Partition(Persisted):
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
         """Apply a `records.PassedOver`."""
         self.passed.add(task, positions, reason)
-        self.holds.pass_over(task, positions)
-        self.leases.acked.zero(task, positions)
+        self.holds.skip(task, positions)
+        self.leases.acked.reset(task, positions)
         self.consume(task, positions)
 
     def forget_consumption(self, task: str | None) -> None:
@@ -517,7 +519,7 @@ class Partition(Persisted):
     def drop(self) -> None:
         """Remove all rows, together with the partition."""
         self.ready.clear()
-        self.unseen.forget()
+        self.unseen.clear()
         self.clear(self.rows.live_positions())
 
     def clear(self, positions: np.ndarray) -> None:
@@ -528,17 +530,17 @@ class Partition(Persisted):
             self.rows.count -= len(at)
             for task, taken in chunk.consumed.items():
                 self.tasks[task] -= int(np.count_nonzero(taken[at] == CONSUMED))
-                self.unclaimed(task, taken[at])
+                self.count_unclaimed(task, taken[at])
                 taken[at] = 0
-            self.leases.cleared(key, at)
+            self.leases.clear_rows(key, at)
             for column in (*chunk.held.values(), *chunk.finished.values()):
                 column[at] = 0
-            self.passed.cleared(key, at)
+            self.passed.clear_rows(key, at)
             for task, dealt in chunk.dealt.items():
                 numbers, counts = np.unique(dealt[at], return_counts=True)
                 for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                     if number:
-                        self.dealt[task].cleared(number, count)
+                        self.dealt[task].remove_rows(number, count)
                 dealt[at] = 0
             for ready in self.ready.values():
                 ready.update(key, chunk, at, self.groups)
@@ -570,7 +572,7 @@ class Partition(Persisted):
                 released.append(together.ravel())
                 for name, count in zip(wide.names, counts.tolist()):
                     if count:
-                        self.fewer(name, count)
+                        self.remove_values(name, count)
         for name in chunk.single_fields():
             column = chunk.field[name][0]
             old = column[at]
@@ -579,7 +581,7 @@ class Partition(Persisted):
                 continue
             column[at] = 0
             released.append(old)
-            self.fewer(name, count)
+            self.remove_values(name, count)
         if released:
             self.nbytes -= self.blocks.release(np.concatenate(released))
         chunk.clear_tags(at)
@@ -603,4 +605,4 @@ def _apply_policy_advanced(partition: Partition, record: r.PolicyAdvanced) -> No
 
 @applies_to_partition(r.GroupsWanted)
 def _apply_groups_wanted(partition: Partition, record: r.GroupsWanted) -> None:
-    partition.wants.want(record.task, record.groups)
+    partition.wants.set_demand(record.task, record.groups)

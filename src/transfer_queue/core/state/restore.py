@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
-from transfer_queue.core.state.apply_leases import fence
+from transfer_queue.core.state.apply_leases import end_all_leases
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
@@ -40,17 +40,17 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
     state.changes = max(state.changes, loaded.changes) + 1
     state.blocks = loaded.blocks
     state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
-    at_another_clock(loaded, record.time - tree["time"])
+    shift_ages(loaded, record.time - tree["time"])
     state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
     for partition in state.partitions.values():
         partition.awaited = state.waiting.awaited
         partition.version = partition.changes.made = state.changes
         partition.epoch = state.epoch
         _forget_clients(partition)
-        fence(partition)
+        end_all_leases(partition)
 
 
-def release(partitions: list[Partition]) -> None:
+def free_partitions(partitions: list[Partition]) -> None:
     """Free partitions that were replaced, in a thread beside the event loop. Empties the list.
 
     To free a million rows with keys and tags at once would take 30 ms or more, in which no other thread runs.
@@ -75,7 +75,7 @@ def _join(state: State, blocks: BlockTable) -> None:
     blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
 
 
-def at_another_clock(state: State, shift: float) -> None:
+def shift_ages(state: State, shift: float) -> None:
     """Change the times of rows by this number of seconds, from the former clock to the present one."""
     for partition in state.partitions.values():
         partition.births.shift(shift)

@@ -25,11 +25,11 @@ from transfer_queue.errors import CheckpointError
 
 def save_state(state: State) -> dict[str, Any]:
     """Return the state as plain values and arrays."""
-    tree: dict[str, Any] = state.saved()
+    tree: dict[str, Any] = state.to_tree()
     return tree
 
 
-def saved_sound(state: State) -> dict[str, Any]:
+def save_checked(state: State) -> dict[str, Any]:
     """Return the saved tree of a state, after all the checks that are made when it is loaded.
 
     Raises CheckpointError if the state contradicts itself. Takes seconds for a million rows, and the memory of a second
@@ -86,7 +86,7 @@ def load_untrusted(tree: Any, capacity: int | None = None, watched: Iterable[str
 Columns = dict[str, np.ndarray]
 
 
-def needed(blocks: BlockTable) -> Columns:
+def needed_blocks(blocks: BlockTable) -> Columns:
     """Return `number`, unit, extent, offset, generation and nbytes of all needed blocks, as columns, ascending."""
     names = (*PLACE, "nbytes")
     parts: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("number", *names)}
@@ -99,7 +99,7 @@ def needed(blocks: BlockTable) -> Columns:
     return {name: np.concatenate(part) for name, part in parts.items()}
 
 
-def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int, int], int], writer: str) -> None:
+def set_locations(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int, int], int], writer: str) -> None:
     """Set the locations of all needed blocks.
 
     Args:
@@ -108,7 +108,7 @@ def relocate(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple[int,
         lengths: The lengths of all extents in `placed`.
         writer: The writer of these extents, which are still open.
     """
-    wanted = needed(blocks)["number"]
+    wanted = needed_blocks(blocks)["number"]
     chosen = [{name: column[np.isin(each["number"], wanted)] for name, column in each.items()} for each in placed]
     for key in sorted(blocks.chunks):
         chunk = blocks.chunks[key]

@@ -13,8 +13,8 @@ from transfer_queue.core.columns.schema import (
     Count,
     Persisted,
     counter,
+    custom_column,
     map_of,
-    of_kind,
     part,
     parts_of,
     scalar,
@@ -51,7 +51,7 @@ class ReplyCache(Persisted, array_like=True):
         super().__init__()
         self.finished = IntervalSet()
 
-    def over(self, sequence: int) -> bool:
+    def is_finished(self, sequence: int) -> bool:
         """Return whether the client does not need the reply to this request any more."""
         return sequence <= self.acknowledged or sequence in self.finished
 
@@ -87,18 +87,18 @@ class _Partitions(Column):
 
     def save(self, table: State, tree: dict[str, Any]) -> None:
         """See `Column`."""
-        tree[self.key] = {name: partition.saved() for name, partition in table.partitions.items()}
+        tree[self.key] = {name: partition.to_tree() for name, partition in table.partitions.items()}
 
     def load(self, table: State, loaded: Any) -> None:
         """See `Column`."""
         for name, partition in loaded.partitions.items():
             made = Partition(name, partition.options, table.blocks, table.waiting.awaited, table.epoch)
-            table.enter(made)
+            table.add_partition(made)
             made.load(partition)
 
-    def comparable(self, table: State) -> Any:
+    def to_comparable(self, table: State) -> Any:
         """See `Column`."""
-        return {name: partition.comparable() for name, partition in table.partitions.items()}
+        return {name: partition.to_comparable() for name, partition in table.partitions.items()}
 
 
 class _Units(Column):
@@ -111,7 +111,7 @@ class _Units(Column):
     def load(self, table: State, loaded: Any) -> None:
         """See `Column`."""
         for unit in loaded.units:
-            table.enter_unit(unit)
+            table.add_unit(unit)
 
 
 class State(Persisted):
@@ -131,7 +131,7 @@ class State(Persisted):
     Therefore a new partition never has a version that an older one of the same name had.
     """
     blocks: BlockTable = part(BlockTable)
-    partitions: dict[str, Partition] = of_kind(_Partitions(Partition, dict))
+    partitions: dict[str, Partition] = custom_column(_Partitions(Partition, dict))
     """The partitions by name, in order of creation."""
     clients: dict[str, ReplyCache] = parts_of(str, ReplyCache)
     """Client -> its cached replies."""
@@ -141,7 +141,7 @@ class State(Persisted):
     """The units that are being drained."""
     origins: dict[str, int] = map_of(str, Count)
     """Loaded checkpoint -> the block number below which blocks are the same in the state and the checkpoint."""
-    units: dict[int, UnitInfo] = of_kind(_Units(list[UnitInfo], dict))
+    units: dict[int, UnitInfo] = custom_column(_Units(list[UnitInfo], dict))
     """The storage units by number."""
     lost_units: dict[int, str] = map_of(Count, str)
     """Number of a unit that does not come back -> the time, as text."""
@@ -168,20 +168,20 @@ class State(Persisted):
     @property
     def row_count(self) -> int:
         """The rows of all partitions, which count towards the capacity."""
-        return self.counted.of(self.partitions)
+        return self.counted.count(self.partitions)
 
     def units_of(self, tier: str) -> set[int]:
         """Return the storage units of a tier (`MEMORY` or `DISK`)."""
         return self.disks if tier == DISK else self.units.keys() - self.disks
 
-    def enter(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         """Add a partition that is made or restored."""
         self.partitions[partition.name] = partition
-        self.counted.changed(partition.name)
+        self.counted.mark_changed(partition.name)
         if partition.options.keep_seconds is not None:
             self.aging[partition.name] = partition
 
-    def enter_unit(self, unit: UnitInfo) -> None:
+    def add_unit(self, unit: UnitInfo) -> None:
         """Add a storage unit, or replace its description."""
         self.units[unit.unit] = unit
         (self.disks.add if unit.tier == DISK else self.disks.discard)(unit.unit)
@@ -191,12 +191,12 @@ class State(Persisted):
         partition = self.partitions[name]
         self.changes += 1
         partition.version = self.changes
-        self.counted.changed(name)
+        self.counted.mark_changed(name)
         return partition
 
     def snapshot(self) -> dict[str, object]:
         """Return everything that a replay must reproduce, as plain values that can be compared with ==."""
-        return {**self.comparable(), "waiting": self.waiting.state()}
+        return {**self.to_comparable(), "waiting": self.waiting.to_comparable()}
 
 
 class RowCount:
@@ -207,11 +207,11 @@ class RowCount:
         self._found: dict[str, int] = {}
         self._sum = 0
 
-    def changed(self, name: str) -> None:
+    def mark_changed(self, name: str) -> None:
         """Record that a partition was made, changed or removed."""
         self._changed.add(name)
 
-    def of(self, partitions: Mapping[str, Partition]) -> int:
+    def count(self, partitions: Mapping[str, Partition]) -> int:
         """Return the number of rows of these partitions, which must always be all partitions."""
         for name in self._changed:
             partition = partitions.get(name)

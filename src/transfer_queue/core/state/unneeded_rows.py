@@ -16,7 +16,7 @@ from transfer_queue.core.tables.row_table import CHUNK_BITS
 GONE = "reserved by a client that is gone"
 
 
-def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
+def drop_abandoned(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
     """Return the drop of a sealed partition's rows that clients reserved, and did not put before they disconnected."""
     gone = [number for client, number in partition.owners.items() if client not in connected]
     if not gone:
@@ -36,7 +36,7 @@ def never_put(partition: Partition, connected: Collection[str]) -> list[r.AnyRec
     return [r.RowsDropped(partition.name, partition.rows.indexes_of(positions).tobytes(), GONE)]
 
 
-def never_taken(partition: Partition) -> list[r.AnyRecord]:
+def clear_pre_allocated(partition: Partition) -> list[r.AnyRecord]:
     """Return the clear of a loaded partition's rows that were pre-allocated and not taken when it was saved.
 
     They may have been taken since then, and a global index never names another sample.
@@ -47,12 +47,12 @@ def never_taken(partition: Partition) -> list[r.AnyRecord]:
     return [r.RowsCleared(partition.name, rows.tobytes())]
 
 
-def finished(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
+def finish_rows(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
     """Return the record that a client has finished those of these rows that it refers to; it frees unneeded rows."""
-    mine, times = partition.holds.held_by(task, client, rows)
+    mine, times = partition.holds.held_among(task, client, rows)
     if not len(mine):
         return []
     positions = partition.rows.positions_of(mine)
     there = positions >= 0
-    free = mine[there][partition.holds.done(positions[there], task, times[there])]
+    free = mine[there][partition.holds.finished_rows(positions[there], task, times[there])]
     return [r.RowsFinished(partition.name, task, client, mine.tobytes(), free.tobytes())]

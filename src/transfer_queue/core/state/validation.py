@@ -41,18 +41,18 @@ def check_references(state: State) -> None:
         partition.check_columns(name)
         require(partition.number <= state.changes, f"{name} was made after the newest change")
         before.append(_rows(partition, state.next_index))
-        _values(partition, blocks)
-        _keys(partition)
-        _groups(partition)
-        _tasks(partition)
-        _times(partition)
+        _check_values(partition, blocks)
+        _check_keys(partition)
+        _check_groups(partition)
+        _check_tasks(partition)
+        _check_times(partition)
         require(partition.version <= state.changes, f"{name} has a later version than the newest change")
         require(0 <= partition.changes.made <= partition.version, f"{name} was made after its last change")
         require(partition.changes.sealed <= partition.version, f"{name} was sealed after its last change")
     numbers = {partition.number for partition in state.partitions.values()}
     require(len(numbers) == len(state.partitions), "two partitions have the same number")
     require(_distinct(np.concatenate(before)), "2: two live samples have the same global index")
-    blocks.all_used()
+    blocks.check_all_used()
     for client, kept in state.clients.items():
         kept.check_columns(f"client {client!r}")
     require(state.draining <= set(state.units), "a unit that is drained does not exist")
@@ -79,9 +79,9 @@ class _NeededBlocks:
         self.rows, self.schema, _, self.live, self.nbytes, self.owner = (columns[name] for name in names)
         self.used = np.zeros(len(self.number), "i8")
         self.owned = np.zeros(len(self.number), bool)
-        _interned(table.schemas, columns["schema"], "schema")
-        _interned(table.dims, columns["dims"], "dims")
-        _shapes(table, columns["schema"], columns["dims"], columns["rows"])
+        _check_interned(table.schemas, columns["schema"], "schema")
+        _check_interned(table.dims, columns["dims"], "dims")
+        _check_shapes(table, columns["schema"], columns["dims"], columns["rows"])
         self.dtypes = [{spec.name: spec.dtype for spec in schema or ()} for schema in table.schemas.values]
         require(int(self.nbytes.sum()) == table.live_bytes, "7: the bytes of live blocks differ from a recount")
         for place in table.freed:
@@ -108,7 +108,7 @@ class _NeededBlocks:
             np.add.at(self.used, at, 1)
         mine[at] = True
 
-    def all_used(self) -> None:
+    def check_all_used(self) -> None:
         """Check, after all partitions, that every block is needed for as many values as were found in it."""
         require(bool((self.used == self.live).all()), "7: the live values of a block differ from a recount")
 
@@ -128,7 +128,7 @@ def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarr
     require(bool((few["rows"] > 0).all()), f"a block of {key} has no rows")
     for name in ("nbytes", *PLACE):
         require(bool(((few[name] >= 0) & (few[name] <= MOST)).all()), f"a block of {key} has a wrong {name}")
-    _known_places(table, few["unit"], few["extent"])
+    _check_known_places(table, few["unit"], few["extent"])
     if second:
         there = at[second["extent"][at] != 0]
         for name in PLACE:
@@ -136,11 +136,11 @@ def _block_chunk(table: BlockTable, key: int, next_block: int) -> tuple[np.ndarr
             require(
                 bool(((column >= 0) & (column <= MOST)).all()), f"a second location of blocks {key} has a wrong {name}"
             )
-        _known_places(table, second["unit"][there], second["extent"][there])
+        _check_known_places(table, second["unit"][there], second["extent"][there])
     return numbers, few
 
 
-def _known_places(table: BlockTable, unit: np.ndarray, extent: np.ndarray) -> None:
+def _check_known_places(table: BlockTable, unit: np.ndarray, extent: np.ndarray) -> None:
     for number in np.unique(unit).tolist():
         for one in np.unique(extent[unit == number]).tolist():
             require(
@@ -148,7 +148,7 @@ def _known_places(table: BlockTable, unit: np.ndarray, extent: np.ndarray) -> No
             )
 
 
-def _interned(table: InternTable[Any], column: np.ndarray, name: str) -> None:
+def _check_interned(table: InternTable[Any], column: np.ndarray, name: str) -> None:
     """Check that each of these numbers stands for a value, and that the uses are counted correctly."""
     size = len(table.uses)
     require(len(table.values) == size, f"{name} has {len(table.values)} values and {size} counts")
@@ -160,7 +160,7 @@ def _interned(table: InternTable[Any], column: np.ndarray, name: str) -> None:
     require(len(table.number) == size - len(unused), f"two numbers have the same {name}")
 
 
-def _shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.ndarray) -> None:
+def _check_shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows: np.ndarray) -> None:
     """Check that the dims of each block match its schema."""
     for specs in table.schemas.values:
         names = [spec.name for spec in specs or ()]
@@ -212,7 +212,7 @@ def _rows(partition: Partition, next_index: int) -> np.ndarray:
     require(keys == sorted(keys), f"the chunks of {name} are not in order")
     for key, chunk in rows.chunks.items():
         where = f"chunk {key} of {name}"
-        _chunk(chunk, where)
+        _check_chunk(chunk, where)
         index = chunk.index[: chunk.size]
         require(last < index[0] and bool((np.diff(index) > 0).all()), f"2: the indexes of {name} do not ascend")
         last = int(index[-1])
@@ -228,7 +228,7 @@ def _rows(partition: Partition, next_index: int) -> np.ndarray:
     return rows.indexes_of(positions)
 
 
-def _chunk(chunk: Chunk, where: str) -> None:
+def _check_chunk(chunk: Chunk, where: str) -> None:
     size, capacity = chunk.size, chunk.capacity
     require(0 < size <= capacity <= CHUNK, f"{where} has {size} rows and the capacity {capacity}")
     require(not chunk.alive[size:].any(), f"{where} has live rows after its last row")
@@ -238,7 +238,7 @@ def _chunk(chunk: Chunk, where: str) -> None:
     )
 
 
-def _values(partition: Partition, blocks: _NeededBlocks) -> None:
+def _check_values(partition: Partition, blocks: _NeededBlocks) -> None:
     mine = np.zeros(len(blocks.number), bool)
     for name, field in partition.fields.items():
         where = f"field {name!r} of {partition.name}"
@@ -266,7 +266,7 @@ def _values(partition: Partition, blocks: _NeededBlocks) -> None:
     require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
 
 
-def _keys(partition: Partition) -> None:
+def _check_keys(partition: Partition) -> None:
     """Check keys and pre-allocated rows. Reads one chunk at a time, so that other threads run in between."""
     count = 0
     waiting = [np.zeros(0, "i8")]
@@ -289,7 +289,7 @@ def _keys(partition: Partition) -> None:
     require(positions == partition.waiting, f"the list of pre-allocated rows of {partition.name} is wrong")
 
 
-def _groups(partition: Partition) -> None:
+def _check_groups(partition: Partition) -> None:
     name, groups = partition.name, partition.groups
     declared = list(groups.declared.values())
     require(len(groups.by_name) == len(declared), f"two groups of {name} have the same id")
@@ -300,11 +300,13 @@ def _groups(partition: Partition) -> None:
         require(groups.by_name[group.name] is group, f"group {group.name} of {name} is listed under another id")
     members = [np.array(group.members, "i8") for group in declared]
     numbers = np.repeat([group.number for group in declared], [len(each) for each in members]).astype("i8")
-    _same(partition, "group", _joined(members), numbers, [(k, c.group, -1) for k, c in partition.rows.chunks.items()])
+    _check_same(
+        partition, "group", _joined(members), numbers, [(k, c.group, -1) for k, c in partition.rows.chunks.items()]
+    )
     require(all(count > 0 for count in groups.unborn.values()), f"{name} expects no members of a dropped group")
 
 
-def _same(
+def _check_same(
     partition: Partition,
     what: str,
     positions: np.ndarray,
@@ -337,16 +339,16 @@ def _same(
     require(same, f"the column and the lists of {name} disagree on the {what} of a row")
 
 
-def _tasks(partition: Partition) -> None:
+def _check_tasks(partition: Partition) -> None:
     name, chunks = partition.name, partition.rows.chunks
     for task, dealt in partition.dealt.items():
-        _dealt(partition, task, dealt)
+        _check_dealt(partition, task, dealt)
     passed = partition.passed
     for task, key, column in passed.columns():
         require(key in chunks, f"{task!r} skipped rows of {name} that do not exist")
-        require(int(column.max()) <= passed.known, f"{task!r} skipped a row of {name} for an unknown reason")
+        require(int(column.max()) <= passed.reason_count, f"{task!r} skipped a row of {name} for an unknown reason")
     for counts in (partition.leases.delivered, partition.leases.acked):
-        _counts(partition, counts)
+        _check_counts(partition, counts)
     for token, lease in partition.leases.by_token.items():
         where = f"lease {token} of {name}"
         require(0 < token == lease.token and lease.replicas > 0, f"{where} has another token, or no replicas")
@@ -362,12 +364,12 @@ def _tasks(partition: Partition) -> None:
         require(bool((np.diff(rows) > 0).all()), f"the rows of {name} to which {holder} refers do not ascend")
 
 
-def _counts(partition: Partition, counts: Counts) -> None:
+def _check_counts(partition: Partition, counts: Counts) -> None:
     for task, key, _ in counts.columns():
         require(key in partition.rows.chunks, f"{task!r} has deliveries of rows of {partition.name} that do not exist")
 
 
-def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
+def _check_dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     where = f"task {task!r} of {partition.name}"
     require(len(dealt.by_key) == len(dealt.batches), f"4: two dealt batches of {where} have the same key")
     require(
@@ -378,7 +380,7 @@ def _dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     positions = partition.rows.positions_of(_joined(rows))
     live = positions >= 0
     columns = [(key, chunk.dealt.get(task), 0) for key, chunk in partition.rows.chunks.items()]
-    _same(partition, "dealt batch", positions[live], numbers[live], columns)
+    _check_same(partition, "dealt batch", positions[live], numbers[live], columns)
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
     fine = size == dealt.round_count <= MOST_ROUNDS
     require(fine, f"7: {where} counts {dealt.round_count} rounds, a recount gives {size}")
@@ -397,7 +399,7 @@ def check_options(options: PartitionOptions) -> None:
         )
 
 
-def _times(partition: Partition) -> None:
+def _check_times(partition: Partition) -> None:
     """Check the options of a partition, the ages of its rows, and its cleared rows."""
     name, births, changes = partition.name, partition.births, partition.changes
     try:

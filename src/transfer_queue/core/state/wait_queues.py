@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.core.tables.change_feed import begins
+from transfer_queue.core.tables.change_feed import is_first_watch
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
@@ -110,11 +110,11 @@ class ClaimQueue:
             if not self.shares[key]:
                 del self.shares[key]
 
-    def of_share(self, key: ShareKey) -> list[ParkedRequest]:
+    def claims_for_batch(self, key: ShareKey) -> list[ParkedRequest]:
         """Return the claims that may ask for this dealt batch."""
         return [self.claims[waiter] for waiter in self.shares.get(key, ())]
 
-    def recount(self) -> None:
+    def tighten_bounds(self) -> None:
         """Make the lower bounds in `wanted` exact, because the claim with the lowest count may have been removed."""
         least: dict[tuple[str, ...], int] = {}
         for waiting in self.claims.values():
@@ -144,7 +144,7 @@ class WatchQueue:
     @staticmethod
     def key(watch: Watch) -> WatchKey:
         """Return the key of a watch. Watches with equal keys get equal replies to later changes."""
-        return _encode(watch.where), begins(watch)
+        return _encode(watch.where), is_first_watch(watch)
 
     def add(self, waiting: ParkedRequest, watch: Watch) -> None:
         """Add a watch."""
@@ -249,13 +249,13 @@ class WaitQueues:
                 "request, or several clients"
             )
 
-    def of_partition(self, partition: str) -> dict[str, ClaimQueue]:
+    def claim_queues(self, partition: str) -> dict[str, ClaimQueue]:
         """Return task -> queue of one partition."""
         return self.claims.get(partition, {})
 
     def awaited(self, partition: str) -> list[tuple[str, tuple[str, ...]]]:
         """Return the (task, fields) of a partition for which claims wait."""
-        return [(task, fields) for task, queue in self.of_partition(partition).items() for fields in queue.wanted]
+        return [(task, fields) for task, queue in self.claim_queues(partition).items() for fields in queue.wanted]
 
     def _trim(self) -> None:
         while self._deadlines:
@@ -278,6 +278,6 @@ class WaitQueues:
                 return
             yield self.by_waiter[self._deadlines[0][1:]]
 
-    def state(self) -> list[object]:
+    def to_comparable(self) -> list[object]:
         """Return all waiting requests in a form that can be compared after a replay."""
         return [(w, v.since, v.deadline, repr(v.request)) for w, v in self.by_waiter.items()]

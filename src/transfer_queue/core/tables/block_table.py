@@ -36,7 +36,7 @@ _MOVES = ("unit", "offset", "generation")  # those of them that depend on the lo
 PLACE = ("unit", "extent", "offset", "generation")
 
 
-def _counted(values: np.ndarray) -> list[tuple[int, int]]:
+def _count_distinct(values: np.ndarray) -> list[tuple[int, int]]:
     """Return each distinct value with its number of entries."""
     if len(values) == 1:
         return [(int(values[0]), 1)]
@@ -52,7 +52,7 @@ def _runs(ascending: np.ndarray) -> Iterator[tuple[int, int]]:
     return pairwise([0, *inner, len(ascending)])
 
 
-def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
+def _number_distinct(values: np.ndarray) -> tuple[list[int], bytes]:
     """Return the distinct values, and for each entry (i4) the position of its value among them."""
     if len(values) and (values == values[0]).all():
         return [int(values[0])], bytes(4 * len(values))
@@ -60,7 +60,7 @@ def _numbered(values: np.ndarray) -> tuple[list[int], bytes]:
     return distinct.tolist(), at.astype("i4").tobytes()
 
 
-def sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
+def pair_sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> list[tuple[int, int, int]]:
     """Return (first, second, sum of values) of each distinct pair. The sums must be less than 2**53."""
     if not len(values):
         return []
@@ -192,7 +192,7 @@ class BlockTable(PublishedExtents):
         self.prepared: Prepared | None = None
         """The prepared parts of the wide block that is put next. Not part of the state."""
 
-    def opened(self, block: NewBlock) -> NewBlock:
+    def complete_schema(self, block: NewBlock) -> NewBlock:
         """Return a block with its complete schema, which may have been sent in parts."""
         if not block.parts:
             return block
@@ -248,7 +248,7 @@ class BlockTable(PublishedExtents):
             return 0
         tables: tuple[tuple[InternTable[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
         for table, name in tables:
-            for value, uses in _counted(column[name][at]):
+            for value, uses in _count_distinct(column[name][at]):
                 table.drop(value, uses)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
@@ -270,21 +270,21 @@ class BlockTable(PublishedExtents):
         distinct = set(units.tolist())
         for unit in distinct:
             mine = at if len(distinct) == 1 else at[units == unit]
-            for extent, blocks in _counted(columns["extent"][mine]):
+            for extent, blocks in _count_distinct(columns["extent"][mine]):
                 self.extents[unit, extent].blocks -= blocks
                 self.free_if_done((unit, extent))
 
     def _store(self, chunk: BlockChunk, columns: dict[str, np.ndarray], at: np.ndarray, sign: int = 1) -> None:
         """Count the bytes of these blocks for their partitions, in the units of these columns."""
         sizes = chunk.columns["nbytes"][at]
-        for owner, unit, nbytes in sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
+        for owner, unit, nbytes in pair_sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
             self.stored[owner][unit] += sign * nbytes
 
     def places(self, number: int) -> list[BlockLocation]:
         """Return the one or two locations of a needed block. Readers get the first one."""
         return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
 
-    def elsewhere(self, numbers: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
+    def other_units(self, numbers: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these needed blocks that are in a unit, and for each its other unit (-1: none)."""
         first, second = (np.full(len(numbers), -1, "i8") for _ in range(2))
         keys = numbers >> CHUNK_BITS
@@ -297,7 +297,7 @@ class BlockTable(PublishedExtents):
         there = (first == unit) | (second == unit)
         return numbers[there], np.where(first == unit, second, first)[there]
 
-    def needed(self, numbers: np.ndarray) -> np.ndarray:
+    def needed_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return those of these blocks that some live row needs, in order."""
         keys = numbers >> CHUNK_BITS
         alive = np.zeros(len(numbers), bool)
@@ -354,10 +354,10 @@ class BlockTable(PublishedExtents):
         if not len(at):
             return
         owners, sizes = chunk.columns["owner"][at], chunk.columns["nbytes"][at]
-        self.lies_in(place.unit, place.extent, place.length, writer).blocks += len(at)
+        self.extent_for(place.unit, place.extent, place.length, writer).blocks += len(at)
         low = int(offsets.min())
-        self.take(place.unit, place.extent, low, int((offsets + sizes).max()) - low)
-        for owner, unit, nbytes in sums(owners, columns["unit"][at], sizes):
+        self.mark_used(place.unit, place.extent, low, int((offsets + sizes).max()) - low)
+        for owner, unit, nbytes in pair_sums(owners, columns["unit"][at], sizes):
             stored = self.stored[owner]
             stored[place.unit] += nbytes
             if leave:
@@ -367,7 +367,7 @@ class BlockTable(PublishedExtents):
         columns["unit"][at], columns["extent"][at] = place.unit, place.extent
         columns["offset"][at], columns["generation"][at] = offsets, place.generation
 
-    def lose(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    def remove_lost_locations(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Remove locations that are gone from blocks that have another one. Return the other blocks (i8, ascending).
 
         `gone` returns for arrays of units and extents which locations are gone.
@@ -426,8 +426,8 @@ class BlockTable(PublishedExtents):
             schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
             return Blocks(unit, offset, generation, nbytes, rows, bytes(4), bytes(4), [list(schema)], [shapes])
         columns = self._columns([*_TOLD, "schema", "dims"], numbers)
-        schemas, schema_at = _numbered(columns["schema"])
-        dims, dims_at = _numbered(columns["dims"])
+        schemas, schema_at = _number_distinct(columns["schema"])
+        dims, dims_at = _number_distinct(columns["dims"])
         return Blocks(
             unit=columns["unit"].tobytes(),
             offset=columns["offset"].tobytes(),
@@ -480,7 +480,7 @@ class BlockTable(PublishedExtents):
                 number = (key << CHUNK_BITS) + at
                 yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Compute what is derived from the blocks and extents."""
         self.leased_in = {}
         for (unit, _), extent in self.extents.items():

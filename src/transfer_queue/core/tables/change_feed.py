@@ -27,18 +27,18 @@ Cleared = tuple[int, bytes, Keys | None]  # version, i8 global indexes, their ke
 _ABSENT = object()
 
 
-def matcher(where: Tag) -> Match:
-    """Return a function that tells whether a tag has all entries of `where`, with equal values (see `same`)."""
+def tag_matcher(where: Tag) -> Match:
+    """Return a function that tells whether a tag has all entries of `where`, with equal values (see `equal_values`)."""
     wanted = list(where.items())
     if not wanted:
         return lambda tag: True
     if len(wanted) == 1:
         name, value = wanted[0]
-        return lambda tag: same(tag.get(name, _ABSENT), value)
-    return lambda tag: all(same(tag.get(name, _ABSENT), value) for name, value in wanted)
+        return lambda tag: equal_values(tag.get(name, _ABSENT), value)
+    return lambda tag: all(equal_values(tag.get(name, _ABSENT), value) for name, value in wanted)
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_values(one: Any, other: Any) -> bool:
     """Return whether two values of tags, as messages contain them, are equal.
 
     Numbers compare by value (1 equals 1.0) and NaN equals NaN, but True does not equal 1. Values that a server cannot
@@ -47,9 +47,9 @@ def same(one: Any, other: Any) -> bool:
     kind, kind_of_other = type(one), type(other)
     if kind is kind_of_other:
         if kind is list:
-            return len(one) == len(other) and all(map(same, one, other))
+            return len(one) == len(other) and all(map(equal_values, one, other))
         if kind is dict:
-            return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+            return one.keys() == other.keys() and all(equal_values(value, other[name]) for name, value in one.items())
     elif {kind, kind_of_other} != {int, float}:
         return False
     return bool(one == other or (one != one and other != other))
@@ -75,13 +75,13 @@ class ChangeFeed(Persisted):
         self.count = 0
         """The number of rows in `cleared`."""
 
-    def mark(self, version: int, positions: np.ndarray) -> None:
+    def mark_changed(self, version: int, positions: np.ndarray) -> None:
         """Record that these rows changed."""
         for key, chunk, at, _ in self.rows.split(positions):
             chunk.changed[at] = version
-            self.news(version, key)
+            self.mark_chunk_changed(version, key)
 
-    def news(self, version: int, key: int) -> None:
+    def mark_chunk_changed(self, version: int, key: int) -> None:
         """Record that rows of a chunk changed."""
         self.newest.pop(key, None)
         self.newest[key] = version
@@ -92,7 +92,7 @@ class ChangeFeed(Persisted):
         chunk.changed[at] = 0
         if not len(told):
             return
-        keys = None if chunk.keys is None else known_keys([chunk.keys[a] for a in told.tolist()])
+        keys = None if chunk.keys is None else keys_or_none([chunk.keys[a] for a in told.tolist()])
         self.cleared.append((version, chunk.index[told].tobytes(), keys))
         self.count += len(told)
         while self.count > MAX_CLEARED:
@@ -103,7 +103,7 @@ class ChangeFeed(Persisted):
         """Forget a chunk that is removed."""
         self.newest.pop(key, None)
 
-    def since(self, version: int) -> tuple[np.ndarray, np.ndarray]:
+    def changed_since(self, version: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of the rows that changed after a version, and their versions, in order of change.
 
         The cost depends on the chunks that changed; other chunks are not read.
@@ -130,16 +130,16 @@ class ChangeFeed(Persisted):
             found.append(entry)
         return found[::-1]
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Count the cleared rows."""
         self.count = sum(len(indexes) // 8 for _, indexes, _ in self.cleared)
 
 
-def begins(request: Watch) -> bool:
+def is_first_watch(request: Watch) -> bool:
     """Return whether the client of a watch has not received any state yet."""
     return request.since is None or request.since < 1
 
 
-def known_keys(keys: Keys) -> Keys | None:
+def keys_or_none(keys: Keys) -> Keys | None:
     """Return the keys; None if no row has one."""
     return None if keys.count(None) == len(keys) else keys

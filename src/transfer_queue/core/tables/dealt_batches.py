@@ -72,20 +72,20 @@ class DealtBatches(Persisted):
         number = self.by_key.get((dp_rank, batch_index))
         return None if number is None else self.batches[number]
 
-    def was(self, dp_rank: int, batch_index: int) -> bool:
+    def was_dealt(self, dp_rank: int, batch_index: int) -> bool:
         """Return whether a batch was ever dealt under this key."""
         issued = self.issued.get(dp_rank)
         return issued is not None and batch_index in issued
 
-    def gone(self, dp_rank: int, batch_index: int) -> bool:
+    def is_gone(self, dp_rank: int, batch_index: int) -> bool:
         """Return whether a batch was dealt under this key and is gone: its rows are cleared, or its rank is gone."""
-        return (dp_rank, batch_index) not in self.by_key and self.was(dp_rank, batch_index)
+        return (dp_rank, batch_index) not in self.by_key and self.was_dealt(dp_rank, batch_index)
 
-    def lacks(self, dp_rank: int) -> Iterator[int]:
+    def missing_rounds(self, dp_rank: int) -> Iterator[int]:
         """Iterate over the rounds that were dealt to other ranks and not to this one, ascending."""
-        return self.rounds.without(self.issued.get(dp_rank))
+        return self.rounds.difference(self.issued.get(dp_rank))
 
-    def cleared(self, number: int, count: int) -> None:
+    def remove_rows(self, number: int, count: int) -> None:
         """Record that `count` rows of a batch were cleared. The batch is removed with its last row."""
         batch = self.batches[number]
         batch.live -= count
@@ -93,6 +93,6 @@ class DealtBatches(Persisted):
             del self.batches[number]
             del self.by_key[batch.dp_rank, batch.batch_index]
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Compute `by_key` from the batches."""
         self.by_key = {(batch.dp_rank, batch.batch_index): number for number, batch in self.batches.items()}

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import Count, Persisted, counter, keyed, value_of
+from transfer_queue.core.columns.schema import Count, Persisted, counter, unique_dict, value_of
 
 MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
 MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
@@ -64,7 +64,7 @@ class Spans:
         else:
             del self._chunks[at], self._firsts[at]
 
-    def before(self, span: tuple[int, ...]) -> Span | None:
+    def last_before(self, span: tuple[int, ...]) -> Span | None:
         """Return the last entry that is less than `span`. (byte,) is less than all entries that begin at that byte."""
         at = bisect_left(self._firsts, span) - 1
         if at < 0:
@@ -72,7 +72,7 @@ class Spans:
         chunk = self._chunks[at]
         return chunk[bisect_left(chunk, span) - 1]
 
-    def after(self, span: Span) -> Span | None:
+    def first_after(self, span: Span) -> Span | None:
         """Return the first entry that is greater than `span`."""
         at = bisect_right(self._firsts, span)
         if at:
@@ -151,7 +151,7 @@ def _extents(entries: list[tuple[int, int, str, int, int, bool]]) -> dict[tuple[
         extent = ExtentRecord(writer, length)
         extent.blocks, extent.closed = blocks, closed
         extents.append(((unit, number), extent))
-    return keyed(extents)
+    return unique_dict(extents)
 
 
 class PublishedExtents(Persisted):
@@ -176,7 +176,7 @@ class PublishedExtents(Persisted):
         self.changes = 0
         """Grows when values or extents are removed; read by `core.units.migration_planner`. Not part of the state."""
 
-    def lies_in(self, unit: int, number: int, length: int, writer: str) -> ExtentRecord:
+    def extent_for(self, unit: int, number: int, length: int, writer: str) -> ExtentRecord:
         """Return the extent of a block. Makes it if this is its first block."""
         extent = self.extents.get((unit, number))
         if extent is None:
@@ -186,7 +186,7 @@ class PublishedExtents(Persisted):
 
     def enter_empty(self, place: tuple[int, int], before: ExtentRecord) -> None:
         """Take over an extent of another table without its blocks. Its writer may continue to put into it."""
-        extent = self.lies_in(*place, before.length, before.writer)
+        extent = self.extent_for(*place, before.length, before.writer)
         extent.low, extent.top, extent.gaps = before.low, before.top, before.gaps
         if extent.low >= 0:
             self._list(*place, extent)
@@ -195,14 +195,14 @@ class PublishedExtents(Persisted):
         """Put a block into these bytes of an extent; the extent is made if this is its first block."""
         extent = self.extents.get((unit, number))
         if extent is None:
-            extent = self.lies_in(unit, number, length, writer)
+            extent = self.extent_for(unit, number, length, writer)
         extent.blocks += 1
         if 0 <= extent.top <= start < extent.top + _ALIGNMENT:
             extent.top = start + nbytes
         else:
-            self.take(unit, number, start, nbytes)
+            self.mark_used(unit, number, start, nbytes)
 
-    def take(self, unit: int, number: int, start: int, nbytes: int) -> None:
+    def mark_used(self, unit: int, number: int, start: int, nbytes: int) -> None:
         """Mark these bytes of an extent as used."""
         extent = self.extents[unit, number]
         low = extent.low
@@ -216,13 +216,13 @@ class PublishedExtents(Persisted):
         """Add an extent to the ranges of its unit, and limit the extent before it to the bytes before this one."""
         spans, span = self.spans[unit], (extent.low, number)
         spans.add(span)
-        before, after = spans.before(span), spans.after(span)
+        before, after = spans.last_before(span), spans.first_after(span)
         if before is not None:
             other = self.extents[unit, before[1]]
             other.limit = min(other.limit, extent.low)
         extent.limit = -1 if not extent.length else min(extent.low + extent.length, after[0] if after else MOST_BYTES)
 
-    def overlapped(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
+    def find_overlap(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
         """Return the extent with whose blocks or end a new block of extent `number` would overlap; None if it fits.
 
         `apart` says that extents are separate ranges of bytes, as in an arena. In an external store they are objects.
@@ -237,11 +237,11 @@ class PublishedExtents(Persisted):
         if spans is None or low <= start < end <= top:
             return None
         if low < 0 or start < low:
-            other = spans.before((end,) if low < 0 else (low, number))
+            other = spans.last_before((end,) if low < 0 else (low, number))
             if other is not None and self.extents[unit, other[1]].top > start:
                 return other[1]
         if low >= 0 and end > top:
-            other = spans.after((low, number))
+            other = spans.first_after((low, number))
             if other is not None and other[0] < end:
                 return other[1]
         return None
@@ -297,7 +297,7 @@ class PublishedExtents(Persisted):
             if place in self.extents:
                 self._remove(place)
 
-    def tell_again(self, unit: int) -> None:
+    def free_again(self, unit: int) -> None:
         """Order the unit again to free its freed extents."""
         self.untold.update((place, None) for place in self.freed if place[0] == unit)
 

@@ -22,7 +22,7 @@ _PROMOTED = _FLOATING | {
 }  # fmt: skip
 
 
-def promotes(one: str, other: str) -> bool:
+def can_promote(one: str, other: str) -> bool:
     """Return whether `torch.promote_types` has a result for these two dtypes; this process does not import torch."""
     if one == other or (one in _PROMOTED and other in _PROMOTED):
         return True
@@ -70,7 +70,7 @@ class FieldStats(Persisted, array_like=True):
                 f"clear the rows that have the field first."
             )
         for dtype in (self.dtype, *self.others):
-            if not promotes(dtype, spec.dtype):
+            if not can_promote(dtype, spec.dtype):
                 raise FieldTypeError(
                     f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put contains "
                     f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
@@ -117,7 +117,7 @@ class FieldStats(Persisted, array_like=True):
                 self.differs |= 1 << d
         return news or self.differs != before
 
-    def type(self) -> FieldType:
+    def to_field_type(self) -> FieldType:
         """Return the type as replies contain it."""
         known = not self.differs and not self.mixed_rank and self.kind == "tensor"
         return FieldType(
@@ -126,7 +126,7 @@ class FieldStats(Persisted, array_like=True):
             dtypes=[self.dtype, *self.others] if self.others else [],
         )  # fmt: skip
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the type as text."""
         if not self.kind:
             return "no values"

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
-from transfer_queue.core.columns.schema import I8, Count, Persisted, counter, keyed, map_of, map_of_tuples, several
+from transfer_queue.core.columns.schema import (
+    I8,
+    Count,
+    Persisted,
+    counter,
+    map_of,
+    map_of_tuples,
+    several,
+    unique_dict,
+)
 from transfer_queue.core.tables.row_table import CHUNK_BITS, RowTable
 
 
@@ -48,7 +57,7 @@ def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members:
         group.members = its.tolist()
         group.cleared = gone
         groups.append((number, group))
-    return keyed(groups)
+    return unique_dict(groups)
 
 
 class GroupTable(Persisted):
@@ -74,7 +83,7 @@ class GroupTable(Persisted):
         self.broken = 0
         """The number of declared groups of which one member is cleared and another lives. Derived."""
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Compute what is derived from the declared groups. States of older releases do not contain `largest`."""
         self.by_name = {}
         for name, group in ((group.name, group) for group in self.declared.values()):
@@ -111,7 +120,7 @@ class GroupTable(Persisted):
             del self.declared[number]
             del self.by_name[group.name]
 
-    def of(self, positions: np.ndarray, size: int) -> np.ndarray:
+    def groups_of(self, positions: np.ndarray, size: int) -> np.ndarray:
         """Return the group number of each position, with groups of `size` if the partition has no declared groups."""
         if not self.explicit:
             return positions // size
@@ -131,20 +140,20 @@ class GroupTable(Persisted):
             return 0
         return wanted
 
-    def hopeless(self, group: int, size: int, sealed: bool) -> bool:
+    def is_orphaned(self, group: int, size: int, sealed: bool) -> bool:
         """Return whether a group can never be complete: a member is cleared, it is too large, or a seal came first."""
         if not self.explicit:
             first = group * size
             if first + size > self.rows.end:
-                return sealed or self.rows.dead(range(first, self.rows.end))
-            return self.rows.dead(range(first, first + size))
+                return sealed or self.rows.has_cleared(range(first, self.rows.end))
+            return self.rows.has_cleared(range(first, first + size))
         found = self.declared.get(group)
         wanted = self.size or size
         if found is None or found.cleared or len(found.members) > wanted:
             return True
         return sealed and len(found.members) < wanted
 
-    def orphaned(self, sealed: bool) -> int:
+    def count_orphaned(self, sealed: bool) -> int:
         """Return how many declared groups can never be complete, as far as their size is known."""
         return sum(
             1
@@ -152,16 +161,16 @@ class GroupTable(Persisted):
             if group.cleared or (sealed and self.size is not None and len(group.members) < self.size)
         )
 
-    def completed(self, positions: np.ndarray) -> np.ndarray:
+    def with_members(self, positions: np.ndarray) -> np.ndarray:
         """Return these rows together with all other live members of their declared groups, ascending."""
         if not self.explicit:
             return positions
-        numbers = np.unique(self.of(positions, 1))
+        numbers = np.unique(self.groups_of(positions, 1))
         members = [p for number in numbers.tolist() if number >= 0 for p in self.declared[number].members]
-        alive = [p for p in members if not self.rows.dead(range(p, p + 1))]
+        alive = [p for p in members if not self.rows.has_cleared(range(p, p + 1))]
         return np.union1d(positions, np.array(alive, "i8"))
 
-    def first_of(self, group: int, size: int) -> int:
+    def first_position(self, group: int, size: int) -> int:
         """Return the position by which a group is ordered."""
         if not self.explicit:
             return group * size
@@ -193,7 +202,7 @@ class GroupQuotas(Persisted):
     promised: dict[tuple[str, str], int] = map_of_tuples((str, str), Count)
     """(task, client) -> rows of new groups that the client has promised and not yet begun."""
 
-    def want(self, task: str, groups: int) -> None:
+    def set_demand(self, task: str, groups: int) -> None:
         """Set the number of groups that a task wants; 0 removes its demand."""
         if groups:
             self.groups[task] = groups
@@ -207,7 +216,7 @@ class GroupQuotas(Persisted):
         else:
             self.promised.pop((task, client), None)
 
-    def arrived(self, client: str, rows: int) -> None:
+    def fulfil(self, client: str, rows: int) -> None:
         """Record that a producer has begun new rows, which fulfil its promises."""
         for key in [key for key in self.promised if key[1] == client]:
             self.promised[key] -= rows

@@ -32,7 +32,7 @@ class Counts(Persisted, bare=True):
         super().__init__()
         self._rows = rows
 
-    def of(self, task: str, positions: np.ndarray) -> np.ndarray:
+    def counts_of(self, task: str, positions: np.ndarray) -> np.ndarray:
         """Return the number of each row (i8); 0 for position -1."""
         out = np.zeros(len(positions), "i8")
         columns = self._columns.get(task)
@@ -50,18 +50,18 @@ class Counts(Persisted, bare=True):
                 columns[key] = np.zeros(CHUNK, "u2")
             columns[key][at] = np.minimum(columns[key][at].astype("i8") + 1, MOST)
 
-    def zero(self, task: str, positions: np.ndarray) -> None:
+    def reset(self, task: str, positions: np.ndarray) -> None:
         """Set the numbers of these rows to 0."""
         for key, _, at, _ in self._rows.split(positions):
-            self._zero(self._columns.get(task, {}), key, at)
+            self._reset_rows(self._columns.get(task, {}), key, at)
 
-    def cleared(self, key: int, at: np.ndarray) -> None:
+    def clear_rows(self, key: int, at: np.ndarray) -> None:
         """Record that rows of a chunk are cleared."""
         for columns in self._columns.values():
-            self._zero(columns, key, at)
+            self._reset_rows(columns, key, at)
 
     @staticmethod
-    def _zero(columns: dict[int, np.ndarray], key: int, at: np.ndarray) -> None:
+    def _reset_rows(columns: dict[int, np.ndarray], key: int, at: np.ndarray) -> None:
         column = columns.get(key)
         if column is not None:
             column[at] = 0
@@ -115,16 +115,16 @@ class LeaseTable(Persisted):
         self._rows = rows
         self._of_batch: dict[BatchKey, dict[int, None]] = {}
 
-    def of_batch(self, batch: BatchKey) -> list[RowLease]:
+    def leases_of_batch(self, batch: BatchKey) -> list[RowLease]:
         """Return the leases of a dealt batch."""
         return [self.by_token[token] for token in self._of_batch.get(batch, ())]
 
-    def of_rank(self, task: str, dp_rank: int) -> list[RowLease]:
+    def leases_of_rank(self, task: str, dp_rank: int) -> list[RowLease]:
         """Return the leases of all dealt batches of a rank, the oldest first."""
         leases = self.by_token.values()
         return [lease for lease in leases if lease.batch is not None and lease.batch[:2] == (task, dp_rank)]
 
-    def living(self, lease: RowLease) -> np.ndarray:
+    def live_rows(self, lease: RowLease) -> np.ndarray:
         """Return the rows of a lease that are not cleared."""
         live: np.ndarray = lease.rows[self._rows.positions_of(lease.rows) >= 0]
         return live
@@ -135,20 +135,20 @@ class LeaseTable(Persisted):
         if lease.batch is not None:
             self._of_batch.setdefault(lease.batch, {})[lease.token] = None
 
-    def leave(self, token: int, rows: np.ndarray) -> None:
+    def remove_rows(self, token: int, rows: np.ndarray) -> None:
         """Remove these rows from a lease. It ends with its last live row."""
         lease = self.by_token.get(token)
         if lease is not None:
-            lease.rows = np.setdiff1d(self.living(lease), rows, assume_unique=True)
+            lease.rows = np.setdiff1d(self.live_rows(lease), rows, assume_unique=True)
             if not len(lease.rows):
-                self.end(token)
+                self.remove(token)
 
-    def through(self, batch: BatchKey, rows: np.ndarray) -> None:
+    def remove_consumed(self, batch: BatchKey, rows: np.ndarray) -> None:
         """Remove these rows, which are consumed, from all leases of a batch."""
-        for lease in self.of_batch(batch):
-            self.leave(lease.token, rows)
+        for lease in self.leases_of_batch(batch):
+            self.remove_rows(lease.token, rows)
 
-    def end(self, token: int) -> None:
+    def remove(self, token: int) -> None:
         """Remove a lease."""
         lease = self.by_token.pop(token, None)
         if lease is not None and lease.batch is not None:
@@ -160,16 +160,16 @@ class LeaseTable(Persisted):
     def forget(self, task: str) -> None:
         """Forget a task whose consumption is reset. Its leases are fenced."""
         for token in [token for token, lease in self.by_token.items() if lease.task == task]:
-            self.end(token)
+            self.remove(token)
         self.delivered.forget(task)
         self.acked.forget(task)
 
-    def cleared(self, key: int, at: np.ndarray) -> None:
+    def clear_rows(self, key: int, at: np.ndarray) -> None:
         """Record that rows of a chunk are cleared."""
-        self.delivered.cleared(key, at)
-        self.acked.cleared(key, at)
+        self.delivered.clear_rows(key, at)
+        self.acked.clear_rows(key, at)
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Compute the lists of leases by batch."""
         for lease in self.by_token.values():
             if lease.batch is not None:

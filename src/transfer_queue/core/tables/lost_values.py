@@ -28,7 +28,7 @@ class LossEvent(NamedTuple):
     version: int
     """The version of the partition."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the text for messages."""
         return f"lost with storage unit {self.unit}" + (f" ({self.when})" if self.when else "")
 
@@ -65,7 +65,7 @@ class LostValues(Persisted):
         if not self.counts:
             self.events.clear()
 
-    def of(self, name: str, positions: np.ndarray) -> np.ndarray:
+    def events_of(self, name: str, positions: np.ndarray) -> np.ndarray:
         """Return for each row the number of the event that lost its value of the field; 0 if the value is not lost."""
         out = np.zeros(len(positions), "i4")
         if name in self.counts:
@@ -74,7 +74,7 @@ class LostValues(Persisted):
                     out[where] = chunk.lost[name][at]
         return out
 
-    def since(self, version: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def lost_since(self, version: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the positions of rows that lost values after a version, ascending, and for each field which ones."""
         recent = [number for number, loss in self.events.items() if loss.version > version]
         found = [np.zeros(0, "i8")]
@@ -83,24 +83,24 @@ class LostValues(Persisted):
                 for column in chunk.lost.values():
                     found.append(np.flatnonzero(np.isin(column[: chunk.size], recent)) + (key << CHUNK_BITS))
         positions = np.unique(np.concatenate(found))
-        fields = {name: np.isin(self.of(name, positions), recent) for name in sorted(self.counts)}
+        fields = {name: np.isin(self.events_of(name, positions), recent) for name in sorted(self.counts)}
         return positions, {name: lost for name, lost in fields.items() if lost.any()}
 
-    def words(self, names: list[str], positions: np.ndarray) -> str:
+    def describe(self, names: list[str], positions: np.ndarray) -> str:
         """Return the message that values of these fields were lost; "" if none was."""
         for name in names:
-            numbers = self.of(name, positions)
+            numbers = self.events_of(name, positions)
             lost = np.flatnonzero(numbers)
             if len(lost):
                 rows = self._rows.indexes_of(positions[lost])
                 return (
-                    f"field {name!r} of {len(lost)} samples was {self.events[int(numbers[lost[0]])].words()}, among "
+                    f"field {name!r} of {len(lost)} samples was {self.events[int(numbers[lost[0]])].describe()}, among "
                     f"them global indexes {rows[:5].tolist()}; put the field again, or clear these samples"
                 )
         return ""
 
 
-def holding(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
+def values_in_blocks(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
     """Iterate over the values of live rows that are in these blocks."""
     for key, chunk in rows.chunks.items():
         for name, (column, _) in chunk.field.items():

@@ -34,11 +34,11 @@ class RowAges(Persisted):
         while self.marks[0][2] <= start and len(self.marks) > 1:
             self.marks.popleft()
 
-    def first(self, start: int) -> float | None:
+    def first_time(self, start: int) -> float | None:
         """Return the time by which the first row from position `start` on existed; None if there is no such row."""
         return next((time for _, time, end in self.marks if end > start), None)
 
-    def expired(self, now: float, keep: float) -> int:
+    def expired_end(self, now: float, keep: float) -> int:
         """Return the position below which all rows are at least `keep` seconds old, 0 if none is.
 
         The sum is the one that computes the deadline. `at <= now - keep` could be rounded the other way, and then the
@@ -83,6 +83,6 @@ class DropLog(Persisted):
         """Return why this row was dropped; None if it was not, or not recently."""
         return next((reason for rows, reason in self.latest if row in rows), None)
 
-    def restored(self) -> None:
+    def derive(self) -> None:
         """Count the rows that are remembered."""
         self._remembered = sum(len(rows) for rows, _ in self.latest)

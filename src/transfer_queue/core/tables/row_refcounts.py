@@ -37,24 +37,24 @@ class RowRefcounts(Persisted):
         self.replicas = replicas
         """The number of times that each task must finish a row."""
 
-    def of(self, task: str, client: str, dp_rank: int) -> np.ndarray:
+    def rows_of(self, task: str, client: str, dp_rank: int) -> np.ndarray:
         """Return the rows that this client refers to for a rank."""
         return self.by_holder.get((task, client, dp_rank), np.zeros(0, "i8"))
 
-    def of_client(self, client: str) -> list[tuple[str, np.ndarray]]:
+    def references_of(self, client: str) -> list[tuple[str, np.ndarray]]:
         """Return (task, rows) of all references of a client."""
         return [(holder[0], rows) for holder, rows in self.by_holder.items() if holder[1] == client]
 
-    def held_by(self, task: str, client: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def held_among(self, task: str, client: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these rows that the client refers to for the task, ascending, and for how many ranks each."""
         held = [mine for holder, mine in self.by_holder.items() if holder[:2] == (task, client)]
         found, times = np.unique(np.concatenate([np.zeros(0, "i8"), *held]), return_counts=True)
         asked = np.isin(found, rows)
         return found[asked], times[asked]
 
-    def hand(self, task: str, client: str, dp_rank: int, rows: np.ndarray) -> None:
+    def add(self, task: str, client: str, dp_rank: int, rows: np.ndarray) -> None:
         """Record that a client got rows that it does not refer to yet."""
-        before = self.of(task, client, dp_rank)
+        before = self.rows_of(task, client, dp_rank)
         before = before[self.rows.positions_of(before) >= 0]
         self.by_holder[task, client, dp_rank] = np.union1d(before, rows)
         for _, chunk, at, _ in self.rows.split(np.sort(self.rows.positions_of(rows))):
@@ -77,16 +77,16 @@ class RowRefcounts(Persisted):
                 held[at] -= 1
                 finished[at] += 1
 
-    def left_by(self, task: str, dp_rank: int, connected: Container[str]) -> str | None:
+    def find_disconnected(self, task: str, dp_rank: int, connected: Container[str]) -> str | None:
         """Return a client that refers to rows for this rank and is not connected, as after a state was loaded."""
         holders = (holder for holder in self.by_holder if holder[0] == task and holder[2] == dp_rank)
         return next((client for _, client, _ in holders if client not in connected), None)
 
-    def inherit(self, task: str, client: str, dp_rank: int, heir: str) -> None:
+    def transfer(self, task: str, client: str, dp_rank: int, heir: str) -> None:
         """Transfer the references of a client for this rank to another client, which has none for it."""
         self.by_holder[task, heir, dp_rank] = self.by_holder.pop((task, client, dp_rank))
 
-    def pass_over(self, task: str, positions: np.ndarray) -> None:
+    def skip(self, task: str, positions: np.ndarray) -> None:
         """Record that the task will never be dealt these rows, and so does not need them."""
         if task not in self.tasks:
             return
@@ -101,7 +101,7 @@ class RowRefcounts(Persisted):
             chunk.held.pop(task, None)
             chunk.finished.pop(task, None)
 
-    def done(self, positions: np.ndarray, task: str = "", times: np.ndarray | None = None) -> np.ndarray:
+    def finished_rows(self, positions: np.ndarray, task: str = "", times: np.ndarray | None = None) -> np.ndarray:
         """Return which rows may be freed, bool [rows]: after `task` has finished each of them `times` more times."""
         out = np.full(len(positions), bool(self.tasks))
         for _, chunk, at, where in self.rows.split(positions):
@@ -113,7 +113,7 @@ class RowRefcounts(Persisted):
                 out[where] &= (chunk.held[name][at] == more) & (chunk.finished[name][at] + more >= self.replicas)
         return out
 
-    def done_without(self, positions: np.ndarray, task: str) -> np.ndarray:
+    def finished_without(self, positions: np.ndarray, task: str) -> np.ndarray:
         """Return which rows may be freed after `task` skips them, bool [rows]."""
         out = np.full(len(positions), task in self.tasks)
         for _, chunk, at, where in self.rows.split(positions):

@@ -23,7 +23,7 @@ from transfer_queue.core.columns.schema import (
     Persisted,
     array_of,
     counter,
-    of_kind,
+    custom_column,
     parts_of,
     require,
     scalar,
@@ -56,14 +56,14 @@ def indexes_in(column: bytes) -> np.ndarray:
     return np.frombuffer(column, "<i8")
 
 
-def ascending(indexes: np.ndarray) -> np.ndarray:
+def sort_unique(indexes: np.ndarray) -> np.ndarray:
     """Return each index once, ascending. `np.unique` takes a microsecond for each index even if they are sorted."""
     found = indexes if (indexes[1:] > indexes[:-1]).all() else np.sort(indexes)
     again = found[1:] == found[:-1]
     return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
 
 
-def in_order(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sort_with_values(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indexes ascending, each once, and the value of each. `values`: i8, above 0; the last one counts.
 
     For indexes that are close together, as those of a deal are, a lookup table takes a tenth of the time of a sort.
@@ -128,7 +128,7 @@ class _PackedTags(Column):
         """See `Column`."""
         table._packed = loaded.tags
 
-    def comparable(self, table: Chunk) -> Any:
+    def to_comparable(self, table: Chunk) -> Any:
         """See `Column`. A row without tags has either None or an empty dict."""
         return [tags or None for tags in (table.tags or [])[: table.size]]
 
@@ -177,7 +177,7 @@ class Chunk(Persisted):
     """Task -> how often the row was finished."""
     lost: dict[str, np.ndarray] = per_row("i4", cleared=True, by_name=True)
     """Field -> number of the event that lost the value; 0 if it is not lost."""
-    packed_tags: Any = of_kind(_PackedTags())
+    packed_tags: Any = custom_column(_PackedTags())
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,28 +192,28 @@ class Chunk(Persisted):
         self.wrong: dict[str, set[int]] = {}
         """Watched tag -> the rows in which it is not a number."""
 
-    def ensure(self, size: int) -> None:
+    def grow(self, size: int) -> None:
         """Increase the capacity of every column to at least `size` rows."""
         if size <= self.capacity:
             return
         self.capacity = capacity_for(self.capacity, size)
-        self.wide = [wide.grown(self.capacity) for wide in self.wide]
+        self.wide = [wide.with_capacity(self.capacity) for wide in self.wide]
         field = dict.fromkeys(self.field, NO_COLUMNS)  # keeps their order
         for wide in self.wide:
             field.update(wide.columns())
         for name, columns in field.items():
             if columns is NO_COLUMNS:
-                field[name] = _FIELD.grown(self.field[name], self.capacity)
+                field[name] = _FIELD.grow_array(self.field[name], self.capacity)
         self.field = field
         for column in _PER_ROW.values():
             column.grow(self)
-        self.numbers = {tag: self._grown(n) for tag, n in self.numbers.items()}
+        self.numbers = {tag: self._grow_column(n) for tag, n in self.numbers.items()}
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
             self._tags += [None] * (self.capacity - len(self._tags))
 
-    def _grown(self, column: np.ndarray) -> np.ndarray:
+    def _grow_column(self, column: np.ndarray) -> np.ndarray:
         out = np.full(self.capacity, math.nan)
         out[: len(column)] = column
         return out
@@ -319,9 +319,9 @@ class Chunk(Persisted):
         self.numbers[tag] = np.full(self.capacity, math.nan)
         self.wrong[tag] = set()
         have = [at for at, tags in enumerate(self.tags or ()) if tags and tag in tags]
-        self.note(tag, have, [self.tags[at][tag] for at in have])  # type: ignore[index]
+        self.set_watched(tag, have, [self.tags[at][tag] for at in have])  # type: ignore[index]
 
-    def note(self, tag: str, at: list[int], values: list[Any]) -> None:
+    def set_watched(self, tag: str, at: list[int], values: list[Any]) -> None:
         """Set the values of a watched tag of these rows; None if a row does not have the tag."""
         found = numbers_of(values)
         if found is not None:
@@ -348,7 +348,8 @@ _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinst
 _FIELD = _PER_ROW.pop("field")
 
 
-# consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first` to before `last`
+# consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first_positions` to before
+# `last`
 Run = tuple[int, Chunk, Indexer, int, int]
 
 
@@ -384,7 +385,7 @@ class RowTable(Persisted):
             take = min(count - done, CHUNK - first)
             last = first + take
             if last > chunk.capacity:
-                chunk.ensure(last)
+                chunk.grow(last)
             index = first_index + done
             # numpy sets a number faster than a slice with one entry
             at: Indexer = first if take == 1 else slice(first, last)
@@ -514,7 +515,7 @@ class RowTable(Persisted):
             found[~good] = -1
         return found
 
-    def dead(self, positions: range) -> bool:
+    def has_cleared(self, positions: range) -> bool:
         """Return whether any of these positions, all below `end`, was cleared."""
         for p in positions:
             chunk = self.chunks.get(p >> CHUNK_BITS)
@@ -542,7 +543,7 @@ class RowTable(Persisted):
             parts.append(np.flatnonzero(alive) + (key << CHUNK_BITS))
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
-    def first(self, count: int, below: int | None = None) -> np.ndarray:
+    def first_positions(self, count: int, below: int | None = None) -> np.ndarray:
         """Return the first `count` live positions below `below`, without pre-allocated rows."""
         parts = []
         for key, chunk in self.chunks.items():
@@ -555,9 +556,9 @@ class RowTable(Persisted):
             parts.append(found + start)
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
-    def start(self) -> int:
-        """Return the position of the first row that `first` returns, or `end`."""
-        found = self.first(1)
+    def first_position(self) -> int:
+        """Return the position of the first row that `first_positions` returns, or `end`."""
+        found = self.first_positions(1)
         return int(found[0]) if len(found) else self.end
 
     def owners_of(self, positions: np.ndarray) -> np.ndarray:

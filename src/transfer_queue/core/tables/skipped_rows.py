@@ -42,7 +42,7 @@ class SkippedRows(Persisted):
         return self._reasons[code - 1] if code else None
 
     @property
-    def known(self) -> int:
+    def reason_count(self) -> int:
         """The number of different reasons."""
         return len(self._reasons)
 
@@ -52,11 +52,11 @@ class SkippedRows(Persisted):
             for key, column in columns.items():
                 yield task, key, column
 
-    def of(self, task: str) -> dict[str, int]:
+    def counts_of(self, task: str) -> dict[str, int]:
         """Return reason -> number of rows that the task skipped."""
         return {reason: count for (name, reason), count in self.counts.items() if name == task}
 
-    def cleared(self, key: int, at: np.ndarray) -> None:
+    def clear_rows(self, key: int, at: np.ndarray) -> None:
         """Record that rows of a chunk are cleared."""
         for columns in self._codes.values():
             column = columns.get(key)

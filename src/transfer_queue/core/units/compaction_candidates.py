@@ -42,7 +42,7 @@ class SparseRows:
         """The names of the partitions that have such rows, in the order of the search."""
         return list(self._found)
 
-    def look(self, partition: str, chunk: Chunk) -> None:
+    def scan_chunk(self, partition: str, chunk: Chunk) -> None:
         """Note which rows of a chunk are in these blocks."""
         low, high = int(self.numbers[0]), int(self.numbers[-1])
         for name, (column, slots) in chunk.field.items():
@@ -59,7 +59,7 @@ class SparseRows:
             hits = (which[hit], slots[at], chunk.index[at], self._names.index(name))
             self._found.setdefault(partition, []).append(hits)
 
-    def of(self, partition: str) -> list[SparseBlock]:
+    def sparse_blocks(self, partition: str) -> list[SparseBlock]:
         """Return the blocks of a partition that have live rows, ascending."""
         found = self._found[partition]
         which, slots, rows = (np.concatenate([hits[k] for hits in found]) for k in (0, 1, 2))
@@ -77,7 +77,7 @@ class SparseRows:
         return out
 
 
-def batches(nbytes: np.ndarray, most_bytes: int, most: int) -> Iterator[tuple[int, int]]:
+def split_into_runs(nbytes: np.ndarray, most_bytes: int, most: int) -> Iterator[tuple[int, int]]:
     """Divide entries into runs of at most `most_bytes` bytes and `most` entries each, but at least one entry."""
     start, total = 0, 0.0
     for at, size in enumerate(nbytes.tolist()):

@@ -69,7 +69,7 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
             f"{place.generation}; nothing was put"
         )
-    other = blocks.overlapped(unit, number, place.offset, nbytes, not state.units[unit].store)
+    other = blocks.find_overlap(unit, number, place.offset, nbytes, not state.units[unit].store)
     if other is not None:
         raise ProtocolError(
             f"a block of {nbytes} bytes at byte {place.offset} of unit {unit}, in extent {number}, reaches beyond the "
@@ -115,7 +115,9 @@ def check_extent_number(number: int) -> None:
         raise ProtocolError(f"the number of an extent must be from 0 to {MOST_EXTENTS - 1}, got {number}")
 
 
-def close_new(state: State, unit: int, numbers: list[int], lengths: list[int] | None = None) -> list[r.AnyRecord]:
+def close_reported_extents(
+    state: State, unit: int, numbers: list[int], lengths: list[int] | None = None
+) -> list[r.AnyRecord]:
     """Return the records that close extents as their unit reports. lengths: their new lengths, if they are shorter."""
     for number in numbers:
         check_extent_number(number)
@@ -154,7 +156,7 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
         return
     low, top = int(start[0]), int(end.max())
     apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MOST_BYTES
-    if not apart or state.blocks.overlapped(place.unit, place.extent, low, top - low) is not None:
+    if not apart or state.blocks.find_overlap(place.unit, place.extent, low, top - low) is not None:
         raise ProtocolError(
             f"moved blocks overlap each other or other blocks, between bytes {low} and {top} of unit {place.unit}"
         )
@@ -170,7 +172,7 @@ def are_apart(state: State, made: list[NewBlock]) -> bool:
     return not any(
         (place.unit, place.extent) in table.freed
         or (place.unit, place.extent) in table.extents
-        or table.overlapped(place.unit, place.extent, place.offset, block.nbytes) is not None
+        or table.find_overlap(place.unit, place.extent, place.offset, block.nbytes) is not None
         for block in made
         for place in places_of(block)
     )

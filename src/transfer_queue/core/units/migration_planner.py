@@ -26,8 +26,8 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS, BlockChunk
 from transfer_queue.core.units import tiering_policy
-from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, batches, blocks_message
-from transfer_queue.core.units.location_checks import are_apart, check_moved, close_new
+from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
+from transfer_queue.core.units.location_checks import are_apart, check_moved, close_reported_extents
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
 from transfer_queue.messages.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
@@ -87,14 +87,14 @@ class MigrationPlanner:
 
     # ------------------------------------------------------------ events
 
-    def arrived(self, unit: int) -> None:
+    def on_connect(self, unit: int) -> None:
         """Note that a unit has connected."""
         self.units.add(unit)
         self._nudges += 1
         if unit in self.state.draining:
             self._orders.append((unit, DrainFinished(True)))
 
-    def gone(self, unit: int) -> None:
+    def on_disconnect(self, unit: int) -> None:
         """Note that a unit has disconnected, and drop its orders."""
         self.units.discard(unit)
         self.short.discard(unit)
@@ -109,7 +109,7 @@ class MigrationPlanner:
         self._records.clear()
         self._nudges += 1
 
-    def waits(self, unit: int, writers: bool) -> None:
+    def set_waiting_writers(self, unit: int, writers: bool) -> None:
         """Note whether writers wait for space in a unit."""
         if writers and unit in self.units:
             self.short.add(unit)
@@ -121,13 +121,13 @@ class MigrationPlanner:
         self._nudges += 1
         self._orders.append((unit, DrainFinished(draining)))
 
-    def answered(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
+    def on_report(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
         """Take a unit's report of an order; return the records.
 
         Raises ProtocolError if the report is not valid; the plan then continues as if the unit had no space.
         """
         if self._job != (reply.move, reply.unit):  # the order of a plan that was forgotten
-            return close_new(self.state, reply.unit, [reply.extent]) if reply.extent else []
+            return close_reported_extents(self.state, reply.unit, [reply.extent]) if reply.extent else []
         self._job, self._reply, self._now = None, None, now
         if reply.extent:
             check_moved(self.state, self._asked, reply)
@@ -138,18 +138,18 @@ class MigrationPlanner:
     @property
     def active(self) -> bool:
         """Whether a plan may still free space."""
-        return self._plan is not None or bool(self._orders) or (self._hurry() and self._seen != self._stamp())
+        return self._plan is not None or bool(self._orders) or (self._is_urgent() and self._seen != self._stamp())
 
-    def _hurry(self) -> bool:
+    def _is_urgent(self) -> bool:
         return bool(self.short) and self.state.blocks.leased > 0
 
-    def due(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return the time at which `step` has work to do; None if it has none."""
         if self._orders or (self._plan is not None and self._job is None):
             return 0.0
         if self._plan is not None or self._seen == self._stamp() or not self.units:
             return None
-        if self._hurry():
+        if self._is_urgent():
             return 0.0
         wanted = self.state.blocks.leased > SPARE or self.state.draining or self.replicas > 1
         return self._next if wanted or self._excess() else None
@@ -161,11 +161,11 @@ class MigrationPlanner:
     def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | DrainFinished]]]:
         """Run a few steps of a plan. Returns records to apply at once, and orders for units."""
         self._now = now
-        due = self.due()
+        due = self.next_deadline()
         if due is not None and due <= now and not (self._plan is not None and self._job is not None):
             if self._plan is None and self._seen != self._stamp():
                 self._seen = self._stamp()
-                self._plan = self._planned()
+                self._plan = self._plan_steps()
             self._run(now)
         orders, self._orders = self._orders, []
         return self._taken(), orders
@@ -195,7 +195,7 @@ class MigrationPlanner:
 
     # ------------------------------------------------------------ a plan
 
-    def _planned(self) -> Iterator[bool]:
+    def _plan_steps(self) -> Iterator[bool]:
         """Make and run a plan. Yields True after a step if it can continue at once, False if it waits for a unit."""
         blocks = self.state.blocks
         before, offloads = blocks.leased, self._offloads
@@ -265,7 +265,7 @@ class MigrationPlanner:
     def _victims(self, live: Extents) -> set[tuple[int, int]]:
         """Return the extents to be emptied."""
         blocks, draining = self.state.blocks, self.state.draining
-        chosen = {place for place in live if place[0] in draining and place in blocks.extents and self._healthy()}
+        chosen = {place for place in live if place[0] in draining and place in blocks.extents and self._healthy_units()}
         alive = sum(live.values())
         over = blocks.leased - 1.25 * alive - SPARE / 2
         if blocks.leased <= 1.5 * alive + SPARE and not self.short:
@@ -293,7 +293,7 @@ class MigrationPlanner:
                 chosen.update(picked[unit])
         return chosen
 
-    def _healthy(self, tier: str = MEMORY) -> list[int]:
+    def _healthy_units(self, tier: str = MEMORY) -> list[int]:
         """Return the units that may receive blocks, those of this tier first, the emptiest first in each tier."""
         leased, first = self.state.blocks.leased_in, self.state.units_of(tier)
         return sorted(self.units - self.state.draining, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
@@ -356,8 +356,8 @@ class MigrationPlanner:
         A unit of the same node is preferred.
         """
         blocks = self.state.blocks
-        numbers = blocks.needed(numbers)
-        for a, b in batches(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
+        numbers = blocks.needed_of(numbers)
+        for a, b in split_into_runs(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
             if not (yield from self._offload_some(leaving, numbers[a:b])):
                 return
 
@@ -366,11 +366,11 @@ class MigrationPlanner:
         blocks, home = self.state.blocks, self.state.units.get(leaving)
         if home is None:
             return False
-        there, others = blocks.elsewhere(blocks.needed(numbers), leaving)
+        there, others = blocks.other_units(blocks.needed_of(numbers), leaving)
         for other in np.unique(others).tolist():
-            disks = [unit for unit in self._healthy(DISK) if self._tier(unit) == DISK and unit != other]
+            disks = [unit for unit in self._healthy_units(DISK) if self._tier(unit) == DISK and unit != other]
             disks.sort(key=lambda unit: self.state.units[unit].node != home.node)
-            some = blocks.needed(there[others == other])  # some may have been cleared during the orders before
+            some = blocks.needed_of(there[others == other])  # some may have been cleared during the orders before
             if not disks or not len(some):
                 continue
             to = disks[0]
@@ -388,9 +388,9 @@ class MigrationPlanner:
     def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Generator[bool, None, None]:
         """Move complete blocks off unit `leaving` (-1: copy them) to a unit that has no copy of them."""
         blocks = self.state.blocks
-        numbers = blocks.needed(numbers)
-        for a, b in batches(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
-            there = blocks.needed(numbers[a:b])
+        numbers = blocks.needed_of(numbers)
+        for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
+            there = blocks.needed_of(numbers[a:b])
             to = self._target(leaving, {other, leaving})
             if to is None or not len(there):
                 continue
@@ -420,10 +420,10 @@ class MigrationPlanner:
             for key in sorted(partition.rows.chunks):
                 chunk = partition.rows.chunks.get(key)
                 if chunk is not None:
-                    rows.look(partition.name, chunk)
+                    rows.scan_chunk(partition.name, chunk)
                 yield True
         for name in rows.partitions:
-            found = rows.of(name)
+            found = rows.sparse_blocks(name)
             yield True
             for first in range(0, len(found), ORDER_REPACKS):
                 yield from self._repack_some(name, found[first : first + ORDER_REPACKS])
@@ -432,20 +432,20 @@ class MigrationPlanner:
         """Repack a few blocks of one partition, grouped by the units in which they are."""
         blocks = self.state.blocks
         by_units: dict[tuple[int, ...], list[SparseBlock]] = {}
-        for block in self._still(found):
+        for block in self._still_needed(found):
             units = tuple(place.unit for place in blocks.places(block.number))
             by_units.setdefault(units, []).append(block)
         for units, group in by_units.items():
-            some = self._still(group)  # some may have been cleared during the orders before
+            some = self._still_needed(group)  # some may have been cleared during the orders before
             numbers = np.array([block.number for block in some], "i8")
             alive = np.array([len(block.slots) for block in some]) / np.maximum(blocks.column("rows", numbers), 1)
-            for a, b in batches(blocks.column("nbytes", numbers) * alive, self._size(), ORDER_REPACKS):
+            for a, b in split_into_runs(blocks.column("nbytes", numbers) * alive, self._size(), ORDER_REPACKS):
                 yield from self._repack_in(name, units, some[a:b])
 
     def _repack_in(self, name: str, units: tuple[int, ...], some: list[SparseBlock]) -> Generator[bool, None, None]:
         """Repack blocks that are in the same units: one order for each unit, one after the other, then one record."""
         blocks = self.state.blocks
-        some = self._still(some)
+        some = self._still_needed(some)
         to = self._target(units[0], set(units))
         if to is None or not some:
             return
@@ -480,9 +480,9 @@ class MigrationPlanner:
         self._records.append(r.BlocksMoved(to, reply.extent, reply.length, reply.generation, -1, b"", b"", [repacked]))
         yield True
 
-    def _still(self, found: list[SparseBlock]) -> list[SparseBlock]:
+    def _still_needed(self, found: list[SparseBlock]) -> list[SparseBlock]:
         """Return those of these blocks that a live row still needs."""
-        there = set(self.state.blocks.needed(np.array([block.number for block in found], "i8")).tolist())
+        there = set(self.state.blocks.needed_of(np.array([block.number for block in found], "i8")).tolist())
         return [block for block in found if block.number in there]
 
     def _target(self, unit: int, taken: set[int]) -> int | None:
@@ -494,7 +494,7 @@ class MigrationPlanner:
         if unit in self.units and unit not in self.state.draining:
             return unit
         tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
-        free = [other for other in self._healthy(tier) if other not in taken]
+        free = [other for other in self._healthy_units(tier) if other not in taken]
         over = self._excess()
         return next((other for other in free if other not in over), free[0] if free else None)
 

@@ -42,7 +42,7 @@ class UnitDrains:
         """Forget the requests that a connection would have answered."""
         self._waits = {w: wait for w, wait in self._waits.items() if wait.peer != peer or w[0] != client}
 
-    def due(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return the earliest deadline; None if no request waits."""
         return min((wait.deadline for wait in self._waits.values()), default=None)
 

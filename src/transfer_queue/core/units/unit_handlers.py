@@ -9,36 +9,28 @@ from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks, unit_drains, unit_registration
 from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.system import Drain, NodeGone
-from transfer_queue.messages.unit_reports import (
-    BlocksMovedReport,
-    ExtentsFreedReport,
-    ExtentsGone,
-    ExtentsRecalledReport,
-    RegisterUnit,
-    SpaceShortReport,
-    WriterGone,
-)
 
 
 def forget_unit(context: ControllerContext, unit: int) -> None:
     """Forget the connection of a unit, and what it has reported on it."""
     context.connections.units.pop(unit, None)
     context.activity.short.pop(unit, None)
-    context.migrations.gone(unit)
+    context.migrations.on_disconnect(unit)
 
 
 @handles(CloseExtents)
-def close_extents(context: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
+def handle_close_extents(context: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
     """Close extents of the writer that sends the request."""
     return Decision(location_checks.close_extents(context.state, caller.client, request.extents), Done)
 
 
-@handles(RegisterUnit)
-def register_unit(context: ControllerContext, caller: Caller, request: RegisterUnit) -> Decision:
+@handles(unit_reports.RegisterUnit)
+def handle_register_unit(context: ControllerContext, caller: Caller, request: unit_reports.RegisterUnit) -> Decision:
     """Register a storage unit. The reply has its number."""
     records, number = unit_registration.register(context.state, request)
     for record in records:
@@ -46,18 +38,18 @@ def register_unit(context: ControllerContext, caller: Caller, request: RegisterU
             forget_unit(context, record.unit)
     context.connections.units[number] = caller.peer
     if not request.store:  # blocks in an external store are not moved
-        context.migrations.arrived(number)
+        context.migrations.on_connect(number)
     context.activity.freed[number] = 0
 
     def reply() -> AnyReply:
-        context.state.blocks.tell_again(number)
+        context.state.blocks.free_again(number)
         return Done(number)
 
     return Decision(records, reply)
 
 
 @handles(NodeGone)
-def node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
+def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
     """Note that a node is gone. The reply has the number of storage units that were lost with it."""
     lost = [unit for unit in context.state.units.values() if unit.node and unit.node == request.node]
     for unit in lost:
@@ -65,8 +57,10 @@ def node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> 
     return Decision([r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost)))
 
 
-@handles(ExtentsFreedReport)
-def freed(context: ControllerContext, caller: Caller, request: ExtentsFreedReport) -> Decision:
+@handles(unit_reports.ExtentsFreedReport)
+def handle_extents_freed(
+    context: ControllerContext, caller: Caller, request: unit_reports.ExtentsFreedReport
+) -> Decision:
     """Note which extents a unit has freed."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has freed")
@@ -76,35 +70,39 @@ def freed(context: ControllerContext, caller: Caller, request: ExtentsFreedRepor
     return Decision([r.ExtentsFreed(request.unit, known.tobytes())] if len(known) else [], Done)
 
 
-@handles(ExtentsGone)
-def extents_gone(context: ControllerContext, caller: Caller, request: ExtentsGone) -> Decision:
+@handles(unit_reports.ExtentsGone)
+def handle_extents_gone(context: ControllerContext, caller: Caller, request: unit_reports.ExtentsGone) -> Decision:
     """Note that a unit reports values lost with its store."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what its store has lost")
     return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), request.when)], Done)
 
 
-@handles(ExtentsRecalledReport)
-def recalled(context: ControllerContext, caller: Caller, request: ExtentsRecalledReport) -> Decision:
+@handles(unit_reports.ExtentsRecalledReport)
+def handle_extents_recalled(
+    context: ControllerContext, caller: Caller, request: unit_reports.ExtentsRecalledReport
+) -> Decision:
     """Close extents that a unit has recalled."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has recalled")
     numbers, lengths = indexes_in(request.extents).tolist(), indexes_in(request.lengths).tolist()
     if len(numbers) != len(lengths):
         raise ProtocolError(f"a report of recalled extents has {len(numbers)} extents but {len(lengths)} lengths")
-    return Decision(location_checks.close_new(context.state, request.unit, numbers, lengths), Done)
+    return Decision(location_checks.close_reported_extents(context.state, request.unit, numbers, lengths), Done)
 
 
-@handles(BlocksMovedReport)
-def moved(context: ControllerContext, caller: Caller, request: BlocksMovedReport) -> Decision:
+@handles(unit_reports.BlocksMovedReport)
+def handle_blocks_moved(
+    context: ControllerContext, caller: Caller, request: unit_reports.BlocksMovedReport
+) -> Decision:
     """Note the new locations of blocks that a unit has moved on order."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has moved")
-    return Decision(context.migrations.answered(request, context.now), Done)
+    return Decision(context.migrations.on_report(request, context.now), Done)
 
 
-@handles(WriterGone)
-def writer_gone(context: ControllerContext, caller: Caller, request: WriterGone) -> Decision:
+@handles(unit_reports.WriterGone)
+def handle_writer_gone(context: ControllerContext, caller: Caller, request: unit_reports.WriterGone) -> Decision:
     """Note that a writer is dead, which its unit has proved."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report that its writer is gone")
@@ -113,13 +111,15 @@ def writer_gone(context: ControllerContext, caller: Caller, request: WriterGone)
     return Decision([r.WriterFenced(request.writer, request.unit, request.extents)], Done)
 
 
-@handles(SpaceShortReport)
-def space_short(context: ControllerContext, caller: Caller, request: SpaceShortReport) -> list[Effect]:
+@handles(unit_reports.SpaceShortReport)
+def handle_space_short(
+    context: ControllerContext, caller: Caller, request: unit_reports.SpaceShortReport
+) -> list[Effect]:
     """Note which writers wait for space of a unit."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report which writers wait for its space")
     context.activity.short[request.unit] = request
-    context.migrations.waits(request.unit, bool(request.writers))
+    context.migrations.set_waiting_writers(request.unit, bool(request.writers))
     return [Send(caller.peer, caller.envelope.sequence, Done())]
 
 

@@ -24,21 +24,21 @@ def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], in
     number = next((known.unit for known in state.units.values() if (known.boot_id, known.arena) == arena), -1)
     if number < 0:
         number = 1 + max([*state.units, *state.lost_units], default=-1)
-        records += [r.UnitLost(known.unit, request.when) for known in _replaced(state, request)]
+        records += [r.UnitLost(known.unit, request.when) for known in _replaced_units(state, request)]
     its = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity, request.store
     records.append(r.UnitRegistered(number, request.address, request.arena, *its))
     if request.extents is not None:
         newer = LARGEST if request.next_extent is None else request.next_extent
-        records += _compared(state, number, indexes_in(request.extents), newer, request.when)
+        records += _compare_extents(state, number, indexes_in(request.extents), newer, request.when)
     return records, number
 
 
-def _replaced(state: State, request: RegisterUnit) -> list[UnitInfo]:
+def _replaced_units(state: State, request: RegisterUnit) -> list[UnitInfo]:
     """Return the units that this one replaces."""
     return [unit for unit in state.units.values() if unit.name and unit.name == request.name]
 
 
-def _compared(state: State, number: int, leased: np.ndarray, newer: int, when: str) -> list[r.AnyRecord]:
+def _compare_extents(state: State, number: int, leased: np.ndarray, newer: int, when: str) -> list[r.AnyRecord]:
     """Return the records of needed extents that the unit has lost, and of freed ones that it has not confirmed.
 
     The report does not cover extents from number `newer` on, which were leased after it.

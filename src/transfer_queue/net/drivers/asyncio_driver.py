@@ -26,7 +26,7 @@ from transfer_queue.net.drivers.admission import Admission
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, RetryPolicy, Session, Target, outcome
+from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, RetryPolicy, Session, Target, raise_failure
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
@@ -43,7 +43,7 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
     An operation has a place among those of its loop (`Admission`) until it makes a call that may take long.
     """
-    links = session.transport(_Links).of(asyncio.get_running_loop(), session)
+    links = session.transport(_Links).links_of(asyncio.get_running_loop(), session)
     admission = links.admission
     if not admission.try_enter():
         await admission.enter()
@@ -76,7 +76,7 @@ def _is_large(call: Call) -> bool:
     return bool(call.into or call.together) or call.payload is not None
 
 
-async def to_the_end(work: Callable[[], T]) -> T:
+async def run_to_end(work: Callable[[], T]) -> T:
     """Run `work` in a thread and return its result. A cancelled coroutine first waits until `work` has ended."""
     future = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled = None
@@ -93,14 +93,14 @@ async def to_the_end(work: Callable[[], T]) -> T:
 
 async def exchange(session: Session, call: Call) -> AnyReply:
     """Make one call in the running loop and return its reply. Raises the error with which the call failed."""
-    return await _exchange(session, session.transport(_Links).of(asyncio.get_running_loop(), session), call)
+    return await _exchange(session, session.transport(_Links).links_of(asyncio.get_running_loop(), session), call)
 
 
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
     """Return the coroutine that makes the call. It is not wrapped in another one, which would cost time and memory."""
     if _is_large(call):
         # gigabytes of values would block the loop, and the connection that other calls share
-        return to_the_end(partial(exchange_blocking, session, call))
+        return run_to_end(partial(exchange_blocking, session, call))
     if call.work is not None:
         return _work(call.work)
     if call.turn is not None:
@@ -109,7 +109,7 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
 
 
 async def _work(work: Callable[[], None]) -> AnyReply:
-    await to_the_end(work)
+    await run_to_end(work)
     return Done()
 
 
@@ -135,19 +135,19 @@ async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
 
 async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = RetryPolicy(session, call)
-    sequence, frame = session.begin(call.request)
+    sequence, frame = session.begin_request(call.request)
     call.sequence = sequence
     try:
         while True:
             try:
-                link = links.ready(call.target) or await links.connect(call.target, attempts.deadline)
-                return outcome(await link.ask(sequence, frame, attempts.deadline))
+                link = links.working_link(call.target) or await links.connect(call.target, attempts.deadline)
+                return raise_failure(await link.exchange(sequence, frame, attempts.deadline))
             except TransferQueueError:
                 raise
             except OSError as error:
-                delay = attempts.failed(error)
+                delay = attempts.next_delay(error)
             await asyncio.sleep(delay)
-            frame = attempts.again(sequence, frame)
+            frame = attempts.frame_to_retry(sequence, frame)
     finally:
         session.finish(sequence)
 
@@ -183,7 +183,7 @@ class _Link:
         """Whether another loop can take over the connection: nothing is outstanding in either direction."""
         return not (self.broken or self.waiting or self._arrived or self._unsent) and self.connection.reader.clean
 
-    async def ask(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
+    async def exchange(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
         """Send a request and wait for its reply. Raises `OSError` if the connection breaks, or is broken."""
         if self.broken:  # the connection broke after `connect` returned it
             raise ConnectionResetError("the server closed the connection")
@@ -227,12 +227,12 @@ class _Link:
 
     def _cancel(self, sequence: int) -> None:
         if not self._session.closed:
-            cancel, frame = self._session.begin(Cancel(sequence))
+            cancel, frame = self._session.begin_request(Cancel(sequence))
             self.waiting[cancel] = None
             self._send(frame)
 
     def _send(self, frame: bytes) -> None:
-        self._push(self.connection.sealed(frame))
+        self._push(self.connection.encrypt(frame))
 
     def _push(self, data: bytes) -> None:
         if self._unsent:
@@ -267,7 +267,7 @@ class _Link:
             data = self.connection.sock.recv(min(max(READ_SIZE, reader.missing), LARGE_READ))
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            said, answer = self.connection.unsealed(data)
+            said, answer = self.connection.decrypt(data)
             if answer:
                 self._push(answer)
             self._arrived.extend(body for body, _ in reader.feed(said))
@@ -288,7 +288,7 @@ class _Link:
         """
         if self._answering or not self._arrived:
             return
-        self._answered(self._arrived.popleft())
+        self._on_answer(self._arrived.popleft())
         if self._arrived:
             self._answering = True
             self._loop.call_soon(self._go_on)
@@ -300,8 +300,8 @@ class _Link:
         except TransferQueueError as error:  # the received bytes are not a valid reply
             self.end(ConnectionAbortedError(str(error)))
 
-    def _answered(self, body: bytes) -> None:
-        answer = self._session.answer(body)
+    def _on_answer(self, body: bytes) -> None:
+        answer = self._session.decode_reply(body)
         if answer.sequence not in self.waiting:
             return  # the reply to a request that was cancelled
         future = self.waiting.pop(answer.sequence)
@@ -321,10 +321,10 @@ class _Link:
         self.detach()
         with contextlib.suppress(TransferQueueError):  # the connection ends anyway
             while self._arrived:
-                self._answered(self._arrived.popleft())
+                self._on_answer(self._arrived.popleft())
         pool = self._session.transport(Pool)
         pool.discard(self.connection)
-        pool.forget(self.target)  # the idle connections led to the same server
+        pool.close_idle(self.target)  # the idle connections led to the same server
         waiting, self.waiting = self.waiting, {}
         for sequence, future in waiting.items():
             if future is None:
@@ -354,7 +354,7 @@ class _LoopLinks:
         self._session = session
         self._connecting: dict[Target, asyncio.Task[_Link]] = {}
 
-    def ready(self, target: Target) -> _Link | None:
+    def working_link(self, target: Target) -> _Link | None:
         """Return the working link to a target, None if there is none."""
         link = self.links.get(target)
         return None if link is None or link.broken else link
@@ -381,7 +381,7 @@ class _LoopLinks:
         connection = pool.take(target)
         if connection is None:
             address = self._session.resolve(target)
-            connection = pool.new(address)
+            connection = pool.new_connection(address)
             try:
                 await asyncio.wait_for(self._authenticate(connection, address), HANDSHAKE_SECONDS)
             except asyncio.TimeoutError as error:
@@ -405,7 +405,7 @@ class _LoopLinks:
             data = await loop.sock_recv(sock, READ_SIZE)
             if not data:
                 raise ConnectionResetError("the server closed the connection during the handshake")
-            said, answer = connection.unsealed(data)
+            said, answer = connection.decrypt(data)
             await send(answer)
             return said
 
@@ -414,16 +414,16 @@ class _LoopLinks:
                 await asyncio.sleep(BUSY_SECONDS)
         else:
             await loop.sock_connect(sock, address)
-        await send(connection.secure(address, session.tls))
+        await send(connection.start_tls(address, session.tls))
         while connection.tls is not None and not connection.tls.done:
             await receive()  # returns no bytes before the client has sent its hello
         handshake = ClientHandshake(session.role, session.client_id, session.key)
         with contextlib.suppress(ConnectionError):  # the server may have sent the reason of a refusal and closed
-            await send(connection.sealed(handshake.start()))
+            await send(connection.encrypt(handshake.start()))
         while not handshake.done:
             proof = handshake.receive(await receive())
             if proof:
-                await send(connection.sealed(proof))
+                await send(connection.encrypt(proof))
         connection.reader.feed(handshake.leftover)
 
     def end(self) -> None:
@@ -438,7 +438,7 @@ class _Links:
     def __init__(self) -> None:
         self._loops: dict[asyncio.AbstractEventLoop, _LoopLinks] = {}
 
-    def of(self, loop: asyncio.AbstractEventLoop, session: Session) -> _LoopLinks:
+    def links_of(self, loop: asyncio.AbstractEventLoop, session: Session) -> _LoopLinks:
         """Return the links of this loop. A loop without links gets the idle connections of closed loops."""
         found = self._loops.get(loop)
         if found is None:
@@ -452,7 +452,7 @@ class _Links:
             left = self._loops.pop(loop, None)  # if two threads collect at once, one of them gets it
             for link in [] if left is None else left.links.values():
                 if link.idle:
-                    pool.give(link.target, link.connection)
+                    pool.give_back(link.target, link.connection)
                 else:
                     link.end(ConnectionAbortedError("the event loop was closed"))
 
@@ -470,7 +470,7 @@ class _Links:
                     pass  # the loop was closed this moment, so that its links are not in use
             links.end()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: forget all links. The pool closes the descriptors.
 
         The loops are not changed, because they share their epoll descriptors with the parent.

@@ -51,7 +51,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         run_parallel(session, pool, call.together)
         return Done()
     attempts = RetryPolicy(session, call)
-    sequence, frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
+    sequence, frame = session.begin_request(call.request, 0 if call.payload is None else len(call.payload))
     call.sequence = sequence
     try:
         return retry_until_reply(session, pool, call, attempts, sequence, frame)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.net.drivers.reply_reader import ReplyReader
-from transfer_queue.net.fd_limits import out_of_files
+from transfer_queue.net.fd_limits import advice_on_open_files
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.server.sockets import set_tcp_options
@@ -68,7 +68,7 @@ def _open(family: socket.AddressFamily) -> socket.socket:
     try:
         return socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        words = out_of_files(error)
+        words = advice_on_open_files(error)
         if words is None:
             raise
         raise AttachError(f"cannot open a connection to a server: {words}") from error
@@ -121,7 +121,7 @@ class Connection:
                 _wait_a_moment(deadline)
             else:
                 self._wait(select.POLLOUT, deadline)
-        if (hello := self.secure(address, tls)) and self.tls is not None:
+        if (hello := self.start_tls(address, tls)) and self.tls is not None:
             self._push(hello, deadline)
             while not self.tls.done:
                 self._receive(deadline)  # returns no bytes before the client has sent its hello
@@ -146,7 +146,7 @@ class Connection:
             return False
         raise OSError(code, os.strerror(code), str(address))
 
-    def secure(self, address: Address, tls: ssl.SSLContext | None) -> bytes:
+    def start_tls(self, address: Address, tls: ssl.SSLContext | None) -> bytes:
         """Start TLS and return the bytes to send first. Over a UNIX socket: use no TLS and return no bytes."""
         if tls is None or isinstance(address, str):
             return b""
@@ -155,14 +155,14 @@ class Connection:
         self.tls = Tls(tls, server=False)
         return self.tls.start()
 
-    def sealed(self, data: bytes) -> bytes:
+    def encrypt(self, data: bytes) -> bytes:
         """Return the bytes to send over the socket for this data: encrypted if the connection uses TLS."""
         if self.tls is None:
             return data
-        self.tls.say(data)
+        self.tls.encrypt(data)
         return self.tls.outgoing()
 
-    def unsealed(self, data: bytes) -> tuple[bytes, bytes]:
+    def decrypt(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the data in bytes from the socket, and the bytes to send in return. Raises like `Tls.receive`."""
         if self.tls is None:
             return data, b""
@@ -212,7 +212,7 @@ class Connection:
                 self._send(payload[begin : begin + LARGE_READ], deadline)
 
     def _send(self, data: bytes | memoryview, deadline: float) -> None:
-        self._push(data if self.tls is None else self.sealed(bytes(data)), deadline)
+        self._push(data if self.tls is None else self.encrypt(bytes(data)), deadline)
 
     def _push(self, data: bytes | memoryview, deadline: float) -> None:
         rest: bytes | memoryview = data
@@ -238,7 +238,7 @@ class Connection:
             return b""
         if not data:
             raise ConnectionResetError("the server closed the connection")
-        said, answer = self.unsealed(data)
+        said, answer = self.decrypt(data)
         if answer:
             self._push(answer, deadline)
         return said
@@ -287,7 +287,7 @@ class Pool:
                 return connection
         return None
 
-    def new(self, address: Address) -> Connection:
+    def new_connection(self, address: Address) -> Connection:
         """Return a socket that is not connected yet, for the caller's use alone."""
         connection = Connection(address)
         self._open.add(connection)
@@ -296,7 +296,7 @@ class Pool:
     def connect(self, session: Session, target: Target, deadline: float) -> Connection:
         """Return a new connection to the target, for the caller's use alone. Blocks until it is authenticated."""
         address = session.resolve(target)
-        connection = self.new(address)
+        connection = self.new_connection(address)
         try:
             connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
         except BaseException:
@@ -304,7 +304,7 @@ class Pool:
             raise
         return connection
 
-    def give(self, target: Target, connection: Connection) -> None:
+    def give_back(self, target: Target, connection: Connection) -> None:
         """Put back a connection on which no reply is outstanding."""
         idle = self._idle.setdefault(target, [])
         if self._closed or len(idle) >= MAX_IDLE:
@@ -317,7 +317,7 @@ class Pool:
         self._open.discard(connection)
         connection.close()
 
-    def forget(self, target: Target) -> None:
+    def close_idle(self, target: Target) -> None:
         """Close the idle connections to a target, because the server that they led to is gone."""
         while (connection := self.take(target)) is not None:
             self.discard(connection)
@@ -326,11 +326,11 @@ class Pool:
         """Close idle connections, and break those in use, which their users then close."""
         self._closed = True
         for target in list(self._idle):
-            self.forget(target)
+            self.close_idle(target)
         for connection in list(self._open):
             connection.wake()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: close the copies of the parent's sockets."""
         for connection in list(self._open):
             connection.close()

@@ -17,14 +17,14 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool
 from transfer_queue.net.drivers.reply_reader import ReplyReader
-from transfer_queue.net.session import RetryPolicy, Session, outcome
+from transfer_queue.net.session import RetryPolicy, Session, raise_failure
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
 
 
 def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
-    """Make these calls and set the `outcome` of each: the reply, or the error with which the call failed."""
+    """Make these calls and set the `raise_failure` of each: the reply, or the error with which the call failed."""
     tries: list[_Try] = []
     try:
         for call in calls:
@@ -44,7 +44,7 @@ def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
             each.end()
     finally:
         for each in tries:
-            each.forget()
+            each.stop_waiting()
 
 
 def _receive(tries: Sequence[_Try]) -> None:
@@ -61,7 +61,7 @@ def _receive(tries: Sequence[_Try]) -> None:
         ready = {number for number, _ in poll.poll(max(0.0, min(left, LONGEST_POLL)) * 1000)}
         for number, each in list(waiting.items()):
             each.step(_Try.receive if number in ready else _Try.wait)
-            if each.over:
+            if each.is_finished:
                 poll.unregister(number)
                 del waiting[number]
 
@@ -78,11 +78,13 @@ class _Try:
         self.incoming: ReplyReader | None = None
         self._broken: OSError | TransferQueueError | None = None
         """The error with which the try failed, if it did."""
-        self._sequence, self._frame = session.begin(call.request, 0 if call.payload is None else len(call.payload))
+        self._sequence, self._frame = session.begin_request(
+            call.request, 0 if call.payload is None else len(call.payload)
+        )
         call.sequence = self._sequence
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing more is to be received."""
         return self._broken is not None or (self.incoming is not None and self.incoming.whole)
 
@@ -95,7 +97,7 @@ class _Try:
                 self._broken, self.incoming = error, None
                 self._discard()
                 if isinstance(error, ConnectionError):
-                    self._pool.forget(self._call.target)  # the other idle connections led to the same server
+                    self._pool.close_idle(self._call.target)  # the other idle connections led to the same server
 
     def connect(self) -> None:
         """Take an idle connection, or make one."""
@@ -134,10 +136,10 @@ class _Try:
         assert self.incoming is not None
         assert self.incoming.body is not None
         assert self.connection is not None
-        answer = self._session.answer(self.incoming.body)
+        answer = self._session.decode_reply(self.incoming.body)
         if answer.sequence != self._sequence:
             raise ProtocolError(f"expected the reply to request {self._sequence}, got the reply to {answer.sequence}")
-        self._pool.give(self._call.target, self.connection)
+        self._pool.give_back(self._call.target, self.connection)
         self.connection = None
         self._call.outcome = _reply_or_error(answer.body)
 
@@ -146,7 +148,7 @@ class _Try:
             self._pool.discard(self.connection)
             self.connection = None
 
-    def forget(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for the reply. If it has not arrived, its connection is closed."""
         self._discard()
         self._session.finish(self._sequence)
@@ -154,7 +156,7 @@ class _Try:
 
 def _reply_or_error(reply: AnyReply) -> AnyReply | TransferQueueError:
     try:
-        return outcome(reply)
+        return raise_failure(reply)
     except TransferQueueError as error:
         return error
 
@@ -171,12 +173,12 @@ def retry_until_reply(
     """Send a request until its reply arrives, and return the reply. `broken` is the error of an earlier try, if any."""
     while True:
         if broken is not None:
-            delay = attempts.failed(broken)
+            delay = attempts.next_delay(broken)
             if delay:
                 time.sleep(delay)
-            frame = attempts.again(sequence, frame)
+            frame = attempts.frame_to_retry(sequence, frame)
         try:
-            return outcome(_exchange_once(session, pool, call, attempts.deadline, sequence, frame))
+            return raise_failure(_exchange_once(session, pool, call, attempts.deadline, sequence, frame))
         except TransferQueueError:
             raise
         except OSError as error:
@@ -190,13 +192,13 @@ def _exchange_once(session: Session, pool: Pool, call: Call, deadline: float, se
             body = connection.exchange_into(frame, deadline, call.into)
         else:
             body = connection.exchange(frame, deadline, call.payload)
-        answer = session.answer(body)
+        answer = session.decode_reply(body)
         if answer.sequence != sequence:
             raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
-        pool.give(call.target, connection)
+        pool.give_back(call.target, connection)
     except BaseException as error:
         pool.discard(connection)
         if isinstance(error, ConnectionError):
-            pool.forget(call.target)  # the other idle connections led to the same server
+            pool.close_idle(call.target)  # the other idle connections led to the same server
         raise
     return answer.body

@@ -65,7 +65,7 @@ class ReplyReader:
                 return
             if not count:
                 raise ConnectionResetError("the server closed the connection")
-            self._took(count)
+            self._note_received(count)
 
     def _begin(self, data: bytes) -> None:
         start = self._start
@@ -91,10 +91,10 @@ class ReplyReader:
             first = self._parts[0]
             count = min(len(data), len(first))
             first[:count] = data[:count]
-            self._took(count)
+            self._note_received(count)
             data = data[count:]
 
-    def _took(self, count: int) -> None:
+    def _note_received(self, count: int) -> None:
         while count:
             first = self._parts.popleft()
             if count < len(first):

@@ -31,7 +31,7 @@ OUTPUT_MARK = 1 << 20
 Payload = Union[bytes, bytearray, memoryview]
 
 
-def framed(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
+def frame_pieces(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
     """Return a message as the pieces to send one after the other."""
     if not payload:
         return (pack_frame(body),)
@@ -94,13 +94,13 @@ class ServerConnection:
                     self._seal(self.tls)
                     del self.sealed[: self.sock.send(self.sealed)]
                 elif len(out) == 1:
-                    self._sent(self.sock.send(out[0]))
+                    self._note_sent(self.sock.send(out[0]))
                 else:
-                    self._sent(self.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
+                    self._note_sent(self.sock.sendmsg([out[i] for i in range(min(len(out), MAX_PIECES))]))
         except (BlockingIOError, InterruptedError):
             pass
 
-    def unseal(self, tls: Tls, data: bytes) -> bytes:
+    def decrypt(self, tls: Tls, data: bytes) -> bytes:
         """Decrypt bytes from the socket. Raises like `Tls.receive`. Bytes to send in return are added to the output."""
         try:
             return tls.receive(data)
@@ -112,18 +112,18 @@ class ServerConnection:
         taken = 0
         while self.out and taken < SEALED_AT_ONCE and not self.sealed:
             piece = memoryview(self.out[0])[: SEALED_AT_ONCE - taken]
-            tls.say(piece)
-            self._sent(len(piece))
+            tls.encrypt(piece)
+            self._note_sent(len(piece))
             taken += len(piece)
         self.sealed += tls.outgoing()
 
-    def forget(self) -> None:
+    def discard_buffers(self) -> None:
         """Drop unserved messages and unsent output."""
         self.out.clear()
         self.sealed.clear()
         self.inbox.clear()
 
-    def _sent(self, count: int) -> None:
+    def _note_sent(self, count: int) -> None:
         self.out_bytes -= count
         while count:
             first = self.out.popleft()
@@ -145,21 +145,21 @@ class Outgoing(NamedTuple):
 class Service(Protocol):
     """The service of a server. Only the loop's thread calls it, and it must not block. `now` is the server's clock.
 
-    An exception in `received` ends that connection (`closed` follows). `ProtocolError` means that the message was not
-    valid. Peers are numbered from 1, and a number is never used again.
+    An exception in `on_message` ends that connection (`on_disconnect` follows). `ProtocolError` means that the message
+    was not valid. Peers are numbered from 1, and a number is never used again.
     """
 
-    def opened(self, peer: int, hello: Hello) -> None:
+    def on_connect(self, peer: int, hello: Hello) -> None:
         """Handle a peer that has connected and proved that it has the key."""
 
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
         """Handle a frame and return what to send, to this peer and others."""
 
-    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
+    def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
         """Handle the end of a peer, to which nothing can be sent any more."""
 
     def next_deadline(self) -> float | None:
-        """Return the time at which to call `ticked`; None for never."""
+        """Return the time at which to call `on_deadline`; None for never."""
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
         """Handle deadlines that have passed."""

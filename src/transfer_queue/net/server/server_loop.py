@@ -1,6 +1,6 @@
 """The loop of a server: one thread, one selector, many authenticated connections, one service.
 
-    socket -> handshake -> frames -> Service.received -> Outgoing -> commit -> socket
+    socket -> handshake -> frames -> Service.on_message -> Outgoing -> commit -> socket
 
 The loop does not interpret bodies, and the service does not use sockets. An error of one connection ends that
 connection and is counted:
@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.metrics.timing import Longest
-from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor, out_of_files
+from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor, advice_on_open_files
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
-from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal
-from transfer_queue.net.server.server_connection import Outgoing, Payload, ServerConnection, Service, framed
-from transfer_queue.net.server.sockets import BACKLOG, BoundPath, Listener, Waker, bound_socket, set_tcp_options
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal_message
+from transfer_queue.net.server.server_connection import Outgoing, Payload, ServerConnection, Service, frame_pieces
+from transfer_queue.net.server.sockets import BACKLOG, BoundPath, Listener, Waker, bind_socket, set_tcp_options
 
 if TYPE_CHECKING:
     import ssl
@@ -132,7 +132,7 @@ class ServerLoop:
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
         self._waker = Waker()
-        self._selector.register(self._waker.descriptor, selectors.EVENT_READ, self._waker.woken)
+        self._selector.register(self._waker.descriptor, selectors.EVENT_READ, self._waker.drain)
 
     # ------------------------------------------------------------ set-up, from any thread before run
 
@@ -145,7 +145,7 @@ class ServerLoop:
             address: A path (created with mode 0600), or (host, port); port 0 for any free port.
             tls: The TLS context of connections to (host, port). Connections to a path never use TLS.
         """
-        sock = bound_socket(address)
+        sock = bind_socket(address)
         self.inherit(sock, tls)
         if isinstance(address, str):
             self._listeners[sock] = Listener(BoundPath(address), None)
@@ -154,7 +154,7 @@ class ServerLoop:
         return str(bound[0]), int(bound[1])
 
     def inherit(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on a socket of `bound_socket`. The process that made the socket removes its path."""
+        """Listen on a socket of `bind_socket`. The process that made the socket removes its path."""
         sock.setblocking(False)
         self._listeners[sock] = Listener(None, None if sock.family == socket.AF_UNIX else tls)
         self._selector.register(sock, selectors.EVENT_READ, self._accept)
@@ -226,7 +226,7 @@ class ServerLoop:
     def _turn(self) -> None:
         due = self._service.next_deadline()  # once per turn: a deadline that this turn sets is checked in the next one
         waits = self._unserved or self._may_idle
-        ready = self._selector.select(0 if waits else self._patience(due))
+        ready = self._selector.select(0 if waits else self._seconds_to_deadline(due))
         if self._idle is not None:
             self._may_idle = bool(ready or self._unserved) or (
                 self._may_idle and self._succeeds(self._idle, "idle work")
@@ -240,7 +240,7 @@ class ServerLoop:
             peer = self._unserved.popleft()
             peer.queued = False
             if peer.number in self._peers:
-                self._work_off(peer)
+                self._serve_inbox(peer)
         self._run_soon()
         self._check_deadlines(due)
         self._end_turn()
@@ -269,11 +269,11 @@ class ServerLoop:
         poll = select.poll()
         poll.register(self._waker.descriptor, select.POLLIN)
         if poll.poll(COMMIT_PAUSE * 1000):
-            self._waker.woken(0)
+            self._waker.drain(0)
         self._run_soon()
         self._end_turn()
 
-    def _patience(self, due: float | None) -> float | None:
+    def _seconds_to_deadline(self, due: float | None) -> float | None:
         """Return the seconds until the next deadline; None for no deadline. `due` is that of the service."""
         if self._dirty:  # output was queued while that of the last turn was sent
             return 0.0
@@ -293,7 +293,7 @@ class ServerLoop:
         now = self._clock()
         if due is not None and due <= now and now >= self._tick_again:
             errors = self.counters["errors"]
-            self._guarded(lambda: self._service.ticked(now), "tick")
+            self._guarded(lambda: self._service.on_deadline(now), "tick")
             if self.counters["errors"] > errors:
                 self._tick_again = now + 0.1  # the deadline may still be in the past, so the loop must pause
         while self._shaking and (self._shaking[0][0] <= now or self._shaking[0][1].handshake is None):
@@ -313,7 +313,7 @@ class ServerLoop:
             self.counters["errors"] += 1
             logger.exception("the service failed outside of a message")
         now = self._clock()
-        self._longest.note(event, now - began, now)
+        self._longest.record(event, now - began, now)
 
     # ------------------------------------------------------------ connections
 
@@ -338,8 +338,8 @@ class ServerLoop:
 
         Returns whether this was possible.
         """
-        words = out_of_files(error)
-        if words is None or not self._spared.tell(listener, refusal(words)):
+        words = advice_on_open_files(error)
+        if words is None or not self._spared.refuse_connection(listener, refusal_message(words)):
             return False
         self.counters["accept_errors"] += 1
         self._warn("a connection was refused: %s; %d are open", words, len(self._peers))
@@ -396,10 +396,10 @@ class ServerLoop:
             return
         self._selector.unregister(peer.sock)
         peer.sock.close()
-        peer.forget()
+        peer.discard_buffers()
         self._hold(peer, 0)
         if peer.handshake is None:
-            self._guarded(lambda: self._service.closed(peer.number, self._clock()))
+            self._guarded(lambda: self._service.on_disconnect(peer.number, self._clock()))
 
     # ------------------------------------------------------------ input
 
@@ -426,28 +426,30 @@ class ServerLoop:
         elif peer.tls is not None:
             self._unseal(peer, peer.tls, data)
         else:
-            self._heard(peer, data)
+            self._handle_input(peer, data)
 
-    def _heard(self, peer: ServerConnection, data: bytes) -> None:
+    def _handle_input(self, peer: ServerConnection, data: bytes) -> None:
         if peer.handshake is None:
-            self._take(peer, data)
+            self._take_frames(peer, data)
         else:
             self._shake(peer, peer.handshake, data)
 
     def _unseal(self, peer: ServerConnection, tls: Tls, data: bytes) -> None:
-        if tls.plain(data):  # a process of this package without TLS, which understands the reason of a refusal
+        if tls.begins_without_tls(
+            data
+        ):  # a process of this package without TLS, which understands the reason of a refusal
             peer.tls, peer.handshake = None, ServerHandshake(self._key, NEEDS_TLS)
-            self._heard(peer, data)
+            self._handle_input(peer, data)
             return
         try:
-            said = peer.unseal(tls, data)
+            said = peer.decrypt(tls, data)
         except TransferQueueError as error:
             (self._break if peer.handshake is None else self._turn_away)(peer, error)
             return
         if peer.sealed:
             self._dirty.append(peer)
         if said:
-            self._heard(peer, said)
+            self._handle_input(peer, said)
         if tls.ended:
             self._drop(peer)
 
@@ -461,11 +463,11 @@ class ServerLoop:
             peer.handshake = None
             self.counters["accepted"] += 1
             errors = self.counters["errors"]
-            self._guarded(lambda: self._service.opened(peer.number, handshake.hello))
+            self._guarded(lambda: self._service.on_connect(peer.number, handshake.hello))
             if self.counters["errors"] > errors:
                 self._drop(peer)
             elif handshake.leftover:
-                self._take(peer, handshake.leftover)
+                self._take_frames(peer, handshake.leftover)
 
     def _turn_away(self, peer: ServerConnection, error: TransferQueueError) -> None:
         self.counters["refused" if isinstance(error, AttachError) else "rejected"] += 1
@@ -476,7 +478,7 @@ class ServerLoop:
         else:
             self._drop(peer)
 
-    def _take(self, peer: ServerConnection, data: bytes) -> None:
+    def _take_frames(self, peer: ServerConnection, data: bytes) -> None:
         try:
             peer.inbox += peer.reader.feed(data)
         except ProtocolError as error:
@@ -484,14 +486,14 @@ class ServerLoop:
             return
         self._hold(peer, peer.reader.held)
         if self._unfinished > self._max_input:
-            self._thin_out()
-        self._work_off(peer)
+            self._drop_largest_input()
+        self._serve_inbox(peer)
 
     def _hold(self, peer: ServerConnection, held: int) -> None:
         self._unfinished += held - peer.held
         peer.held = held
 
-    def _thin_out(self) -> None:
+    def _drop_largest_input(self) -> None:
         largest = max(self._peers.values(), key=lambda peer: peer.held)
         self.counters["crowded"] += 1
         self._warn(
@@ -501,7 +503,7 @@ class ServerLoop:
         )  # fmt: skip
         self._drop(largest)
 
-    def _work_off(self, peer: ServerConnection) -> None:
+    def _serve_inbox(self, peer: ServerConnection) -> None:
         """Serve the messages of a connection that have arrived, at most FRAMES_A_TURN."""
         inbox = peer.inbox
         if not inbox:
@@ -512,7 +514,7 @@ class ServerLoop:
                 if peer.clogged or not inbox:
                     break  # the peer does not read its replies, or was dropped
                 body, payload = inbox.popleft()
-                self._queue(self._service.received(peer.number, body, payload, now))
+                self._queue(self._service.on_message(peer.number, body, payload, now))
         except ProtocolError as error:
             self._break(peer, error)
         except Exception:
@@ -538,7 +540,7 @@ class ServerLoop:
             peer = self._peers.get(number)
             if peer is None or peer.ending:
                 continue
-            self._append(peer, *framed(body, payload))
+            self._append(peer, *frame_pieces(body, payload))
 
     def _append(self, peer: ServerConnection, *pieces: Payload) -> None:
         if peer.out_bytes > self._max_output:
@@ -555,7 +557,7 @@ class ServerLoop:
             self.counters["slow"] += 1
             self._warn("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
             peer.ending = True
-            peer.forget()
+            peer.discard_buffers()
             self._dirty.append(peer)
 
     def _flush(self) -> None:

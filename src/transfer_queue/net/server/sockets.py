@@ -56,7 +56,7 @@ def set_tcp_options(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def bound_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
+def bind_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
     """Return a socket that listens on a path (mode 0600) or (host, port); port 0 for any free port."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -92,7 +92,7 @@ class Waker:
         with contextlib.suppress(OSError):  # full: the loop wakes anyway; closed: the loop has ended
             self._out.send(b"\0")
 
-    def woken(self, _: int) -> None:
+    def drain(self, _: int) -> None:
         """Read the bytes of `wake`. The loop calls this when the socket is readable."""
         with contextlib.suppress(BlockingIOError):
             while len(self._in.recv(4096)) == 4096:

@@ -29,11 +29,11 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.samplers.sampler_loading import SamplerLoading
-from transfer_queue.node.system.client_liveness import DepartedClients, lives
+from transfer_queue.node.system.client_liveness import DepartedClients, is_client_alive
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
-from transfer_queue.wire.objects.object_values import decoded_tag_value
+from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def build_controller(
     # np.unique imports it at its first call, which blocks the loop for 14 ms. Units do not need it.
     importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    loading = SamplerLoading.of(settings, system.log("sampler"))
+    loading = SamplerLoading.create(settings, system.log("sampler"))
     files = SamplerFiles(system.samplers, loading)
     host = files.current() or loading.from_settings(settings, sampler)
     made = core_sampler(host)
@@ -81,13 +81,13 @@ def build_controller(
     controller = Controller(
         made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
         restored=None if recovered is None else recovered.state, now=time.monotonic(),
-        lives=partial(lives, system.clients),
+        lives=partial(is_client_alive, system.clients),
         boot=uuid.uuid4().hex,
         max_deliveries=settings.max_deliveries,
         replicas=settings.replicas,
         marks=Watermarks(settings.offload_high, settings.offload_low),
         strict=settings.strict,
-        values=partial(decoded_tag_value, allow_pickle=settings.allow_pickle),
+        values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
     journaling = loaded = None
     if journal is not None and recovered is not None:
@@ -134,7 +134,7 @@ def _serve_metrics(
 
     meter = ProcessMetrics(server, service.load)
     collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
-    service.told = collector.units.told
+    service.told = collector.units.take_answer
     endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
     config = {**msgspec.json.decode(controller.context.config), "metrics_endpoint": endpoint}
     controller.context.config = msgspec.json.encode(config).decode()

@@ -27,24 +27,13 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.registry import READS as CONTROLLER_READS
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
-from transfer_queue.core.state.restore import release
+from transfer_queue.core.state.restore import free_partitions
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.system import UseSampler
-from transfer_queue.messages.unit_reports import (  # fmt: skip
-    BlocksMovedReport,
-    ExtentsFreedReport,
-    ExtentsGone,
-    ExtentsRecalledReport,
-    Measured,
-    RefuseWriters,
-    RegisterUnit,
-    ReleaseExtents,
-    SpaceShortReport,
-    WriterGone,
-)
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
@@ -61,19 +50,19 @@ from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (*CONTROLLER_READS, Measured)  # requests that change nothing of the state
+READS = (*CONTROLLER_READS, unit_reports.Measured)  # requests that change nothing of the state
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
 FROM_UNITS = (
-    RegisterUnit,
-    WriterGone,
-    SpaceShortReport,
-    ExtentsFreedReport,
-    BlocksMovedReport,
-    ExtentsRecalledReport,
-    ExtentsGone,
-    Measured,
+    unit_reports.RegisterUnit,
+    unit_reports.WriterGone,
+    unit_reports.SpaceShortReport,
+    unit_reports.ExtentsFreedReport,
+    unit_reports.BlocksMovedReport,
+    unit_reports.ExtentsRecalledReport,
+    unit_reports.ExtentsGone,
+    unit_reports.Measured,
 )
 
 
@@ -101,7 +90,7 @@ class ControllerService(EnvelopeService):
         """
         super().__init__()
         self._samplers = samplers
-        self.told: Callable[[int, Measured], None] = lambda peer, measured: None
+        self.told: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
         """Gets what a unit at this connection has measured."""
         self._departed = departed
         self._controller = controller
@@ -136,12 +125,12 @@ class ControllerService(EnvelopeService):
         self._host = sampler if isinstance(sampler, SamplerHost) else None
         if self._host is not None:
             assert self._loop is not None
-            self._host.attach(self._loop, self._sampler_answered, self._controller.sampler_reads)
+            self._host.attach(self._loop, self._on_sampler_answer, self._controller.answer_sampler_read)
 
-    def _sampler_answered(self, number: int, outcome: Any) -> list[Outgoing]:
+    def _on_sampler_answer(self, number: int, outcome: Any) -> list[Outgoing]:
         assert self._host is not None
         self._controller.context.samplers.restarts = self._host.restarts
-        return self._carried_out(self._controller.sampler_answered(number, outcome, time.monotonic()))
+        return self._carry_out(self._controller.on_sampler_answer(number, outcome, time.monotonic()))
 
     def commit(self) -> bool:
         """Write the records of all changes so far. Returns whether the server may now send its replies."""
@@ -154,10 +143,10 @@ class ControllerService(EnvelopeService):
         """Return the measures of the journal; None if there is no journal."""
         return None if self._journaling is None else self._journaling.measures()
 
-    def opened(self, peer: int, hello: Hello) -> None:
-        """See `net.server.server_loop.Service.opened`."""
-        super().opened(peer, hello)
-        self._controller.opened(hello.client_id, peer)
+    def on_connect(self, peer: int, hello: Hello) -> None:
+        """See `net.server.server_loop.Service.on_connect`."""
+        super().on_connect(peer, hello)
+        self._controller.on_connect(hello.client_id, peer)
         if self._departed is not None:
             self._departed.sweep(self._controller.context.connections.peers)
 
@@ -214,28 +203,31 @@ class ControllerService(EnvelopeService):
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"only a storage unit may send {type(envelope.body).__name__}")
             return [self.answer(peer, envelope.sequence, failure)]
-        if isinstance(envelope.body, (ExtentsFreedReport, BlocksMovedReport)) and envelope.body.failed:
+        if (
+            isinstance(envelope.body, (unit_reports.ExtentsFreedReport, unit_reports.BlocksMovedReport))
+            and envelope.body.failed
+        ):
             logger.error(
                 "storage unit %d could not carry out an order of the controller: %s",
                 envelope.body.unit,
                 envelope.body.failed,
             )
-        if isinstance(envelope.body, Measured):
+        if isinstance(envelope.body, unit_reports.Measured):
             self.told(peer, envelope.body)
             return [self.answer(peer, envelope.sequence, Done())]
         if isinstance(envelope.body, UseSampler) and self._samplers is not None:
             self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
             return ()
-        return self._carried_out(self._controller.handle(hello.client_id, peer, envelope, now))
+        return self._carry_out(self._controller.handle(hello.client_id, peer, envelope, now))
 
-    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.closed`."""
+    def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.on_disconnect`."""
         hello = self._peers.pop(peer)
         self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
-        outgoing = self._carried_out(self._controller.closed(hello.client_id, peer, now))
+        outgoing = self._carry_out(self._controller.on_disconnect(hello.client_id, peer, now))
         if self._departed is not None:
             if hello.client_id not in self._controller.context.connections.peers:
-                self._departed.left(hello.client_id)
+                self._departed.note_departed(hello.client_id)
             self._departed.sweep(self._controller.context.connections.peers)
         return outgoing
 
@@ -245,17 +237,17 @@ class ControllerService(EnvelopeService):
         late = None if self._host is None else self._host.next_deadline()
         return late if due is None else due if late is None else min(due, late)
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.ticked`."""
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.on_deadline`."""
         late = list(self._host.tick(now)) if self._host is not None else []
-        return [*late, *self._ticked(now)]
+        return [*late, *self._tick(now)]
 
-    def _ticked(self, now: float) -> Iterable[Outgoing]:
+    def _tick(self, now: float) -> Iterable[Outgoing]:
         if not self._waits_for_room:
-            return self._carried_out(self._controller.tick(now))
+            return self._carry_out(self._controller.tick(now))
         # tick is not called, so that no lease ends while its ack waits
         assert self._journaling is not None
-        if self._journaling.find_room():
+        if self._journaling.reserve_space():
             self._look_again = now
             return list(self._serve_aside())
         self._look_again = now + LOOK_SECONDS
@@ -266,7 +258,9 @@ class ControllerService(EnvelopeService):
         assert call_soon is not None
 
         def done(outcome: Any) -> None:
-            call_soon(lambda: self._carried_out(self._controller.worked(work.number, outcome, time.monotonic())))
+            call_soon(
+                lambda: self._carry_out(self._controller.on_deal_computed(work.number, outcome, time.monotonic()))
+            )
 
         self._worker.begin(work.run, done)
 
@@ -276,7 +270,7 @@ class ControllerService(EnvelopeService):
         assert call_soon is not None
 
         def done(trouble: str | None) -> Iterable[Outgoing]:
-            return self._carried_out(self._controller.state_written(write.name, trouble, time.monotonic()))
+            return self._carry_out(self._controller.on_state_written(write.name, trouble, time.monotonic()))
 
         def soon(function: Callable[[], Any]) -> None:
             call_soon(function)
@@ -293,7 +287,7 @@ class ControllerService(EnvelopeService):
 
         def done(tree: Any) -> None:
             now = time.monotonic
-            call_soon(lambda: self._carried_out(self._controller.state_read(read.client, read.sequence, tree, now())))
+            call_soon(lambda: self._carry_out(self._controller.on_state_read(read.client, read.sequence, tree, now())))
 
         self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
 
@@ -307,12 +301,12 @@ class ControllerService(EnvelopeService):
                 words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
                 return [self.answer(peer, sequence, Failure("SamplerError", words))]
             self._replace(outcome)
-            met = self._carried_out(self._controller.use_sampler(core_sampler(outcome)))
+            met = self._carry_out(self._controller.use_sampler(core_sampler(outcome)))
             return [self.answer(peer, sequence, Done()), *met]
 
-        self._worker.begin(lambda: samplers.take(name), lambda outcome: call_soon(lambda: taken(outcome)))
+        self._worker.begin(lambda: samplers.load_sampler(name), lambda outcome: call_soon(lambda: taken(outcome)))
 
-    def _carried_out(self, effects: list[Effect]) -> list[Outgoing]:
+    def _carry_out(self, effects: list[Effect]) -> list[Outgoing]:
         return list(self._outgoing(effects))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
@@ -331,13 +325,13 @@ class ControllerService(EnvelopeService):
             elif isinstance(effect, RemoveState):
                 self._states.remove(effect.name)
             elif isinstance(effect, ForgetState):
-                self._worker.begin(partial(self._states.forget, effect.file), _nothing)
+                self._worker.begin(partial(self._states.forget, effect.file), _ignore_result)
             elif isinstance(effect, Release):
-                self._worker.begin(partial(release, effect.partitions), _nothing)
+                self._worker.begin(partial(free_partitions, effect.partitions), _ignore_result)
             elif isinstance(effect, FreeExtents):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
-                    yield self.demand(unit, ReleaseExtents(effect.extents))
+                    yield self.demand(unit, unit_reports.ReleaseExtents(effect.extents))
             elif isinstance(effect, SendToUnit):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
@@ -345,10 +339,10 @@ class ControllerService(EnvelopeService):
             elif isinstance(effect, RefuseLeases):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
-                    yield self.demand(unit, RefuseWriters(effect.words))
+                    yield self.demand(unit, unit_reports.RefuseWriters(effect.words))
 
 
-def _nothing(outcome: object) -> None:
+def _ignore_result(outcome: object) -> None:
     """Ignore the result of the worker."""
 
 

@@ -70,7 +70,7 @@ class Journaling:
         self._commits_so_far = 0
         self._last_commit = 0.0
         self._failures = 0
-        self.find_room()
+        self.reserve_space()
         self._count()
 
     def attach(self, writer: Writer) -> None:
@@ -90,42 +90,49 @@ class Journaling:
             self._journal.commit()
         except OSError as error:
             self._behind = True
-            self._failed(error)
+            self._on_failure(error)
             return False
         if began:
-            self._committed(began)
+            self._on_committed(began)
         if records or self._behind:
             self._behind = False
-            self.find_room()
+            self.reserve_space()
             self._count()
         if records and self.trouble is None and self._is_due() and not _loads(records):
             self._snapshot()
         return True
 
-    def _committed(self, began: float) -> None:
+    def _on_committed(self, began: float) -> None:
         ended = time.monotonic()
         self._last_commit = ended - began
-        self._commits.note(self._last_commit)
+        self._commits.add(self._last_commit)
         if self._last_commit >= NOTEWORTHY:
-            self._controller.context.measures.load.longest.note("commit", self._last_commit, ended)
+            self._controller.context.measures.load.longest.record("commit", self._last_commit, ended)
 
     def measures(self) -> JournalMeasures:
         """Return the measures for metrics."""
         records, nbytes = self._journal.records - self._covered[0], self._journal.written - self._covered[1]
         return JournalMeasures(
-            self._journal.size, records, nbytes, time.monotonic() - self._snapshot_at, self._commits.timing("commit"),
-            self._last_commit, self._failures, self.trouble is not None, self._failing,
-        )  # fmt: skip
+            self._journal.size,
+            records,
+            nbytes,
+            time.monotonic() - self._snapshot_at,
+            self._commits.to_timing("commit"),
+            self._last_commit,
+            self._failures,
+            self.trouble is not None,
+            self._failing,
+        )
 
-    def find_room(self) -> bool:
+    def reserve_space(self) -> bool:
         """Whether the disk has space for the next commit."""
         try:
-            self._journal.take_room()
+            self._journal.reserve_space()
         except OSError as error:
-            self._failed(error)
+            self._on_failure(error)
             return False
         if self.trouble is not None and not self._behind:
-            self._works_again()
+            self._end_trouble()
         return True
 
     @property
@@ -138,7 +145,7 @@ class Journaling:
         counters["journal_bytes"] = self._journal.size
         counters["journal_trouble"] = 0 if self.trouble is None else 1
 
-    def _failed(self, error: OSError) -> None:
+    def _on_failure(self, error: OSError) -> None:
         self._failures += 1
         if self.trouble is None:
             self.trouble = (
@@ -150,7 +157,7 @@ class Journaling:
             logger.error("%s", self.trouble)
         self._count()
 
-    def _works_again(self) -> None:
+    def _end_trouble(self) -> None:
         logger.warning(
             "the journal in %s can be written again after %.1f s",
             self._journal.folder,
@@ -174,16 +181,16 @@ class Journaling:
         assert self._writer is not None
         self._begun = time.monotonic()
         number = self._journal.rotate()
-        self.find_room()
+        self.reserve_space()
         covers = self._journal.records, self._journal.written
         path = snapshot_path(self._journal.folder, number)
         tree = partial(snapshot_of, self._controller.state, self._clock)
         try:
-            self._writer.begin(path, tree, partial(self._written, number, covers), self._sync)
+            self._writer.begin(path, tree, partial(self._end_snapshot, number, covers), self._sync)
         except OSError as error:
-            self._written(number, covers, str(error))
+            self._end_snapshot(number, covers, str(error))
 
-    def _written(self, number: int, covers: tuple[int, int], error: str | None) -> None:
+    def _end_snapshot(self, number: int, covers: tuple[int, int], error: str | None) -> None:
         now = time.monotonic()
         self._failing = error is not None
         self._next_try = now + (FAILED_SECONDS if self._failing else REST * (now - self._begun))

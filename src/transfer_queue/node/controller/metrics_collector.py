@@ -54,7 +54,7 @@ class Units:
         self._check()
         return [self._demand(peer, Measure(self._number)) for peer in idle]
 
-    def told(self, peer: int, measured: Measured) -> None:
+    def take_answer(self, peer: int, measured: Measured) -> None:
         """Take a unit's answer."""
         self._asked.pop(peer, None)
         if measured.number == self._number and self._controller.context.connections.units.get(measured.unit) == peer:
@@ -107,7 +107,7 @@ class Collector:
             self._in_loop(self.units.ask, sends=True)
             state = self._steps(measure(self._controller.context, time.monotonic()))
             self.units.wait(UNITS_SECONDS)
-            return self._in_loop(lambda: self._whole(state))
+            return self._in_loop(lambda: self._make_snapshot(state))
 
     def _in_loop(self, function: Callable[[], T], sends: bool = False) -> T:
         """Run a function in the loop and return its result, which is sent as frames if `sends` is set."""
@@ -132,11 +132,11 @@ class Collector:
 
     def _steps(self, steps: Generator[None, None, T]) -> T:
         while True:
-            done = self._in_loop(lambda: _some(steps))
+            done = self._in_loop(lambda: _run_some_steps(steps))
             if done:
                 return done[0]
 
-    def _whole(self, state: StateMeasures) -> Snapshot:
+    def _make_snapshot(self, state: StateMeasures) -> Snapshot:
         core = self._controller.context
         return Snapshot(
             server=self._meter.measures(core.measures.waits.timings()),
@@ -152,7 +152,7 @@ class Collector:
         )
 
 
-def _some(steps: Generator[None, None, T]) -> list[T]:
+def _run_some_steps(steps: Generator[None, None, T]) -> list[T]:
     """Run steps for a moment. Returns their result in a list when they are finished, else an empty list."""
     until = time.monotonic() + STEP_SECONDS
     try:

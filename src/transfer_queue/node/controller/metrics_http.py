@@ -53,7 +53,7 @@ def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) ->
     """Start to serve. Returns the endpoint as "host:port", with this machine's name if it listens on any address.
 
     Args:
-        listener: See `net.server.sockets.bound_socket`.
+        listener: See `net.server.sockets.bind_socket`.
         text: Yields the metrics in pieces. It is called in the threads that serve, so it must run anything that
             belongs to the loop in the loop and wait for the result.
     """

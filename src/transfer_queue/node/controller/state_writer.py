@@ -59,7 +59,7 @@ class StateWriter:
         threading.Thread(target=self._wait, args=(pid, said, done), name="state writer", daemon=True).start()
 
     def _wait(self, pid: int, said: int, done: Done) -> None:
-        words = _words_of(pid, said)
+        words = _wait_for_child(pid, said)
 
         def ended() -> Any:
             self.busy = False
@@ -68,7 +68,7 @@ class StateWriter:
         self._call_soon(ended)
 
 
-def _words_of(pid: int, said: int) -> str | None:
+def _wait_for_child(pid: int, said: int) -> str | None:
     """Wait for the end of a child. Returns the text of its error, or None if it succeeded."""
     poll = select.poll()
     poll.register(said, select.POLLIN)

@@ -49,12 +49,12 @@ class ChildServer:
     """When the first of these failures was."""
     _up_since: float = 0.0
 
-    def forked(self, pid: int, ready: int, deadline: float) -> None:
+    def record_fork(self, pid: int, ready: int, deadline: float) -> None:
         """Record that a process was forked for this server."""
         self.pid, self.ready, self.deadline = pid, ready, deadline
         self.said, self.up, self.due = b"", False, None
 
-    def hear(self) -> None:
+    def read_report(self) -> None:
         """Read what the process reports. At the end of the pipe the server is up, or has failed."""
         assert self.ready is not None
         piece = os.read(self.ready, 1 << 16)
@@ -75,7 +75,7 @@ class ChildServer:
             os.close(self.ready)
             self.ready = None
 
-    def ended(self, code: int) -> bool:
+    def record_end(self, code: int) -> bool:
         """Record that the process ended with this exit code. Returns whether another one is forked, at `due`."""
         now = time.monotonic()
         steady = self.up and (code == -signal.SIGKILL or now - self._up_since >= STEADY_SECONDS)

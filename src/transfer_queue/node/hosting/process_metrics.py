@@ -42,12 +42,12 @@ class ProcessMetrics:
             connections=self._server.connections,
             accepted=self._server.counters["accepted"],
             cpu=time.process_time(),
-            resident=resident(),
+            resident=resident_bytes(),
             started=self._started,
         )
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the bytes of memory that this process uses; 0 if the operating system does not report it."""
     try:
         with open("/proc/self/statm") as file:

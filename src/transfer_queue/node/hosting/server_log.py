@@ -62,7 +62,7 @@ class RepeatLimit(logging.Filter):
 
 
 class LogFile:
-    """A file of bounded size for stdout and stderr of this process. Any thread may call `bound`, at any time."""
+    """A file of bounded size for stdout and stderr of this process. Any thread may call `limit_size`, at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,7 +78,7 @@ class LogFile:
         os.dup2(file, 2)
         os.close(file)
 
-    def bound(self) -> None:
+    def limit_size(self) -> None:
         """Start a new file if this one has grown to MOST_BYTES; this one replaces the former file."""
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end the server
             if os.fstat(2).st_size >= MOST_BYTES:
@@ -97,7 +97,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         if self._file is not None:
-            self._file.bound()
+            self._file.limit_size()
 
 
 def write_log_to(path: Path) -> LogFile:

@@ -46,7 +46,7 @@ class _Guardian:
         poll = select.poll()
         poll.register(self._lifeline, select.POLLIN)
         while not poll.poll(LOG_SECONDS * 1000) or os.read(self._lifeline, 1):
-            self._log.bound()
+            self._log.limit_size()
         self.orphaned = True
         if self.server is not None:
             self.server.stop()
@@ -102,13 +102,13 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
         server = build()
     except BaseException as error:
         logger.exception("the %s cannot start", name)
-        _say(ready, _words_of(error).encode())
+        _report(ready, _error_text(error).encode())
         return 1
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     guardian.server = server
     spare_old_objects()
     logger.info("the %s is up, process %d", name, os.getpid())
-    _say(ready, READY)
+    _report(ready, READY)
     if guardian.orphaned:
         server.stop()
     server.run()
@@ -118,7 +118,7 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
     return 0
 
 
-def _words_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the text of an error for the starter. It has no traceback if the message is enough; the log has it."""
     known = isinstance(error, StartError)
     if known or (isinstance(error, TransferQueueError) and isinstance(error.__cause__, OSError)):
@@ -126,6 +126,6 @@ def _words_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _say(ready: int, message: bytes) -> None:
+def _report(ready: int, message: bytes) -> None:
     with contextlib.suppress(BrokenPipeError), open(ready, "wb") as pipe:
         pipe.write(message)

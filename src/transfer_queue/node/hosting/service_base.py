@@ -56,12 +56,12 @@ class EnvelopeService(ABC):
     ) -> Iterable[Outgoing]:
         """Serve one request."""
 
-    def opened(self, peer: int, hello: Hello) -> None:
-        """See `net.server.server_loop.Service.opened`."""
+    def on_connect(self, peer: int, hello: Hello) -> None:
+        """See `net.server.server_loop.Service.on_connect`."""
         self._peers[peer] = hello
 
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.received`."""
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.on_message`."""
         try:
             envelope = self._decode(body)
         except UNREADABLE as error:
@@ -75,12 +75,12 @@ class EnvelopeService(ABC):
             text = f"the {self.name} failed to serve {asked}: {error!r}; its log has the traceback"
             return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
         finally:
-            self.load.served(type(envelope.body), now, time.monotonic())
+            self.load.record_request(type(envelope.body), now, time.monotonic())
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:
         """Return the frame that answers a request."""
         if type(reply) is Failure:
-            self.load.failed(reply.kind)
+            self.load.record_failure(reply.kind)
         return Outgoing(peer, self._encode(ReplyEnvelope(sequence, reply)), payload)
 
     def demand(self, peer: int, request: AnyRequest) -> Outgoing:

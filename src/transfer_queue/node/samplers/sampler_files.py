@@ -27,20 +27,20 @@ class SamplerFiles:
         self._folder = folder
         self._loading = loading
 
-    def leave(self, sampler: PickledSampler) -> str:
+    def write_sampler(self, sampler: PickledSampler) -> str:
         """Write a sampler for the controller. Returns the name for the request. Raises OSError if that fails."""
         name = uuid.uuid4().hex
         with open(self._folder / name, "xb", opener=no_link) as file:
             file.write(msgspec.msgpack.encode(sampler))
         return name
 
-    def take(self, name: str) -> AnyMade:
+    def load_sampler(self, name: str) -> AnyMade:
         """Load the sampler of this name and make it the current one. Raises any error of its code."""
         if not re.fullmatch("[0-9a-f]{32}", name):
             raise InvalidArgumentError(f"the name of a sampler's file must be 32 hex digits, got {name[:80]!r}")
         path = self._folder / name
         try:
-            sampler = self._made(path)
+            sampler = self._load_file(path)
         except FileNotFoundError:
             raise InvalidArgumentError(f"there is no sampler in {path}; send it again") from None
         except BaseException:
@@ -52,11 +52,11 @@ class SamplerFiles:
     def current(self) -> AnyMade | None:
         """Return the sampler that was taken last; None if none was taken since the system started."""
         try:
-            return self._made(self._folder / _CURRENT)
+            return self._load_file(self._folder / _CURRENT)
         except FileNotFoundError:
             return None
 
-    def _made(self, path: Path) -> AnyMade:
+    def _load_file(self, path: Path) -> AnyMade:
         with open(path, "rb", opener=no_link) as file:
             content = file.read()
         try:

@@ -103,7 +103,7 @@ class SamplerHost:
     ) -> None:
         """Run in this loop from now on. `answered` gets results of calls; `reads` replies to the sampler's reads."""
         self._loop, self._answered, self._reads = loop, answered, reads
-        loop.watch(self._sock, self._ready)
+        loop.watch(self._sock, self._on_socket_event)
 
     def ask(self, number: int, call: SamplerCall, shown: Shown) -> None:
         """Make a call; its result goes to `answered`. There may be only one call at a time."""
@@ -164,7 +164,7 @@ class SamplerHost:
         self._out: deque[memoryview] = deque()
         self._up = False
         with theirs:
-            self._process = _started(theirs)
+            self._process = _start_process(theirs)
         self._put(self._load)
 
     def _wait(self) -> Facts:
@@ -178,9 +178,9 @@ class SamplerHost:
                 if left <= 0 or not poll.poll(left * 1000):
                     raise SamplerError(f"the sampler was not loaded within {self._start_seconds:g} s (timeouts.start)")
                 self._flush()
-                data = self._received()
+                data = self._read_bytes()
                 if data == b"":
-                    raise SamplerError(f"the process that loads the sampler has ended{_how(self._status())}")
+                    raise SamplerError(f"the process that loads the sampler has ended{_describe_exit(self._status())}")
                 for message in self._messages(data or b""):
                     if isinstance(message, CallFailed):
                         raise by_name(message.kind)(message.message)
@@ -211,7 +211,7 @@ class SamplerHost:
         return self._fail(self._how_it_ended(code))
 
     def _how_it_ended(self, code: int | None) -> str:
-        return f"the process of the sampler {self.facts.name} has ended{_how(code)} in {self._method()}"
+        return f"the process of the sampler {self.facts.name} has ended{_describe_exit(code)} in {self._method()}"
 
     # ------------------------------------------------------------ messages
 
@@ -237,15 +237,15 @@ class SamplerHost:
         except OSError:
             self._out.clear()  # the next read shows that the channel has ended
         if self._loop is not None:
-            self._loop.watch(self._sock, self._ready, writes=bool(self._out))
+            self._loop.watch(self._sock, self._on_socket_event, writes=bool(self._out))
 
-    def _ready(self, events: int) -> Iterable[Outgoing]:
+    def _on_socket_event(self, events: int) -> Iterable[Outgoing]:
         """Handle a socket that can be written to or read from."""
         if self._process is None:
             return ()
         if self._out:
             self._flush()
-        data = self._received()
+        data = self._read_bytes()
         if data == b"":
             assert self._loop is not None
             self._loop.unwatch(self._sock)
@@ -256,12 +256,12 @@ class SamplerHost:
         outgoing: list[Outgoing] = []
         try:
             for message in self._messages(data or b""):
-                outgoing += self._heard(message)
+                outgoing += self._handle_message(message)
         except SamplerError as error:
             outgoing += self._fail(str(error), error)
         return outgoing
 
-    def _received(self) -> bytes | None:
+    def _read_bytes(self) -> bytes | None:
         """Return the received bytes; b"" at the end of the channel, None if there are none."""
         try:
             return self._sock.recv(READ_SIZE)
@@ -279,7 +279,7 @@ class SamplerHost:
             words = f"the process of a sampler has sent invalid bytes; its code must not use file descriptor {CHANNEL}"
             raise SamplerError(f"{words} ({error})") from error
 
-    def _heard(self, message: FromSampler) -> Iterable[Outgoing]:
+    def _handle_message(self, message: FromSampler) -> Iterable[Outgoing]:
         if isinstance(message, SamplerLoaded):
             self._up = True
             self._deadline = None
@@ -329,14 +329,14 @@ class SamplerHost:
         return METHODS.get(kind, kind)
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     """Return an exit status in words."""
     if code is None:
         return ""
     return f" (signal {-code})" if code < 0 else f" (exit status {code})"
 
 
-def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
     """Start a process with this socket as descriptor 3, with no other descriptors of this process, and with its log."""
     import subprocess
 

@@ -51,7 +51,7 @@ class SamplerLoading:
     """The log file of the sampler's process. None: it writes to the stderr of this process."""
 
     @classmethod
-    def of(cls, settings: Settings, log: Path) -> SamplerLoading:
+    def create(cls, settings: Settings, log: Path) -> SamplerLoading:
         """Return the loading that the settings define."""
         isolated = settings.sampler_isolation == "process"
         return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle, log)
@@ -62,48 +62,48 @@ class SamplerLoading:
             return self.from_pickle(pickled, settings.sampler_args)
         if settings.sampler is None:
             raise SamplerError("the settings do not name a sampler, and no object was passed; pass one to the launcher")
-        if self.isolated and not _named_ours(settings.sampler, settings.sampler_args):
-            return self._isolated(None, settings.sampler, settings.sampler_args)
-        return _made(settings.sampler, settings.sampler_args)
+        if self.isolated and not _names_built_in_only(settings.sampler, settings.sampler_args):
+            return self._start_isolated(None, settings.sampler, settings.sampler_args)
+        return _make_sampler(settings.sampler, settings.sampler_args)
 
     def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
         """Return a sampler that was sent as an object or a class. Raises the error that the user's code raises."""
-        if self.isolated and _named_ours(None, args or {}):
+        if self.isolated and _names_built_in_only(None, args or {}):
             try:
-                made = _made(_OursAlone(io.BytesIO(pickled.pickled)).load(), args or {})
+                made = _make_sampler(_OursAlone(io.BytesIO(pickled.pickled)).load(), args or {})
                 if built_in(made):
                     return made
             except _NotOurs:
                 pass
         if self.isolated:
-            return self._isolated(pickled, None, args or {})
-        return _made(load(pickled), args or {})
+            return self._start_isolated(pickled, None, args or {})
+        return _make_sampler(load(pickled), args or {})
 
-    def _isolated(self, pickled: PickledSampler | None, name: str | None, args: dict[str, Any]) -> AnyMade:
+    def _start_isolated(self, pickled: PickledSampler | None, name: str | None, args: dict[str, Any]) -> AnyMade:
         log = None if self.log is None else str(self.log)
         order = LoadSampler(pickled, name, args, None, self.allow_pickle, log)
         host = SamplerHost(order, self.seconds, self.start_seconds)
         if not host.facts.built_in:
             return host
         host.stop()
-        return _made(name if pickled is None else load(pickled), args)
+        return _make_sampler(name if pickled is None else load(pickled), args)
 
 
 INLINE = SamplerLoading(isolated=False, seconds=30.0, start_seconds=30.0, allow_pickle=True)
 
 
-def _named_ours(name: str | None, args: Mapping[str, Any]) -> bool:
+def _names_built_in_only(name: str | None, args: Mapping[str, Any]) -> bool:
     """Whether all names in these settings are names of built-in samplers."""
     inner = args.get("inner")
     if isinstance(inner, Mapping):
-        if not _named_ours(str(inner.get("sampler")), inner.get("sampler_args") or {}):
+        if not _names_built_in_only(str(inner.get("sampler")), inner.get("sampler_args") or {}):
             return False
     elif inner is not None and inner not in BUILT_IN:
         return False
     return name is None or name in BUILT_IN
 
 
-def _made(value: object, args: dict[str, Any]) -> BaseSampler:
+def _make_sampler(value: object, args: dict[str, Any]) -> BaseSampler:
     made = sampler_from(value, args)
     assert isinstance(made, BaseSampler)  # sampler_from raises otherwise
     return made

@@ -32,7 +32,7 @@ from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerC
 from transfer_queue.sampler.calls.remote_partition import RemotePartition, RemoteReady, RowsChanged
 from transfer_queue.sampler.calls.sampler_calls import NotTheSamplers, answer, describe, errors_of, failure
 from transfer_queue.sampler.factory import sampler_from
-from transfer_queue.wire.objects.object_values import decoded_tag_value
+from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 CHANNEL = 3
 READ_SIZE = 1 << 20
@@ -157,7 +157,7 @@ def serve(sock: socket.socket) -> None:
             channel.send(_failed(error, _name_of(order)))
             return
         channel.send(SamplerLoaded(facts))
-        values = partial(decoded_tag_value, allow_pickle=order.allow_pickle)
+        values = partial(decode_tag_value_copied, allow_pickle=order.allow_pickle)
         while True:
             make = channel.receive()
             assert isinstance(make, MakeCall)
@@ -211,7 +211,7 @@ def _guard(sock: socket.socket, path: str | None) -> None:
     def watch() -> None:
         while not poll.poll(LOG_SECONDS * 1000):
             if log is not None:
-                log.bound()
+                log.limit_size()
         os._exit(1)
 
     threading.Thread(target=watch, name="guardian", daemon=True).start()

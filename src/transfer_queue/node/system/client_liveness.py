@@ -13,7 +13,7 @@ from collections.abc import Container
 from itertools import islice
 from pathlib import Path
 
-from transfer_queue.node.system.locks import is_alive, leads_to
+from transfer_queue.node.system.locks import is_alive, names_open_file
 
 LOOKS = 16  # files that a sweep checks
 
@@ -29,7 +29,7 @@ class ClientLiveness:
         while True:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX)  # a process that checks the lock holds it for an instant only
-            if leads_to(self._path, self._file):
+            if names_open_file(self._path, self._file):
                 return
             os.close(self._file)  # it was swept between open and lock
 
@@ -37,16 +37,16 @@ class ClientLiveness:
         """Show that the client is gone."""
         with contextlib.suppress(OSError):
             self._path.unlink()
-        self.forked()
+        self.close_in_child()
 
-    def forked(self) -> None:
+    def close_in_child(self) -> None:
         """Close the copy in a forked child, which would show the parent as alive after its death."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
-def lives(folder: Path, client_id: str) -> bool:
+def is_client_alive(folder: Path, client_id: str) -> bool:
     """Whether the process of a client lives. Returns True if this cannot be determined."""
     if not client_id.isalnum():
         return False
@@ -66,7 +66,7 @@ class DepartedClients:
         self._folder = folder
         self._left: dict[str, None] = dict.fromkeys(path.name for path in folder.iterdir())
 
-    def left(self, client_id: str) -> None:
+    def note_departed(self, client_id: str) -> None:
         """Note that a client has no connection any more. If it was killed, its lock is free within a moment."""
         self._left[client_id] = None
 
@@ -76,7 +76,7 @@ class DepartedClients:
             del self._left[client_id]
             if client_id in connected:
                 continue
-            if lives(self._folder, client_id):
+            if is_client_alive(self._folder, client_id):
                 self._left[client_id] = None  # checked again after all others
             elif client_id.isalnum():
                 (self._folder / client_id).unlink(missing_ok=True)

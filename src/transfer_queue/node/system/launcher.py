@@ -75,7 +75,7 @@ class RunningSystem:
         """A secret: never log or print it."""
         self.description = description
         self._system = system
-        self._described = system.describes()
+        self._described = system.description_identity()
         self._owner = owner
         self._environment = environment
 
@@ -108,7 +108,7 @@ class RunningSystem:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started_at))
         return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
 
-    def with_other_settings(self, differing: list[str]) -> str:
+    def settings_warning(self, differing: list[str]) -> str:
         """Return a message that the system runs with other settings than requested, and what to do.
 
         `differing` has a phrase for each setting, see `config.loading.differences`.
@@ -126,14 +126,14 @@ class RunningSystem:
             return ""
         log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
         # servers whose supervisor was killed remove all files; a supervisor removes the description before it ends
-        doomed = self._system.description.exists() and self._supervisor_gone()
+        doomed = self._system.description.exists() and self._is_supervisor_gone()
         return str(log) if log.exists() and not doomed else ""
 
-    def _supervisor_gone(self) -> bool:
+    def _is_supervisor_gone(self) -> bool:
         with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:
-            return supervisor.gone()
+            return supervisor.has_ended()
 
-    def presence(self, client_id: str) -> ClientLiveness | None:
+    def start_liveness(self, client_id: str) -> ClientLiveness | None:
         """Show the system's controllers that a client of this process lives; None if that is not possible.
 
         A controller on another node sees this by the client's connections only.
@@ -150,16 +150,16 @@ class RunningSystem:
             )
             return None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the system can be used. False also if a later system of its name has replaced it."""
-        return self._system.description.exists() and is_alive(self._system.alive) and self._ours()
+        return self._system.description.exists() and is_alive(self._system.alive) and self._is_ours()
 
-    def is_there(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the system has not been stopped, by one look at a file, which takes two microseconds.
 
         False for a system that is about to stop; True for one of which every process was killed.
         """
-        return self._system.describes() == self._described
+        return self._system.description_identity() == self._described
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Stop the system, whichever process started it. Returns when no process and no file of it is left.
@@ -171,7 +171,7 @@ class RunningSystem:
         self._withdraw_address()
         supervisor = processes.Process(self.description.pid, self.description.started)
         with Liveness(self._system.alive) as liveness:
-            if not self._ours():
+            if not self._is_ours():
                 supervisor.reap()
                 supervisor.close()
                 return
@@ -200,7 +200,7 @@ class RunningSystem:
     def leave(self) -> None:
         """Detach from the system, which continues."""
 
-    def _ours(self) -> bool:
+    def _is_ours(self) -> bool:
         """Whether the folder belongs to this system, and not to a later one of its name."""
         try:
             return self._system.read_key() == self.key
@@ -212,7 +212,7 @@ class RunningSystem:
         if self._system.identity() is None:
             return
         with StartLock(self._system.lock, END_SECONDS):
-            if self._ours() and not is_alive(self._system.alive):
+            if self._is_ours() and not is_alive(self._system.alive):
                 self._system.sweep()
 
     def _withdraw_address(self) -> None:
@@ -235,7 +235,7 @@ def _folder_of(system: str | None) -> SystemFolder:
         system = environment_of.address() or environment_of.system_name() or DEFAULT_NAME
     if os.path.isabs(system):
         return SystemFolder(Path(system))
-    return SystemFolder.of(system)
+    return SystemFolder.named(system)
 
 
 def _find(system: SystemFolder) -> RunningSystem | None:
@@ -285,7 +285,7 @@ def start_local(
     """
     sampler_transfer.refuse_while_loading()
     limit = time.monotonic() + timeout
-    folder = SystemFolder.of(system or environment_of.system_name() or DEFAULT_NAME)
+    folder = SystemFolder.named(system or environment_of.system_name() or DEFAULT_NAME)
     with StartLock(folder.lock, timeout):
         found = _find(folder)
         if found is not None:
@@ -346,7 +346,7 @@ def _start(
                 heirs=heirs,
                 seat=seat,
             )
-            _converse(folder, channel, message, seconds)
+            _request_start(folder, channel, message, seconds)
         description = folder.read_description()
         if description is None:
             raise StartError(f"the system in {folder.folder} ended right after its start; {log_tails(folder)}")
@@ -365,15 +365,15 @@ def _start(
 
 def replace_supervisor(system: str) -> RunningSystem | None:
     """Make this process the starter of a running system whose starter has died. None if the system is not running."""
-    folder = SystemFolder.of(system)
+    folder = SystemFolder.named(system)
     found = _find(folder)
     if found is None:
         return None
-    folder.inherit(os.getpid(), processes.start_time(os.getpid()))
+    folder.write_heir(os.getpid(), processes.start_time(os.getpid()))
     return RunningSystem(folder, found.description, found.key, os.getpid())
 
 
-def _converse(
+def _request_start(
     folder: SystemFolder, channel: socket.socket, message: launcher_protocol.StartRequest, seconds: float
 ) -> None:
     """Send the order to the supervisor, and wait until the system is up. Raises StartError if it fails."""

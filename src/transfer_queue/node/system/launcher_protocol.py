@@ -93,11 +93,11 @@ def receive(channel: socket.socket, kind: Any, seconds: float) -> Any:
     message is invalid.
     """
     limit = time.monotonic() + seconds
-    (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size, limit))
+    (length,) = _LENGTH.unpack(_receive_exactly(channel, _LENGTH.size, limit))
     if length > MAX_MESSAGE:
         raise StartError(f"the launcher's pipe has a message of {length} bytes; the limit is {MAX_MESSAGE}")
     try:
-        return msgspec.msgpack.decode(_exactly(channel, length, limit), type=kind)
+        return msgspec.msgpack.decode(_receive_exactly(channel, length, limit), type=kind)
     except UNREADABLE as error:
         raise StartError(
             f"the launcher's pipe has a message that this release cannot read: {error}; install the same release of "
@@ -105,7 +105,7 @@ def receive(channel: socket.socket, kind: Any, seconds: float) -> Any:
         ) from error
 
 
-def _exactly(channel: socket.socket, count: int, limit: float) -> bytes:
+def _receive_exactly(channel: socket.socket, count: int, limit: float) -> bytes:
     received = bytearray()
     while len(received) < count:
         left = limit - time.monotonic()

@@ -29,7 +29,7 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def leads_to(path: Path, file: int) -> bool:
+def names_open_file(path: Path, file: int) -> bool:
     """Whether the path still names this open file."""
     try:
         return os.path.samestat(os.fstat(file), os.lstat(path))
@@ -68,7 +68,7 @@ class StartLock:
                 f"each other; if it is a link or a file of another program, remove it"
             ) from error
         try:
-            if _try_lock(file) and leads_to(self._path, file):  # else the last holder has removed this file
+            if _try_lock(file) and names_open_file(self._path, file):  # else the last holder has removed this file
                 self._file, file = file, -1
                 return True
             return False
@@ -112,7 +112,7 @@ class Liveness:
         except FileNotFoundError:
             self._file = None
 
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether a process of the system lives."""
         if self._file is None:
             return False
@@ -124,7 +124,7 @@ class Liveness:
     def wait(self, seconds: float) -> bool:
         """Wait until no process lives. Returns False if that takes longer."""
         limit = time.monotonic() + seconds
-        while self.held():
+        while self.is_held():
             if time.monotonic() > limit:
                 return False
             time.sleep(PAUSE)
@@ -144,4 +144,4 @@ class Liveness:
 def is_alive(path: Path) -> bool:
     """Whether a process holds this liveness file. Raises OSError, see `Liveness`."""
     with Liveness(path) as liveness:
-        return liveness.held()
+        return liveness.is_held()

@@ -147,7 +147,7 @@ class SystemFolder:
         self.controller = folder / "controller.sock"
 
     @classmethod
-    def of(cls, name: str) -> SystemFolder:
+    def named(cls, name: str) -> SystemFolder:
         """Return the folder of the system with this name, in the runtime folder."""
         return cls(runtime_dir() / name)
 
@@ -173,7 +173,7 @@ class SystemFolder:
         """Return the log of "supervisor", "controller" or for example "unit-0"."""
         return self.logs / f"{server}.log"
 
-    def crash(self) -> str:
+    def describe_crash(self) -> str:
         """Return a phrase that says where the logs of the last system in this folder are if it crashed, else ""."""
         crashed = self.logs.is_dir() and not self.key.exists()  # see `remove_all_but_logs`
         return f" (the last one crashed; its logs are in {self.logs})" if crashed else ""
@@ -224,7 +224,7 @@ class SystemFolder:
         _write(draft, msgspec.json.encode(description))
         draft.replace(self.description)
 
-    def inherit(self, pid: int, started: int | None) -> None:
+    def write_heir(self, pid: int, started: int | None) -> None:
         """Record that this process replaces the system's starter, which has died or is about to."""
         draft = self.heir.with_suffix(f".{pid}")
         _write(draft, msgspec.json.encode((pid, started)))
@@ -232,7 +232,7 @@ class SystemFolder:
 
     # ------------------------------------------------------------ reading
 
-    def describes(self) -> tuple[int, int] | None:
+    def description_identity(self) -> tuple[int, int] | None:
         """Return the inode and modification time of system.json, which identify it; None if there is none."""
         try:
             found = os.stat(self.description, follow_symlinks=False)
@@ -241,7 +241,7 @@ class SystemFolder:
         return found.st_ino, found.st_mtime_ns
 
     def read_heir(self) -> _Heir | None:
-        """Return the process that replaced the starter, see `inherit`; None if there is none."""
+        """Return the process that replaced the starter, see `write_heir`; None if there is none."""
         try:
             with open(self.heir, "rb", opener=no_link) as file:
                 heir: _Heir = msgspec.json.decode(file.read(), type=_Heir)

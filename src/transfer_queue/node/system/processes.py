@@ -43,7 +43,7 @@ def user() -> str:
 
 
 class Process:
-    """A process, identified by id and start time. `gone` and `wait` also work without a pidfd."""
+    """A process, identified by id and start time. `has_ended` and `wait` also work without a pidfd."""
 
     def __init__(self, pid: int, started: int | None) -> None:
         self.pid = pid
@@ -61,7 +61,7 @@ class Process:
         now = start_time(self.pid)
         return self._started is None or now is None or now == self._started
 
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended. A process that its parent has not reaped yet counts as ended."""
         if self.descriptor is not None:
             return self.wait(0)
@@ -78,7 +78,7 @@ class Process:
             poll.register(self.descriptor, select.POLLIN)
             return bool(poll.poll(max(0.0, seconds) * 1000))
         limit = time.monotonic() + seconds
-        while not self.gone():
+        while not self.has_ended():
             if time.monotonic() > limit:
                 return False
             time.sleep(PAUSE)
@@ -89,7 +89,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             if self.descriptor is not None:
                 signal.pidfd_send_signal(self.descriptor, number)
-            elif not self.gone():
+            elif not self.has_ended():
                 os.kill(self.pid, number)
 
     def reap(self) -> None:

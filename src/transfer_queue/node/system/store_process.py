@@ -54,13 +54,13 @@ class StoreOwner:
         self._stopped.set()
 
 
-def build_keeper(system: SystemFolder, settings: Settings, seconds: float, seat: NodeRole) -> StoreOwner:
+def build_store_server(system: SystemFolder, settings: Settings, seconds: float, seat: NodeRole) -> StoreOwner:
     """Start the server of the store and write down where the store is. Raises StartError if it does not start."""
     # imported here, because the module takes a megabyte of each process
-    from transfer_queue.storage.stores.store_server import StoreServerRole, keeper_of
+    from transfer_queue.storage.stores.store_server import StoreServerRole, start_store_server
 
     place = StoreServerRole(seat.host, seat.store)
-    keeper = keeper_of(settings.storage_backend, settings.store_options, system.logs, seconds, place)
+    keeper = start_store_server(settings.storage_backend, settings.store_options, system.logs, seconds, place)
     if keeper is None:
         raise StartError(
             f"the backend {settings.storage_backend} has no server that a system could start; set storage_backend to "
@@ -84,14 +84,14 @@ def read_status(system: SystemFolder) -> StoreAddress:
     return msgspec.json.decode(system.store.read_bytes(), type=StoreAddress)
 
 
-def reload_members(system: SystemFolder) -> None:
+def check_all_objects(system: SystemFolder) -> None:
     """Make the storage unit check all its objects, because some may be gone with a node."""
     with contextlib.suppress(FileNotFoundError):  # a system without an external store
         os.utime(system.store)
 
 
 def store_lifetime(store: Path) -> str:
-    """Return a text that changes with each process of the store server, and with `reload_members`."""
+    """Return a text that changes with each process of the store server, and with `check_all_objects`."""
     try:
         found = store.stat()
     except OSError:

@@ -20,7 +20,7 @@ from transfer_queue.storage.unit.object_pool import ObjectNames
 logger = logging.getLogger(__name__)
 
 
-def take_up(
+def recover_arena(
     system: SystemFolder, number: int, arenas: Path, capacity: int | None, tier: str
 ) -> tuple[Arena, SlotFolder]:
     """Return the arena and slots of unit `number` of a system. Arenas that cannot be reopened are logged and removed.
@@ -48,11 +48,11 @@ def take_up(
     shutil.rmtree(slots, ignore_errors=True)
     for lost in arenas.glob(f"unit-{number}*"):
         if lost != folder and lost.name.partition(".")[0] == f"unit-{number}":
-            _empty(lost)
+            _remove_files(lost)
     return arena, SlotFolder(slots / arena.boot_id)
 
 
-def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[ObjectNames, SlotFolder]:
+def recover_object_names(system: SystemFolder, number: int, arenas: Path) -> tuple[ObjectNames, SlotFolder]:
     """Do the same for a unit whose blocks are in an external store. Raises OSError if the folder cannot be used."""
     folder, slots = arenas / f"unit-{number}", system.slots(number)
     if folder.exists():
@@ -60,7 +60,7 @@ def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[Obje
             names = ObjectNames.reopen(folder)
         except AttachError as error:
             logger.error("storage unit %d: the record of its objects in the store is lost: %s", number, error)
-            _empty(folder)
+            _remove_files(folder)
         else:
             return names, SlotFolder(slots / names.boot_id)
     names = ObjectNames.create(folder)
@@ -68,7 +68,7 @@ def take_up_names(system: SystemFolder, number: int, arenas: Path) -> tuple[Obje
     return names, SlotFolder(slots / names.boot_id)
 
 
-def _empty(folder: Path) -> None:
+def _remove_files(folder: Path) -> None:
     """Free the space of a lost arena."""
     for path in folder.iterdir():
         path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.storage import ReadPieces
 from transfer_queue.net.drivers.connection import Connection
-from transfer_queue.net.session import Session, outcome
+from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.unit.unit_effects import Fetch
 
@@ -41,7 +41,7 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
         for unit in lane:
             wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
             try:
-                good.extend(_from(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
+                good.extend(_fetch_from_unit(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
             except (OSError, KeyError, TransferQueueError) as error:
                 logger.warning("%d blocks cannot be fetched from storage unit %d: %s", len(wanted), unit, error)
 
@@ -54,7 +54,7 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
     return set(good)
 
 
-def _from(
+def _fetch_from_unit(
     unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
 ) -> list[int]:
     session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
@@ -72,12 +72,12 @@ def _receive(session: Session, connection: Connection, block: tuple[int, int, in
     unit, offset, generation, nbytes = block
     for begin in range(0, nbytes, AT_ONCE):
         part = into[begin : min(nbytes, begin + AT_ONCE)]
-        if not _ask(session, connection, (unit, offset, generation), [(offset + begin, part)]):
+        if not _read_pieces(session, connection, (unit, offset, generation), [(offset + begin, part)]):
             return False
-    return _ask(session, connection, (unit, offset, generation), [])
+    return _read_pieces(session, connection, (unit, offset, generation), [])
 
 
-def _ask(
+def _read_pieces(
     session: Session, connection: Connection, block: tuple[int, int, int], parts: Sequence[tuple[int, memoryview]]
 ) -> bool:
     unit, offset, generation = block
@@ -85,12 +85,12 @@ def _ask(
         np.array(c, "<i8").tobytes() for c in ([at for at, _ in parts], [len(part) for _, part in parts])
     )
     place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
-    sequence, frame = session.begin(ReadPieces(unit, starts, lengths, *place))
+    sequence, frame = session.begin_request(ReadPieces(unit, starts, lengths, *place))
     deadline = time.monotonic() + CALL_SECONDS
     try:
         into = [part for _, part in parts]
         body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
-        reply = outcome(session.answer(body).body)
+        reply = raise_failure(session.decode_reply(body).body)
         return isinstance(reply, Done) and bool(reply.value)
     finally:
         session.finish(sequence)

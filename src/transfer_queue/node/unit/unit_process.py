@@ -24,13 +24,13 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
-from transfer_queue.net.session import Session, outcome
+from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.net.tls_contexts import client_context, server_context
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.hosting.service_base import BackgroundThread
 from transfer_queue.node.system.paths import SystemFolder, host_and_port
 from transfer_queue.node.system.store_process import read_status, store_lifetime
-from transfer_queue.node.unit.arena_recovery import take_up, take_up_names
+from transfer_queue.node.unit.arena_recovery import recover_arena, recover_object_names
 from transfer_queue.node.unit.remote_fetch import fetch_blocks
 from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
@@ -86,7 +86,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     system, which is a new one if an arena was lost.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    room, slots, share, store = _room(system, number, place, settings, lambda run, then: begin_beside(run, then))
+    room, slots, share, store = _open_pool(system, number, place, settings, lambda run, then: begin_beside(run, then))
     name = place.name(number)
     tls = client_context(settings.tls)
     session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit", tls=tls)
@@ -100,7 +100,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     leased = room.table.leased_extents()
     request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
-    connection, reply, demands = _registered(session, request)
+    connection, reply, demands = _register(session, request)
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
         raise ProtocolError(f"the controller answered the registration of storage unit {name} with {reply}")
     unit = StorageUnit(reply.value, room, slots)
@@ -109,16 +109,16 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     def begin_beside(run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
         def done(outcome: Any) -> None:
-            server.call_soon(lambda: service.carried_out(then(outcome)))
+            server.call_soon(lambda: service.carry_out(then(outcome)))
 
         worker.begin(run, done)
 
     def seek() -> None:
         """Connect to the controller. Runs in a thread of its own, because this may take long."""
-        time.sleep(pauses.next(time.monotonic()))
+        time.sleep(pauses.next_pause(time.monotonic()))
         while not session.closed:
             try:
-                found = _connected(session)
+                found = _connect_to_controller(session)
             except (OSError, TransferQueueError) as error:
                 logger.info("storage unit %s cannot reach its controller yet and tries again: %s", name, error)
                 time.sleep(RETRY_SECONDS)
@@ -127,7 +127,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
                 return
 
     def adopted(found: Connection) -> Iterable[Outgoing]:
-        return service.connected(server.adopt(found.sock))
+        return service.on_reconnect(server.adopt(found.sock))
 
     def lost() -> None:
         threading.Thread(target=seek, name="seek controller", daemon=True).start()
@@ -140,7 +140,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 
     service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
-    server = ServerLoop(service, key, max_payload=MOST_WRITTEN, idle=service.idle, longest=service.load.longest)
+    server = ServerLoop(service, key, max_payload=MOST_WRITTEN, idle=service.work_ahead, longest=service.load.longest)
     service.meter = ProcessMetrics(server, service.load)
     secret = server_context(settings.tls)
     for listener in place.listeners:
@@ -148,9 +148,9 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
     def begin() -> Iterator[Outgoing]:
         peer = server.adopt(connection.sock)  # not earlier: the service could not name the sender of its messages
-        yield from service.registered(peer)
+        yield from service.on_registered(peer)
         for body in demands:
-            yield from service.received(peer, body, None, time.monotonic())
+            yield from service.on_message(peer, body, None, time.monotonic())
 
     server.call_soon(begin)
     return server
@@ -163,7 +163,7 @@ class _Pauses:
         self._ended = -STEADY_SECONDS
         self._pause = 0.0
 
-    def next(self, now: float) -> float:
+    def next_pause(self, now: float) -> float:
         """Return the seconds to wait after a connection that has ended at `now`."""
         soon = now - self._ended < STEADY_SECONDS + self._pause
         self._pause = min(max(2 * self._pause, RETRY_SECONDS), LONGEST_PAUSE) if soon else 0.0
@@ -171,13 +171,13 @@ class _Pauses:
         return self._pause
 
 
-def _room(
+def _open_pool(
     system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
 ) -> tuple[ExtentPool, SlotFolder, int, str]:
     """Return the unit's extent pool, its writer slots, how many bytes it may use, and its external store (JSON)."""
     if settings.storage_backend != "SimpleStorage":
         address = read_status(system)
-        names, slots = take_up_names(system, number, place.arenas)
+        names, slots = recover_object_names(system, number, place.arenas)
         store = connect(address)
         known = address.capacity or store.capacity
         room = ObjectPool(
@@ -187,12 +187,12 @@ def _room(
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier == DISK:
         most, sharers = settings.offload_bytes, settings.replicas
-    arena, slots = take_up(system, number, place.arenas, most, place.tier)
+    arena, slots = recover_arena(system, number, place.arenas, most, place.tier)
     share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
     return DiskPool(arena) if place.tier == DISK else ArenaPool(arena), slots, share, ""
 
 
-def _connected(session: Session) -> Connection:
+def _connect_to_controller(session: Session) -> Connection:
     address = session.resolve(("controller", 0))
     connection = Connection(address)
     try:
@@ -204,15 +204,15 @@ def _connected(session: Session) -> Connection:
     return connection
 
 
-def _registered(session: Session, request: RegisterUnit) -> tuple[Connection, AnyReply, list[bytes]]:
+def _register(session: Session, request: RegisterUnit) -> tuple[Connection, AnyReply, list[bytes]]:
     """Register. Returns the connection, the controller's reply, and the demands that it sent together with the reply.
 
     If the controller ends meanwhile, it will be restarted, so the unit tries again.
     """
     deadline = time.monotonic() + CALL_SECONDS
     while True:
-        connection = _connected(session)
-        sequence, frame = session.begin(request)
+        connection = _connect_to_controller(session)
+        sequence, frame = session.begin_request(request)
         try:
             first, *demands = connection.exchange_with_more(frame, deadline)
         except ConnectionError:
@@ -221,6 +221,6 @@ def _registered(session: Session, request: RegisterUnit) -> tuple[Connection, An
                 raise
             time.sleep(RETRY_SECONDS)
         else:
-            return connection, outcome(session.answer(first).body), demands
+            return connection, raise_failure(session.decode_reply(first).body), demands
         finally:
             session.finish(sequence)

@@ -14,22 +14,10 @@ from functools import partial
 import numpy as np
 
 from transfer_queue.errors import ProtocolError
+from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.storage import LeaseExtent
-from transfer_queue.messages.unit_reports import (
-    BlocksMovedReport,
-    DrainFinished,
-    ExtentsFreedReport,
-    Measure,
-    Measured,
-    Move,
-    RefuseWriters,
-    RegisterUnit,
-    ReleaseExtents,
-    UnitMeasures,  # fmt: skip
-    WriterGone,
-)
 from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
@@ -53,7 +41,7 @@ class UnitService(EnvelopeService):
         self,
         unit: StorageUnit,
         session: Session,
-        registration: Callable[[bytes], RegisterUnit],
+        registration: Callable[[bytes], unit_reports.RegisterUnit],
         lost: Callable[[], None],
         failed: Callable[[], None],
         fetch: Callable[[Fetch, Callable[[set[int]], Iterable[Outgoing]]], None],
@@ -64,7 +52,7 @@ class UnitService(EnvelopeService):
             unit: The storage unit.
             session: Numbers the unit's messages to its controller.
             registration: Makes the registration from the numbers of the leased extents.
-            lost: Called when the controller is gone. A call of `connected` must follow.
+            lost: Called when the controller is gone. A call of `on_reconnect` must follow.
             failed: Called when the unit cannot continue.
             fetch: Fetches blocks from other nodes, then calls the function in the loop with the numbers of those that
                 were fetched.
@@ -90,23 +78,23 @@ class UnitService(EnvelopeService):
         """(peer, sequence) of each waiting request for an extent -> since when."""
         self._waits = Waits()
 
-    def registered(self, controller: int) -> Iterable[Outgoing]:
+    def on_registered(self, controller: int) -> Iterable[Outgoing]:
         """The unit is registered with the controller at this peer: report what is not confirmed."""
         self._controller = controller
-        return self._outgoing([*self._unit.unsettled()])
+        return self._outgoing([*self._unit.repeat_reports()])
 
-    def connected(self, controller: int) -> Iterable[Outgoing]:
+    def on_reconnect(self, controller: int) -> Iterable[Outgoing]:
         """Register with the controller at this new connection."""
         self._controller = controller
-        self._registering, body = self._session.wrap(self._registration(self._unit.register()))
+        self._registering, body = self._session.encode_request(self._registration(self._unit.register()))
         self._outstanding.add(self._registering)
         return [Outgoing(controller, body)]
 
-    def received(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.received`."""
+    def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.on_message`."""
         if peer == self._controller:
-            return self._told(body)
-        return super().received(peer, body, payload, now)
+            return self._handle_controller_message(body)
+        return super().on_message(peer, body, payload, now)
 
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
@@ -118,10 +106,10 @@ class UnitService(EnvelopeService):
             answered = [(effect.peer, effect.sequence) for effect in effects if isinstance(effect, SendReply)]
             if (peer, sequence) not in answered:
                 self._waiting.setdefault((peer, sequence), now)
-        return self.carried_out(effects)
+        return self.carry_out(effects)
 
-    def closed(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.closed`."""
+    def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.on_disconnect`."""
         if peer == self._controller:
             logger.warning("storage unit %d lost the connection to its controller", self._unit.number)
             self._controller = None
@@ -134,17 +122,17 @@ class UnitService(EnvelopeService):
             return ()
         del self._peers[peer]
         self._waiting = {waiter: since for waiter, since in self._waiting.items() if waiter[0] != peer}
-        return self.carried_out(self._unit.disconnected(peer, now))
+        return self.carry_out(self._unit.on_disconnect(peer, now))
 
     def next_deadline(self) -> float | None:
         """See `net.server.server_loop.Service.next_deadline`."""
         return self._unit.next_deadline()
 
-    def ticked(self, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.ticked`."""
-        return self.carried_out(self._unit.tick(now))
+    def on_deadline(self, now: float) -> Iterable[Outgoing]:
+        """See `net.server.server_loop.Service.on_deadline`."""
+        return self.carry_out(self._unit.tick(now))
 
-    def _told(self, body: bytes) -> Iterable[Outgoing]:
+    def _handle_controller_message(self, body: bytes) -> Iterable[Outgoing]:
         """Handle a message of the controller: an order, or the reply to a report."""
         if body[:1] != _ANSWER:
             try:
@@ -152,10 +140,10 @@ class UnitService(EnvelopeService):
             except UNREADABLE as error:
                 raise ProtocolError(f"the controller sent a message that is not a request: {error}") from error
             began = time.monotonic()
-            outgoing = self._ordered(request, began)
-            self.load.served(type(request), began, time.monotonic())
+            outgoing = self._carry_out_order(request, began)
+            self.load.record_request(type(request), began, time.monotonic())
             return outgoing
-        answer = self._session.answer(body)
+        answer = self._session.decode_reply(body)
         self._session.finish(answer.sequence)
         self._outstanding.discard(answer.sequence)
         if answer.sequence == self._registering:
@@ -169,14 +157,14 @@ class UnitService(EnvelopeService):
                 self._failed()
                 return ()
             logger.info("storage unit %d registered again", self._unit.number)
-            return self._outgoing([*self._unit.unsettled()])
+            return self._outgoing([*self._unit.repeat_reports()])
         if isinstance(answer.body, Failure):
             logger.error("storage unit %d: the controller refused a report: %s", self._unit.number, answer.body.message)
         return ()
 
-    def _move(self, order: Move) -> list[Outgoing]:
+    def _move(self, order: unit_reports.Move) -> list[Outgoing]:
         if not order.remotes:
-            return self.carried_out(self._unit.move(order))
+            return self.carry_out(self._unit.move(order))
         self._unit.forget_move()
         self._fetching = order.number
         wanted = {at: block for at, block in enumerate(_blocks(order)) if block[0] in order.remotes}
@@ -187,84 +175,89 @@ class UnitService(EnvelopeService):
                 return []
             self._fetching = 0
             here = {at: memory[at] for number, at in enumerate(memory) if number in good}
-            return self.carried_out(self._unit.move(order, here))
+            return self.carry_out(self._unit.move(order, here))
 
         into = [buffer.data for buffer in memory.values()]
         self._fetch(Fetch(order.number, list(wanted.values()), order.remotes, into), come)
         return []
 
-    def _come(self, fetch: int, good: set[int]) -> list[Outgoing]:
-        return self.carried_out(self._unit.came(fetch, good, time.monotonic()))
+    def _end_fetch(self, fetch: int, good: set[int]) -> list[Outgoing]:
+        return self.carry_out(self._unit.end_fetch(fetch, good, time.monotonic()))
 
-    def _ordered(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
+    def _carry_out_order(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
         """Carry out an order of the controller. If a move cannot be carried out, report it as failed."""
-        if isinstance(request, RefuseWriters):
-            return self.carried_out(self._unit.refuse(request.words))
-        if isinstance(request, Move):
+        if isinstance(request, unit_reports.RefuseWriters):
+            return self.carry_out(self._unit.refuse(request.words))
+        if isinstance(request, unit_reports.Move):
             try:
                 _check_columns(request)
                 return self._move(request)
             except Exception as error:
                 self._unit.forget_move()
-                return self.carried_out([self._unit.cannot_move(request.number, error)])
-        if isinstance(request, DrainFinished):
-            return self.carried_out(self._unit.drained(request.draining))
-        if isinstance(request, Measure):
-            return list(self._measured(request.number, now))
-        if not isinstance(request, ReleaseExtents):
+                return self.carry_out([self._unit.failed_move_report(request.number, error)])
+        if isinstance(request, unit_reports.DrainFinished):
+            return self.carry_out(self._unit.set_draining(request.draining))
+        if isinstance(request, unit_reports.Measure):
+            return list(self._send_measures(request.number, now))
+        if not isinstance(request, unit_reports.ReleaseExtents):
             raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
-        return self.carried_out(self._unit.free(request.extents))
+        return self.carry_out(self._unit.free(request.extents))
 
-    def _measured(self, number: int, now: float) -> Iterator[Outgoing]:
+    def _send_measures(self, number: int, now: float) -> Iterator[Outgoing]:
         if self.meter is None:
             return
         unit = self._unit
         extents, waiting = len(unit.table.leased_extents()), len(self._waiting)
         longest = now - min(self._waiting.values(), default=now)
-        storage = UnitMeasures(unit.room.status(), extents, waiting, longest, unit.draining, dict(unit.counters))
-        report = Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
+        storage = unit_reports.UnitMeasures(
+            unit.room.status(), extents, waiting, longest, unit.draining, dict(unit.counters)
+        )
+        report = unit_reports.Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
         yield from self._outgoing([Report(report)])
 
-    def _met(self, answer: SendReply) -> None:
+    def _note_answered(self, answer: SendReply) -> None:
         """Note that a request is answered, and how long it waited if it asked for an extent."""
         since = self._waiting.pop((answer.peer, answer.sequence), None)
         if since is not None:
-            self._waits.note("Lease", "", time.monotonic() - since)
+            self._waits.record("Lease", "", time.monotonic() - since)
 
-    def idle(self) -> bool:
-        """See `StorageUnit.idle`. Each step counts as an event of the loop."""
+    def work_ahead(self) -> bool:
+        """See `StorageUnit.work_ahead`. Each step counts as an event of the loop."""
         began = time.monotonic()
-        more = self._unit.idle()
+        more = self._unit.work_ahead()
         ended = time.monotonic()
-        self.load.longest.note("idle", ended - began, ended)
+        self.load.longest.record("idle", ended - began, ended)
         return more
 
-    def carried_out(self, effects: list[Effect]) -> list[Outgoing]:
+    def carry_out(self, effects: list[Effect]) -> list[Outgoing]:
         """Return what the server sends for these effects, with what the unit has to report in addition."""
-        return list(self._outgoing([*effects, *self._unit.confirmed(), *self._unit.shortage()]))
+        return list(self._outgoing([*effects, *self._unit.take_reports(), *self._unit.take_shortage_report()]))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
             if isinstance(effect, SendReply):
-                self._met(effect)
+                self._note_answered(effect)
                 yield self.answer(effect.peer, effect.sequence, effect.reply, effect.payload)
             elif isinstance(effect, Fetch):
-                self._fetch(effect, partial(self._come, effect.number))
+                self._fetch(effect, partial(self._end_fetch, effect.number))
             elif self._controller is not None:
-                if isinstance(effect.body, WriterGone):
+                if isinstance(effect.body, unit_reports.WriterGone):
                     logger.info("writer %s is gone; it had %d extents", effect.body.writer, len(effect.body.extents))
-                if isinstance(effect.body, (ExtentsFreedReport, BlocksMovedReport)) and effect.body.failed:
+                if (
+                    isinstance(effect.body, (unit_reports.ExtentsFreedReport, unit_reports.BlocksMovedReport))
+                    and effect.body.failed
+                ):
                     logger.error(
                         "storage unit %d could not carry out an order of its controller: %s",
                         self._unit.number,
                         effect.body.failed,
                     )
-                sequence, body = self._session.wrap(effect.body)
+                sequence, body = self._session.encode_request(effect.body)
                 self._outstanding.add(sequence)
                 yield Outgoing(self._controller, body)
 
 
-def _blocks(order: Move) -> list[tuple[int, int, int, int]]:
+def _blocks(order: unit_reports.Move) -> list[tuple[int, int, int, int]]:
     """Return unit, offset, generation and length of each block of an order."""
     its = order.blocks
     units = np.frombuffer(its.unit, "<i4").tolist()
@@ -272,7 +265,7 @@ def _blocks(order: Move) -> list[tuple[int, int, int, int]]:
     return list(zip(units, *columns, strict=True))
 
 
-def _check_columns(order: Move) -> None:
+def _check_columns(order: unit_reports.Move) -> None:
     """Raise ProtocolError if the columns of an order differ in length."""
     its = order.blocks
     fours = (its.unit, its.rows, its.schema, its.dims)

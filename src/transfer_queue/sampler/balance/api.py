@@ -9,7 +9,7 @@ import numpy as np
 
 from transfer_queue.errors import BalanceInputError
 from transfer_queue.sampler.balance.caps import level, spread_capped
-from transfer_queue.sampler.balance.differencing import plain
+from transfer_queue.sampler.balance.differencing import divide_by_differencing
 from transfer_queue.sampler.balance.first_fit import first_fit
 from transfer_queue.sampler.balance.multistart import spread
 from transfer_queue.sampler.balance.validation import (
@@ -24,8 +24,8 @@ from transfer_queue.sampler.balance.validation import (
     linear,
     numbers,
     parts_for,
+    positive_int,
     tokens_of,
-    whole,
 )
 
 
@@ -127,7 +127,7 @@ def get_seqlen_balanced_partitions(
         >>> get_seqlen_balanced_partitions([8, 1, 7, 2], 2, equal_size=True)
         [[0, 1], [2, 3]]
     """
-    lengths, k = _checked(seqlen_list, k_partitions, equal_size)
+    lengths, k = _validated(seqlen_list, k_partitions, equal_size)
     return as_lists(spread(lengths, k, equal=equal_size), k)
 
 
@@ -153,12 +153,12 @@ def karmarkar_karp(seqlen_list: Sequence[float], k_partitions: int, equal_size: 
         >>> karmarkar_karp([8, 1, 7, 2], 2, equal_size=True)
         [[0, 1], [2, 3]]
     """
-    lengths, k = _checked(seqlen_list, k_partitions, equal_size)
+    lengths, k = _validated(seqlen_list, k_partitions, equal_size)
     order = largest_first(lengths)
-    return as_lists(by_position(plain(lengths[order], k, equal=equal_size), order), k)
+    return as_lists(by_position(divide_by_differencing(lengths[order], k, equal=equal_size), order), k)
 
 
-def _checked(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) -> tuple[Floats, int]:
+def _validated(seqlen_list: Sequence[float], k_partitions: int, equal_size: bool) -> tuple[Floats, int]:
     lengths = numbers(seqlen_list)
     k = parts_for(len(lengths), k_partitions, "k_partitions")
     if equal_size and len(lengths) % k:
@@ -190,7 +190,7 @@ def pack(lengths: Numbers, max_tokens: float, multiple_of: int = 1) -> list[list
         [[0, 1], [2, 3]]
     """
     tokens = tokens_of(numbers(lengths))
-    cap, multiple = cap_of(max_tokens), whole(multiple_of, "multiple_of")
+    cap, multiple = cap_of(max_tokens), positive_int(multiple_of, "multiple_of")
     if not len(tokens):
         return []
     long = tokens > cap

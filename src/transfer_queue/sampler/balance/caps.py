@@ -38,11 +38,11 @@ def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: boo
     part_of = np.empty(len(tokens), np.int64)
     part_of[alone] = np.arange(room, k)
     if len(rest):
-        found = _within(costs[rest], tokens[rest], cap, room, equal=equal)
+        found = _divide_within_cap(costs[rest], tokens[rest], cap, room, equal=equal)
         if found is None and not equal:
             packed, bins = first_fit(tokens[rest], cap)
             if bins <= room:
-                found = _refined(costs[rest], tokens[rest], cap, room, split(tokens[rest], packed, room), free=True)
+                found = _refine(costs[rest], tokens[rest], cap, room, split(tokens[rest], packed, room), free=True)
         if found is None:
             counts = "equal counts" if equal else "any counts"
             advice = "allow free counts, or more parts" if equal else f"{len(alone) + bins} parts are enough"
@@ -90,7 +90,7 @@ def split(tokens: Floats, bin_of: Ints, k: int) -> Ints:
     return by_position(part_of, order)
 
 
-def _within(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> Ints | None:
+def _divide_within_cap(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> Ints | None:
     """Return the part of each item if a division even by cost or by tokens keeps the cap, as it usually does."""
     part_of = spread(costs, k, equal=equal)
     if _keeps(part_of, tokens, cap, k):
@@ -99,7 +99,7 @@ def _within(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: bool) -> 
         return None
     part_of = spread(tokens, k, equal=equal)
     if _keeps(part_of, tokens, cap, k):
-        return _refined(costs, tokens, cap, k, part_of, free=not equal)
+        return _refine(costs, tokens, cap, k, part_of, free=not equal)
     return None
 
 
@@ -107,7 +107,7 @@ def _keeps(part_of: Ints, tokens: Floats, cap: int, k: int) -> bool:
     return bool(np.bincount(part_of, tokens, k).max() <= cap)
 
 
-def _refined(costs: Floats, tokens: Floats, cap: int, k: int, part_of: Ints, *, free: bool) -> Ints:
+def _refine(costs: Floats, tokens: Floats, cap: int, k: int, part_of: Ints, *, free: bool) -> Ints:
     order = largest_first(costs)
     found = refine(costs[order], part_of[order], k, free=free, cap=Cap(tokens[order], cap))
     return by_position(found, order)

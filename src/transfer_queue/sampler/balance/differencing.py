@@ -37,7 +37,7 @@ class Ties(Enum):
     """The state that was made last; of the initial states, the one with the smallest values."""
 
 
-def plain(ranked: Floats, k: int, *, equal: bool, ties: Ties = Ties.LARGEST) -> Ints:
+def divide_by_differencing(ranked: Floats, k: int, *, equal: bool, ties: Ties = Ties.LARGEST) -> Ints:
     """Return the part of each rank by differencing alone.
 
     Args:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transfer_queue.sampler.balance.differencing import Ties, plain
+from transfer_queue.sampler.balance.differencing import Ties, divide_by_differencing
 from transfer_queue.sampler.balance.local_search import EVEN, refine, step
 from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first
 
@@ -30,8 +30,9 @@ class _Start(NamedTuple):
 def spread(values: Floats, k: int, *, equal: bool) -> Ints:
     """Return the part of each value, of k parts, none empty. If `equal`, counts differ by at most one.
 
-    1 <= k <= len(values). The result is never worse than largest differencing (`plain`) for the same counts: that is
-    one of the starts, unless a start before it is within a share of EVEN of the lower bound of the largest sum.
+    1 <= k <= len(values). The result is never worse than largest differencing (`divide_by_differencing`) for the same
+    counts: that is one of the starts, unless a start before it is within a share of EVEN of the lower bound of the
+    largest sum.
     """
     order = largest_first(values)
     ranked = values[order]
@@ -52,15 +53,19 @@ def spread(values: Floats, k: int, *, equal: bool) -> Ints:
 
 def _starts(count: int, *, equal: bool) -> list[_Start]:
     """Return the starts for `count` values, in the order in which they are tried. The first one is usually enough."""
-    even_counts = _Start(partial(plain, equal=True))
+    even_counts = _Start(partial(divide_by_differencing, equal=True))
     if equal:
         starts = [even_counts, _Start(greedy_rows)]
     else:
         # With free counts the greedy start is usually the best one, and refining takes longer than all starts.
-        starts = [_Start(greedy), even_counts, _Start(partial(plain, equal=False), if_ahead=count > _FEW)]
+        starts = [
+            _Start(greedy),
+            even_counts,
+            _Start(partial(divide_by_differencing, equal=False), if_ahead=count > _FEW),
+        ]
     if count <= _FEW:
         others = (ties for ties in Ties if ties is not Ties.LARGEST)
-        starts += [_Start(partial(plain, equal=equal, ties=ties), if_ahead=True) for ties in others]
+        starts += [_Start(partial(divide_by_differencing, equal=equal, ties=ties), if_ahead=True) for ties in others]
     return starts
 
 

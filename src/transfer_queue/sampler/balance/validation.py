@@ -71,7 +71,7 @@ def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def whole(value: int, name: str) -> int:
+def positive_int(value: int, name: str) -> int:
     """Return the value as an int. Raises BalanceInputError unless it is a positive int."""
     try:
         if isinstance(value, bool):
@@ -86,7 +86,7 @@ def whole(value: int, name: str) -> int:
 
 def parts_for(count: int, k: int, name: str = "parts") -> int:
     """Return the number of parts k. Raises BalanceInputError if `count` items cannot fill k parts."""
-    k = whole(k, name)
+    k = positive_int(k, name)
     if count < k:
         raise BalanceInputError(
             f"number of items:[{count}] < {name}:[{k}]: a part would be empty; give at least one length for each part"

@@ -136,13 +136,13 @@ class RemoteReady(Sequence[int]):
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `ready_views.TaggedIndexes`."""
-        return self._listed(
+        return self._ask_rows(
             Question("spoiled", size=size, key=(key.tag, key.sign, key.missing, key.aging), bound=bound)
         )
 
     def orphans(self, size: int) -> list[int]:
         """See `ready_views.TaggedIndexes`."""
-        return self._listed(Question("orphans", size=size))
+        return self._ask_rows(Question("orphans", size=size))
 
-    def _listed(self, question: Question) -> list[int]:
+    def _ask_rows(self, question: Question) -> list[int]:
         return np.frombuffer(self._asks(question).rows, "<i8").tolist()  # type: ignore[no-any-return]

@@ -76,7 +76,7 @@ def choose_folder(
 
     The fallback (None: the folder for temporary files) is usually on a disk, which the warning says.
     """
-    trouble = _why_not(shared_memory, least)
+    trouble = _folder_problem(shared_memory, least)
     if trouble is None:
         return FolderChoice(shared_memory, None)
     import tempfile  # imported here, because it takes a megabyte of each server
@@ -89,7 +89,7 @@ def choose_folder(
     )
 
 
-def _why_not(folder: Path, least: int) -> str | None:
+def _folder_problem(folder: Path, least: int) -> str | None:
     if not folder.is_dir():
         return "does not exist"
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -185,7 +185,7 @@ class Arena(ArenaMemory):
 
         Raises AttachError, with the reason, if it does not exist, is incomplete, or is of another version.
         """
-        arena = cls._opened(folder, owner=True)
+        arena = cls._open_folder(folder, owner=True)
         arena.tier = tier
         arena.extents.read(folder, arena.boot_id)
         arena.holes = arena.extents.holes()
@@ -195,10 +195,10 @@ class Arena(ArenaMemory):
     @classmethod
     def open(cls, folder: Path) -> Arena:
         """Map an arena that a unit created. Raises AttachError, with the reason, if this version cannot read it."""
-        return cls._opened(folder, owner=False)
+        return cls._open_folder(folder, owner=False)
 
     @classmethod
-    def _opened(cls, folder: Path, owner: bool) -> Arena:
+    def _open_folder(cls, folder: Path, owner: bool) -> Arena:
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as closing:
             try:
                 header = _parse(folder, _read_header(folder))
@@ -249,7 +249,7 @@ class Arena(ArenaMemory):
             written = os.pwrite(self._files[0], data.data, offset)
             data, offset = data[written:], offset + written
 
-    def let_go(self, offset: int, length: int) -> None:
+    def drop_pages(self, offset: int, length: int) -> None:
         """On disk, start to write back the dirty pages of these granules, and drop the clean ones from memory.
 
         Does not wait, so that a page needs two calls. Pages that other processes have mapped stay.
@@ -269,7 +269,7 @@ class Arena(ArenaMemory):
         """End the generations of these granules, so that readers of their previous content notice that it is gone."""
         self.generations[offset // GRANULE : (offset + length) // GRANULE] += np.uint64(1)
 
-    def settle(self, offset: int, length: int) -> None:
+    def set_generation(self, offset: int, length: int) -> None:
         """Give one generation, at least 1, to granules that are about to be leased as one extent.
 
         It is the greatest generation that they have. No older descriptor contains it, because each granule's

@@ -16,7 +16,7 @@ from transfer_queue.messages.descriptors import NewBlock
 from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
-from transfer_queue.wire.blocks.repack import RepackedBlock, repacked
+from transfer_queue.wire.blocks.repack import RepackedBlock, repack_block
 from transfer_queue.wire.buffers.block_layout import ALIGNMENT, I8
 from transfer_queue.wire.buffers.copies import U8, gather_pieces
 
@@ -63,7 +63,7 @@ class BlockCopier:
         self._offsets = np.frombuffer(blocks.offset, "<i8").tolist()
         self._generations = np.frombuffer(blocks.generation, "<i8").tolist()
         self._nbytes = np.frombuffer(blocks.nbytes, "<i8").tolist()
-        self._work = self._working()
+        self._work = self._steps()
 
     def step(self) -> BlocksMovedReport | None:
         """Do a step. Returns the report when all is done."""
@@ -74,7 +74,7 @@ class BlockCopier:
             return answer
         return None
 
-    def _working(self) -> Generator[None, None, BlocksMovedReport]:
+    def _steps(self) -> Generator[None, None, BlocksMovedReport]:
         layouts = yield from self._layouts()
         whole = [at for at in range(len(self._units)) if at not in layouts]
         places: dict[int, int] = {}  # block -> offset in the extent
@@ -96,7 +96,7 @@ class BlockCopier:
         there = {at for at in places if self._is_there(at)}
         offsets = np.array([start + places[at] if at in there else -1 for at in whole], "<i8")
         made = [
-            self._made(at, layouts[at], start + places[at], generation) if at in there else None
+            self._new_block(at, layouts[at], start + places[at], generation) if at in there else None
             for at in sorted(layouts)
         ]
         extent = self.extent
@@ -112,7 +112,7 @@ class BlockCopier:
         for count, repack in enumerate(self._order.repacks):
             at, slots = repack.at, np.frombuffer(repack.slots, "<i4").astype("i8")
             try:
-                layout = repacked(
+                layout = repack_block(
                     blocks.schemas[schemas[at]], blocks.dims_values[dims[at]], rows[at], slots, repack.fields
                 )
             except TransferQueueError:
@@ -174,7 +174,7 @@ class BlockCopier:
         known: int = self._generations[at]
         return there == known
 
-    def _made(self, at: int, layout: RepackedBlock | None, offset: int, generation: int) -> NewBlock | None:
+    def _new_block(self, at: int, layout: RepackedBlock | None, offset: int, generation: int) -> NewBlock | None:
         assert self.extent is not None
         if layout is None:
             return None

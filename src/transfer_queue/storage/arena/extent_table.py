@@ -57,7 +57,7 @@ class LeasedExtents:
         """Return the leased extent of this number, or None."""
         return self._extents.get(number)
 
-    def of_slot(self, slot: int) -> list[int]:
+    def extents_of_slot(self, slot: int) -> list[int]:
         """Return the numbers of a slot's extents, ascending."""
         return list(self._slots.get(slot, ()))
 
@@ -69,25 +69,25 @@ class LeasedExtents:
         """Whether an extent of this number was ever leased."""
         return 0 < number < self._next
 
-    def story(self, number: int) -> str:
+    def describe(self, number: int) -> str:
         """Return a phrase about the state of an extent."""
         extent = self._extents.get(number)
         if extent is not None:
             return f"it is leased to slot {extent.slot}"
         return "it was freed before" if self.was_leased(number) else "no extent of this number was ever leased"
 
-    def enter(self, extent: LeasedExtent) -> None:
+    def add(self, extent: LeasedExtent) -> None:
         """Add a leased extent."""
         self._extents[extent.number] = extent
         self._slots.setdefault(extent.slot, {})[extent.number] = None
         self._next = max(self._next, extent.number + 1)
         self.leased += extent.length
 
-    def leave(self, number: int) -> LeasedExtent:
+    def remove(self, number: int) -> LeasedExtent:
         """Remove a leased extent and return it. Raises ProtocolError if it is not leased."""
         extent = self._extents.pop(number, None)
         if extent is None:
-            raise ProtocolError(f"extent {number} is not leased: {self.story(number)}")
+            raise ProtocolError(f"extent {number} is not leased: {self.describe(number)}")
         numbers = self._slots[extent.slot]
         del numbers[number]
         if not numbers:
@@ -124,12 +124,12 @@ class ExtentTable(LeasedExtents):
         """An upper bound of the lengths of free runs. A search that fails makes it exact."""
 
     @classmethod
-    def of(cls, held: int, extents: Iterable[LeasedExtent], next_number: int) -> ExtentTable:
+    def from_extents(cls, held: int, extents: Iterable[LeasedExtent], next_number: int) -> ExtentTable:
         """Return the table in which these extents, ascending by number, are leased and all else is free."""
         table = cls(next_number)
         table.held = held
         for extent in extents:
-            table.enter(extent)
+            table.add(extent)
         end = 0
         for extent in sorted(table._extents.values(), key=lambda extent: extent.offset):
             if extent.offset > end:
@@ -185,7 +185,7 @@ class ExtentTable(LeasedExtents):
         self._starts[index : index + 1] = [offset for offset, nbytes_ in pieces if nbytes_]
         self._lengths.update((offset, nbytes_) for offset, nbytes_ in pieces if nbytes_)
         extent = LeasedExtent(self._next, start, length, slot, sequence)
-        self.enter(extent)
+        self.add(extent)
         return extent
 
     def cut(self, number: int, length: int) -> None:
@@ -201,7 +201,7 @@ class ExtentTable(LeasedExtents):
 
     def free(self, number: int) -> LeasedExtent:
         """Free a leased extent and return it. Raises ProtocolError if it is not leased."""
-        extent = self.leave(number)
+        extent = self.remove(number)
         self._release(extent.offset, extent.length)
         return extent
 

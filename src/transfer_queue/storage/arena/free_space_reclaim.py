@@ -69,15 +69,15 @@ class FreeSpaceReclaimer:
     def _lease(self, extent: LeasedExtent) -> None:
         self._marks[extent.offset // GRANULE : (extent.offset + extent.length) // GRANULE] = _LEASED
 
-    def freed(self, offset: int, length: int) -> None:
+    def note_freed(self, offset: int, length: int) -> None:
         """Note that this space is free, and was used until now."""
         self._marks[offset // GRANULE : (offset + length) // GRANULE] = _FRESH
 
-    def due(self) -> float | None:
-        """Return when `turn` must be called next; None if it need not be called."""
+    def next_deadline(self) -> float | None:
+        """Return when `begin_period` must be called next; None if it need not be called."""
         return self._next if self.resident > RESERVE or self._table.leased > LITTLE else None
 
-    def turn(self, now: float) -> bool:
+    def begin_period(self, now: float) -> bool:
         """Begin a period if the last one has ended. Returns whether it did, and writers have more than LITTLE."""
         if now < self._next:
             return False

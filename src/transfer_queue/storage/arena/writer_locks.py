@@ -156,7 +156,7 @@ class WriterSlots(Protocol):
     def forget(self, slot: int) -> None:
         """Remove the rest of a slot that is gone."""
 
-    def known(self) -> dict[int, KnownSlot]:
+    def known_slots(self) -> dict[int, KnownSlot]:
         """Return the slots of the unit before this one, by number."""
 
     def offers(self, slot: int) -> set[Offer]:
@@ -201,7 +201,7 @@ class SlotFolder:
             if descriptor is None:
                 return False
             try:
-                _write_name(self._gone(slot), _name_in(descriptor) or "", os.O_TRUNC)
+                _write_name(self._gone_path(slot), _name_in(descriptor) or "", os.O_TRUNC)
                 self._lock(slot).unlink()
             except OSError:
                 return False
@@ -209,10 +209,10 @@ class SlotFolder:
 
     def forget(self, slot: int) -> None:
         """See `WriterSlots.forget`."""
-        self._gone(slot).unlink(missing_ok=True)
+        self._gone_path(slot).unlink(missing_ok=True)
 
-    def known(self) -> dict[int, KnownSlot]:
-        """See `WriterSlots.known`. Removes slots that were never reported to a writer."""
+    def known_slots(self) -> dict[int, KnownSlot]:
+        """See `WriterSlots.known_slots`. Removes slots that were never reported to a writer."""
         found: dict[int, KnownSlot] = {}
         for path in sorted(self.folder.iterdir()):  # N.gone before N.lock, which takes precedence if both exist
             if path.suffix not in (".gone", ".lock") or not path.stem.isdecimal():
@@ -268,7 +268,7 @@ class SlotFolder:
     def _lock(self, slot: int) -> Path:
         return self.folder / f"{slot}.lock"
 
-    def _gone(self, slot: int) -> Path:
+    def _gone_path(self, slot: int) -> Path:
         return self.folder / f"{slot}.gone"
 
 

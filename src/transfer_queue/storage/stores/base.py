@@ -264,7 +264,7 @@ class Forks:
         self._used_by = os.getpid()
 
 
-def again_and_again(within: float, attempt: Callable[[], Exception | None]) -> None:
+def retry_attempt(within: float, attempt: Callable[[], Exception | None]) -> None:
     """Repeat an attempt until it succeeds, with growing pauses. Raise its last error when the time is over.
 
     Args:
@@ -343,7 +343,7 @@ class DevicePath(ABC):
         """Free all memory. Nothing is used after this call."""
 
 
-def through_the_host(wanted: str, found: str, advice: str) -> None:
+def warn_of_host_copies(wanted: str, found: str, advice: str) -> None:
     """Log that values use the memory of the host, although another way was requested."""
     said = "%s is set, but %s: values are copied through the memory of the host; %s"
     get_logger(__name__).warning(said, wanted, found, advice)

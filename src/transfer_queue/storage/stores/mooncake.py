@@ -19,7 +19,7 @@ import numpy as np
 from transfer_queue.config.environment import process_environment
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.protocols import Bytes
-from transfer_queue.storage.stores.base import FIRST_PAUSE, DevicePath, Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.base import FIRST_PAUSE, DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
 NO_ROOM, NOT_WHOLE, NOT_FOUND = -200, -703, -704
@@ -189,7 +189,7 @@ class MooncakeStore(Store):
             return self._lost(f"{nbytes} bytes cannot be written", code)
 
         patient = time.monotonic() + WRITE_SECONDS
-        again_and_again(within, attempt)
+        retry_attempt(within, attempt)
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
         """See `Store.read`."""
@@ -225,7 +225,7 @@ class MooncakeStore(Store):
             return self._lost(f"{len(failed)} blocks cannot be read", failed[0])
 
         patient = time.monotonic() + READ_SECONDS
-        again_and_again(within, attempt)
+        retry_attempt(within, attempt)
         return missing
 
     def remove(self, keys: Sequence[str]) -> None:

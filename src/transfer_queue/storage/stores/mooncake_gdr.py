@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transfer_queue.errors import ConnectionLostError
-from transfer_queue.storage.stores.base import DevicePath, Piece, through_the_host
+from transfer_queue.storage.stores.base import DevicePath, Piece, warn_of_host_copies
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ def gpu_direct(store: RegisteredMemoryStore, protocol: str, most: int) -> GpuDir
     found = obstacle(protocol)
     if found is None:
         return GpuDirect(store, most)
-    through_the_host(SETTING, *found)
+    warn_of_host_copies(SETTING, *found)
     return None
 
 
@@ -91,7 +91,7 @@ class GpuDirect(DevicePath):
                 self._give(memory)
 
     def _take(self, device: torch.device, size: int) -> torch.Tensor | None:
-        from transfer_queue.wire.blocks.device_memory import allocated
+        from transfer_queue.wire.blocks.device_memory import allocate_on_device
 
         with self._lock:
             free = self._pool.get((device, size))
@@ -100,7 +100,7 @@ class GpuDirect(DevicePath):
                 return free.pop()
             if self._refused:
                 return None
-        memory = allocated(device, size)
+        memory = allocate_on_device(device, size)
         if memory is None:
             return None
         code = self._store.connect().register_buffer(memory.data_ptr(), size)
@@ -109,7 +109,7 @@ class GpuDirect(DevicePath):
         with self._lock:
             told, self._refused = self._refused, True
         if not told:
-            through_the_host(
+            warn_of_host_copies(
                 SETTING, f"{size} bytes of {device} cannot be registered (code {code})",
                 "load nvidia-peermem, or check that the driver exports memory by dma-buf",
             )  # fmt: skip

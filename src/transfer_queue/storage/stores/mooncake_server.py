@@ -22,8 +22,8 @@ from transfer_queue.storage.stores.store_server import (
     StoreServerRole,
     check_free,
     free_port,
+    is_listening,
     kept_port,
-    listens,
     program,
 )
 
@@ -57,7 +57,7 @@ class MooncakeKeeper(StoreServer):
             if starts:
                 number = number or kept_port(folder / "mooncake_port", host)
                 self._start_master(Path(library.__file__).parent, host, number, options, folder, seconds)
-            elif not listens(host, number):
+            elif not is_listening(host, number):
                 raise StartError(
                     f"no Mooncake master responds at {host}:{number}: start it, set "
                     f"backend.MooncakeStore.master_server_address, or auto_init: true to start it with the system"
@@ -94,7 +94,7 @@ class MooncakeKeeper(StoreServer):
             command.append(f"--http_metadata_server_host={metadata.hostname}")
             command.append(f"--http_metadata_server_port={metadata.port}")
         self._master = StoreProcess(command, logs / "mooncake_master.log")
-        self._master.await_ready(lambda: listens(host, port), seconds)
+        self._master.await_ready(lambda: is_listening(host, port), seconds)
 
     def trouble(self) -> str | None:
         """See `StoreServer.trouble`."""

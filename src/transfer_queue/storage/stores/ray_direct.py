@@ -202,7 +202,7 @@ class DirectClient:
                         )
         return None if time.monotonic() < self._rests_until else self._transport
 
-    def _rest(self, why: object) -> None:
+    def _pause(self, why: object) -> None:
         logger.warning(
             "a direct transfer of this process failed; all its blocks go by calls for %g s: %s", REST_SECONDS, why
         )
@@ -228,7 +228,7 @@ class DirectClient:
                 outcome: str = ray.get(call, timeout=2 * seconds)
             if outcome in ("", NO_ROOM):
                 return not outcome
-            self._rest(outcome)
+            self._pause(outcome)
         return bool(ray.get(keeper.keep.remote(key, data, attempt), timeout=seconds))
 
     def read(self, ray: Any, keeper: Any, pieces: Sequence[Piece], into: Bytes, seconds: float) -> list[str]:
@@ -268,10 +268,10 @@ class DirectClient:
         try:
             direct.fetch(offer, into, places, seconds)
         except TimeoutError as error:
-            self._rest(error)
+            self._pause(error)
             raise
         except Exception as error:  # an error of Ray or of the library
-            self._rest(error)
+            self._pause(error)
             return None
         # compared after the copy, because freed memory may have been overwritten meanwhile
         return [*missing, *ray.get(keeper.changed.remote(stamps), timeout=seconds)]

@@ -21,7 +21,7 @@ import msgspec
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.protocols import Bytes
-from transfer_queue.storage.stores.base import Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.base import Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.ray_direct import DirectClient
 
 ASK_SECONDS = 5.0  # for a reply over the socket
@@ -152,7 +152,7 @@ class RayStore(Store):
                 return self._lost(error)
             return None
 
-        again_and_again(within, attempt)
+        retry_attempt(within, attempt)
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
         """See `Store.read`."""
@@ -172,7 +172,7 @@ class RayStore(Store):
                 raise self._lost(error) from error
             return None
 
-        again_and_again(within, attempt)
+        retry_attempt(within, attempt)
         return missing
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ class RayStore(Store):
                 return self._lost(error)
             return None
 
-        again_and_again(within, attempt)
+        retry_attempt(within, attempt)
         return told[-1]
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def free_port(host: str = LOOPBACK) -> int:
         return int(probe.getsockname()[1])
 
 
-def listens(host: str, port: int) -> bool:
+def is_listening(host: str, port: int) -> bool:
     """Whether a program listens at this address."""
     with contextlib.closing(socket.socket()) as probe:
         probe.settimeout(1.0)
@@ -149,7 +149,7 @@ class StoreServerRole:
 ALONE = StoreServerRole()
 
 
-def keeper_of(
+def start_store_server(
     backend: str, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
 ) -> StoreServer | None:
     """Start the server of a store; return None if the system has nothing to start for it.

@@ -16,7 +16,7 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.protocols import Bytes
-from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, again_and_again
+from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.yuanrong_npu import (
     CONNECT_SECONDS,
     MOST_KEYS,
@@ -126,7 +126,7 @@ class YuanrongStore(Store):
                 return self._full(data.size) if full else self._lost(f"refuses {data.size} bytes", error)
             return None
 
-        again_and_again(within, attempt)
+        retry_attempt(within, attempt)
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
         """See `Store.read`: copies out of the worker's memory."""
@@ -147,7 +147,7 @@ class YuanrongStore(Store):
                     found[:] = [None] * len(some)
                 return None
 
-            again_and_again(within, attempt)
+            retry_attempt(within, attempt)
             for key, buffer in zip(some, found, strict=True):
                 content = None if buffer is None else np.frombuffer(buffer, np.uint8)
                 if content is None or any(piece.start + piece.length > content.size for piece in wanted[key]):
@@ -187,7 +187,7 @@ class YuanrongStore(Store):
                     there[:] = [False] * len(some)
                 return None
 
-            again_and_again(10.0, attempt)
+            retry_attempt(10.0, attempt)
             gone += [key for key, is_there in zip(some, there, strict=True) if not is_there]
         return gone
 

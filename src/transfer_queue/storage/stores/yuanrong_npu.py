@@ -17,7 +17,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer_queue.storage.stores.base import DevicePath, Piece, Store, through_the_host
+from transfer_queue.storage.stores.base import DevicePath, Piece, Store, warn_of_host_copies
 from transfer_queue.utils.logging_utils import get_logger
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def npu_transport(store: Store, where: tuple[str, int]) -> NpuTransport | None:
     found = obstacle()
     if found is None:
         return NpuTransport(store, where)
-    through_the_host(SETTING, *found)
+    warn_of_host_copies(SETTING, *found)
     return None
 
 
@@ -80,12 +80,12 @@ class NpuTransport(DevicePath):
     @contextlib.contextmanager
     def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
         """See `DevicePath.buffer`. If the NPU is full, it drops copies."""
-        from transfer_queue.wire.blocks.device_memory import allocated
+        from transfer_queue.wire.blocks.device_memory import allocate_on_device
 
-        memory = allocated(device, nbytes)
+        memory = allocate_on_device(device, nbytes)
         if memory is None and self._copies:
             self._forget(list(self._copies))
-            memory = allocated(device, nbytes)
+            memory = allocate_on_device(device, nbytes)
         yield memory
 
     # ------------------------------------------------------------ blocks
@@ -99,7 +99,7 @@ class NpuTransport(DevicePath):
             self._store.write(key, memory, within)
         if not LEAST <= data.numel() <= MOST:
             return
-        if self._tried(lambda: self._client(data.device).dev_mset([_copy_of(key)], [data])) == []:
+        if self._try_call(lambda: self._client(data.device).dev_mset([_copy_of(key)], [data])) == []:
             with self._lock:
                 self._copies[key] = data
                 self._bytes += data.numel()
@@ -107,7 +107,7 @@ class NpuTransport(DevicePath):
 
     def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
         """See `DevicePath.read`: reads from other NPUs if possible, and the rest from the worker."""
-        from transfer_queue.wire.buffers.tensors import settle
+        from transfer_queue.wire.buffers.tensors import synchronize
 
         left: list[Piece] = []
         for piece in pieces:
@@ -118,7 +118,7 @@ class NpuTransport(DevicePath):
                 into[piece.at : piece.at + piece.length].copy_(copy[piece.start : piece.start + piece.length])
         left = self._read_copies(left, into)
         missing = self._read_from_worker(left, into, within) if left else []
-        settle(into.device)
+        synchronize(into.device)
         return missing
 
     def _read_copies(self, pieces: Sequence[Piece], into: torch.Tensor) -> list[Piece]:
@@ -141,7 +141,7 @@ class NpuTransport(DevicePath):
                 asked = one[first : first + MOST_KEYS]
                 names = [_copy_of(piece.key) for piece in asked]
                 ranges = [CopyRange(piece.start, piece.at, piece.length) for piece in asked]
-                failed = self._tried(partial(self._get, names, into, ranges))
+                failed = self._try_call(partial(self._get, names, into, ranges))
                 absent = set(names if failed is None else failed)
                 left += [piece for piece, name in zip(asked, names, strict=True) if name in absent]
         return sorted(left)  # so that pieces of one key are adjacent
@@ -194,7 +194,7 @@ class NpuTransport(DevicePath):
         for device in {copy.device for copy in gone.values()}:
             names = [_copy_of(key) for key, copy in gone.items() if copy.device == device]
             for first in range(0, len(names), MOST_KEYS):
-                self._tried(partial(self._delete, device, names[first : first + MOST_KEYS]))
+                self._try_call(partial(self._delete, device, names[first : first + MOST_KEYS]))
 
     def _delete(self, device: torch.device, names: list[str]) -> None:
         self._client(device).dev_local_delete(names)
@@ -217,7 +217,7 @@ class NpuTransport(DevicePath):
                 self._clients[number] = found
         return found
 
-    def _tried(self, call: Callable[[], T]) -> T | None:
+    def _try_call(self, call: Callable[[], T]) -> T | None:
         """Return the result of a call of the library; None if it fails, and for REST_SECONDS after that."""
         if time.monotonic() < self._rests_until:
             return None

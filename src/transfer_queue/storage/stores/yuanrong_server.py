@@ -23,8 +23,8 @@ from transfer_queue.storage.stores.store_server import (
     StoreServer,
     StoreServerRole,
     check_free,
+    is_listening,
     kept_port,
-    listens,
 )
 
 DEFAULTS = {
@@ -65,7 +65,7 @@ class YuanrongKeeper(StoreServer):
             except ValueError:
                 capacity = 0
         else:
-            host = next((each for each in (host, LOOPBACK) if listens(each, port)), "")
+            host = next((each for each in (host, LOOPBACK) if is_listening(each, port)), "")
             if not host:
                 raise StartError(
                     f"no Yuanrong worker responds at {place.host or LOOPBACK}:{port}: start it (dscli start), set "

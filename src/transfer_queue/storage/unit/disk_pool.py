@@ -1,9 +1,9 @@
 """The extent pool of an arena on disk: values that a unit writes there do not stay in memory.
 
-Values on disk must not take memory as well until they are read. After a write the unit calls `Arena.let_go` at once,
-so that the kernel starts to write the pages. It calls it again when that should be done, so that the kernel drops the
-pages, and once more in case the disk was slow. Pages of readers are not touched: the kernel drops them if it needs
-memory.
+Values on disk must not take memory as well until they are read. After a write the unit calls `Arena.drop_pages` at
+once, so that the kernel starts to write the pages. It calls it again when that should be done, so that the kernel
+drops the pages, and once more in case the disk was slow. Pages of readers are not touched: the kernel drops them if it
+needs memory.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ class DiskPool(ArenaPool):
         self._rounds: list[deque[tuple[float, LeasedExtent]]] = [deque() for _ in PAUSES]
         """For each pause, the written extents with the time of their next call."""
 
-    def mover(
+    def begin_move(
         self,
         unit: int,
         order: Move,
         lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, U8] | None = None,
     ) -> BlockCopier:
-        """See `ExtentPool.mover`."""
-        return BlockCopier(unit, self.arena, order, lease, brought, self._wrote)
+        """See `ExtentPool.begin_move`."""
+        return BlockCopier(unit, self.arena, order, lease, brought, self._note_written)
 
-    def _wrote(self, extent: LeasedExtent) -> None:
-        self.arena.let_go(extent.offset, extent.length)
+    def _note_written(self, extent: LeasedExtent) -> None:
+        self.arena.drop_pages(extent.offset, extent.length)
         self._fresh.append(extent)
 
-    def due(self) -> float | None:
-        """See `ExtentPool.due`."""
+    def next_deadline(self) -> float | None:
+        """See `ExtentPool.next_deadline`."""
         if self._fresh:
             return 0.0
         times = [round_[0][0] for round_ in self._rounds if round_]
-        trims = super().due()
+        trims = super().next_deadline()
         return min(times if trims is None else [*times, trims], default=None)
 
-    def turn(self, now: float) -> bool:
-        """See `ExtentPool.turn`. Lets go of the pages that are due."""
+    def begin_period(self, now: float) -> bool:
+        """See `ExtentPool.begin_period`. Lets go of the pages that are due."""
         self._rounds[0].extend((now + PAUSES[0], extent) for extent in self._fresh)
         self._fresh.clear()
         for number, round_ in enumerate(self._rounds):
@@ -63,7 +63,7 @@ class DiskPool(ArenaPool):
                 if not round_ or round_[0][0] > now:
                     break
                 _, extent = round_.popleft()
-                self.arena.let_go(extent.offset, extent.length)
+                self.arena.drop_pages(extent.offset, extent.length)
                 if number + 1 < len(PAUSES):
                     self._rounds[number + 1].append((now + PAUSES[number + 1], extent))
-        return super().turn(now)
+        return super().begin_period(now)

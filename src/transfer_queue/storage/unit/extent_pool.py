@@ -79,7 +79,7 @@ class ExtentPool(Protocol):
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """Free the part of a leased extent behind its first `keep` bytes."""
 
-    def wanting(self, nbytes: int) -> int:
+    def space_for(self, nbytes: int) -> int:
         """Return the space that an extent of this size takes.
 
         If a lease of some space has failed, leases that take as much or more fail, too.
@@ -88,7 +88,7 @@ class ExtentPool(Protocol):
     def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
         """Set the functions to call: `serve` when space was freed, `lost` with extents that may be gone."""
 
-    def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
         """Check whether the content of these extents still exists. `then` gets the extents that are gone, and when.
 
         `then` is called at once or later. Its effects are carried out in both cases.
@@ -100,7 +100,7 @@ class ExtentPool(Protocol):
     def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
         """Write for a writer on another node, see `remote_access.write_bytes`."""
 
-    def mover(
+    def begin_move(
         self,
         unit: int,
         order: Move,
@@ -112,13 +112,13 @@ class ExtentPool(Protocol):
     def status(self) -> UnitStatusReply:
         """Return the bytes that are held, leased and free."""
 
-    def due(self) -> float | None:
-        """Return when `turn` must be called next; None if it need not be called."""
+    def next_deadline(self) -> float | None:
+        """Return when `begin_period` must be called next; None if it need not be called."""
 
-    def turn(self, now: float) -> bool:
+    def begin_period(self, now: float) -> bool:
         """Do periodic work. Returns whether to recall extents that writers have not used for the last period."""
 
-    def idle(self, short: bool) -> bool:
+    def work_ahead(self, short: bool) -> bool:
         """Do a few milliseconds of work in advance. Returns whether there is more. `short`: leases are waiting."""
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class ArenaPool(ExtentPool):
         self.arena = arena
         self.capacity = arena.capacity
         leased = arena.extents.read(arena.folder, arena.boot_id)
-        self._table = ExtentTable.of(arena.held, leased, arena.extents.next_extent)
+        self._table = ExtentTable.from_extents(arena.held, leased, arena.extents.next_extent)
         self.trimmer = FreeSpaceReclaimer(arena, self._table)
 
     @property
@@ -166,7 +166,7 @@ class ArenaPool(ExtentPool):
         if extent is None and more > 0 and self.grow(more):  # else there is free space that could not be filled
             extent = self.trimmer.lease(slot, nbytes, sequence)
         if extent is not None:
-            self.arena.settle(extent.offset, extent.length)
+            self.arena.set_generation(extent.offset, extent.length)
             self.arena.extents.lease(extent)
         return extent
 
@@ -192,24 +192,24 @@ class ArenaPool(ExtentPool):
         self.arena.bump(extent.offset, extent.length)
         self.arena.extents.free(extent)
         self._table.free(extent.number)
-        self.trimmer.freed(extent.offset, extent.length)
+        self.trimmer.note_freed(extent.offset, extent.length)
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """See `ExtentPool.cut`. Generations change first."""
         self.arena.bump(extent.offset + keep, extent.length - keep)
         self.arena.extents.cut(extent, keep)
         self._table.cut(extent.number, keep)
-        self.trimmer.freed(extent.offset + keep, extent.length - keep)
+        self.trimmer.note_freed(extent.offset + keep, extent.length - keep)
 
-    def wanting(self, nbytes: int) -> int:
-        """See `ExtentPool.wanting`."""
+    def space_for(self, nbytes: int) -> int:
+        """See `ExtentPool.space_for`."""
         return round_up(nbytes)
 
     def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
         """See `ExtentPool.attach`. An arena calls neither function."""
 
-    def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """See `ExtentPool.look_for`. The content of an arena always exists."""
+    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+        """See `ExtentPool.check_content`. The content of an arena always exists."""
         return then([], "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
@@ -220,14 +220,14 @@ class ArenaPool(ExtentPool):
         """See `ExtentPool.write`."""
         write_bytes(self.arena, extent, request, payload)
 
-    def mover(
+    def begin_move(
         self,
         unit: int,
         order: Move,
         lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, U8] | None = None,
     ) -> BlockCopier:
-        """See `ExtentPool.mover`."""
+        """See `ExtentPool.begin_move`."""
         return BlockCopier(unit, self.arena, order, lease, brought)
 
     def status(self) -> UnitStatusReply:
@@ -236,16 +236,16 @@ class ArenaPool(ExtentPool):
         free, tier = table.free_bytes - holes, self.arena.tier
         return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, tier, table.largest_free)
 
-    def due(self) -> float | None:
-        """See `ExtentPool.due`."""
-        return self.trimmer.due()
+    def next_deadline(self) -> float | None:
+        """See `ExtentPool.next_deadline`."""
+        return self.trimmer.next_deadline()
 
-    def turn(self, now: float) -> bool:
-        """See `ExtentPool.turn`."""
-        return self.trimmer.turn(now)
+    def begin_period(self, now: float) -> bool:
+        """See `ExtentPool.begin_period`."""
+        return self.trimmer.begin_period(now)
 
-    def idle(self, short: bool) -> bool:
-        """See `ExtentPool.idle`."""
+    def work_ahead(self, short: bool) -> bool:
+        """See `ExtentPool.work_ahead`."""
         if self.arena.prefault_some(PREFAULT_STEP) or self.trimmer.trim_some():
             return True
         if short or self.trimmer.resident >= SEGMENT // 2:

@@ -47,18 +47,18 @@ class Recalls:
         self._seen: dict[int, set[Offer]] = {}
         """Slot -> what it offered at the last check."""
 
-    def due(self, short: bool) -> float:
-        """Return when `some` must be called next; infinity if it need not be. `short`: leases are waiting."""
+    def next_deadline(self, short: bool) -> float:
+        """Return when `recall_some` must be called next; infinity if it need not be. `short`: leases are waiting."""
         if self._look:
             return 0.0
         return self._at if short else float("inf")
 
-    def look_at(self, slots: list[int]) -> None:
+    def begin_period(self, slots: list[int]) -> None:
         """Begin a period: recall what these slots have not used since the last one."""
         self._look = deque(slots)
         self._seen = {slot: self._seen.get(slot, set()) for slot in slots}
 
-    def some(self, short: bool, slots: Callable[[], list[int]], now: float) -> list[Offer]:
+    def recall_some(self, short: bool, slots: Callable[[], list[int]], now: float) -> list[Offer]:
         """Recall now. `slots` returns the slots that have extents."""
         found: list[Offer] = []
         for _ in range(min(WRITERS, len(self._look))):
@@ -66,18 +66,18 @@ class Recalls:
             before, self._seen[slot] = self._seen[slot], self._files.offers(slot)
             idle = before & self._seen[slot]
             if idle:
-                found += self._of(slot, idle)
+                found += self._recall_slot(slot, idle)
         if short and now >= self._at:
             self._round = self._round or deque(slots())
-            found += self.of([self._round.popleft() for _ in range(min(WRITERS, len(self._round)))])
+            found += self.recall_all([self._round.popleft() for _ in range(min(WRITERS, len(self._round)))])
             self._at = now if self._round else now + INTERVAL
         return found
 
-    def of(self, slots: Iterable[int]) -> list[Offer]:
+    def recall_all(self, slots: Iterable[int]) -> list[Offer]:
         """Recall everything that these slots offer."""
-        return [offer for slot in slots for offer in self._of(slot, None)]
+        return [offer for slot in slots for offer in self._recall_slot(slot, None)]
 
-    def _of(self, slot: int, among: set[Offer] | None) -> list[Offer]:
+    def _recall_slot(self, slot: int, among: set[Offer] | None) -> list[Offer]:
         """Recall what is leased to this slot, offered (in `among`, unless it is None), and was not recalled before."""
         found = []
         for number, used in self._files.recall(slot, among):
@@ -99,12 +99,12 @@ class Recalls:
         """Forget an extent that is not leased any more."""
         self._cut.pop(extent, None)
 
-    def told(self) -> list[ExtentsRecalledReport]:
+    def take_reports(self) -> list[ExtentsRecalledReport]:
         """Return new reports for the controller. Call it after every event."""
         fresh, self._untold = [number for number in self._untold if number in self._cut], []
         return [self._report(fresh)] if fresh else []
 
-    def unsettled(self) -> list[ExtentsRecalledReport]:
+    def repeat_reports(self) -> list[ExtentsRecalledReport]:
         """Return the reports that a controller needs after the unit has registered with it."""
         self._untold = []
         return [self._report(list(self._cut))] if self._cut else []

@@ -157,11 +157,11 @@ class ObjectNames:
         self._free = list(range(there + _GROWTH - 1, there - 1, -1))
         return True
 
-    def removing(self, number: int) -> None:
+    def mark_removing(self, number: int) -> None:
         """Record that the extent is freed, and that the store has to remove its block."""
         self._entries[self._places[number], _SLOT] = _REMOVING
 
-    def removed(self, numbers: Sequence[int]) -> None:
+    def mark_removed(self, numbers: Sequence[int]) -> None:
         """Record that the store has removed the blocks of these extents."""
         for number in numbers:
             at = self._places.pop(number)
@@ -211,7 +211,7 @@ class ObjectPool(ExtentPool):
         leased, doomed = names.read()
         self._table = LeasedExtents(names.next_extent)
         for extent in leased:
-            self._table.enter(extent)
+            self._table.add(extent)
         self._doomed = {extent.number: extent.length for extent in doomed}
         self._doomed_bytes = sum(self._doomed.values())
         self._busy = False
@@ -254,15 +254,15 @@ class ObjectPool(ExtentPool):
 
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """See `ExtentPool.lease`."""
-        if slot == MOVER_SLOT or self.wanting(nbytes) > self._free:
+        if slot == MOVER_SLOT or self.space_for(nbytes) > self._free:
             return None
-        extent = self._names.lease(slot, self.wanting(nbytes), sequence)
+        extent = self._names.lease(slot, self.space_for(nbytes), sequence)
         if extent is not None:
-            self._table.enter(extent)
+            self._table.add(extent)
         return extent
 
-    def wanting(self, nbytes: int) -> int:
-        """See `ExtentPool.wanting`."""
+    def space_for(self, nbytes: int) -> int:
+        """See `ExtentPool.space_for`."""
         return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
 
     def generation(self, offset: int) -> int:
@@ -271,8 +271,8 @@ class ObjectPool(ExtentPool):
 
     def free(self, extent: LeasedExtent) -> None:
         """See `ExtentPool.free`. The store removes the block a little later."""
-        self._table.leave(extent.number)
-        self._names.removing(extent.number)
+        self._table.remove(extent.number)
+        self._names.mark_removing(extent.number)
         self._doomed[extent.number] = extent.length
         self._doomed_bytes += extent.length
         self._remove()
@@ -300,7 +300,7 @@ class ObjectPool(ExtentPool):
                 self._retry = time.monotonic() + RETRY_SECONDS
                 return []
             self._retry = None
-            self._names.removed(numbers)
+            self._names.mark_removed(numbers)
             for number in numbers:
                 self._doomed_bytes -= self._doomed.pop(number)
             self._remove()
@@ -312,8 +312,8 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.attach`."""
         self._serve, self._lost = serve, lost
 
-    def look_for(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """See `ExtentPool.look_for`."""
+    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+        """See `ExtentPool.check_content`."""
         names = {key_of(self.boot_id, number * GRANULE): number for number in numbers}
 
         def looked(outcome: Any) -> list[Effect]:
@@ -340,14 +340,14 @@ class ObjectPool(ExtentPool):
         """Refuse: writers write to the store."""
         raise ProtocolError("the blocks of this storage unit are in an external store; write them there")
 
-    def mover(
+    def begin_move(
         self,
         unit: int,
         order: Move,
         lease: Callable[[int], LeasedExtent | None],
         brought: Mapping[int, Bytes] | None = None,
     ) -> NoBlockCopier:
-        """See `ExtentPool.mover`. Blocks of a store are never moved."""
+        """See `ExtentPool.begin_move`. Blocks of a store are never moved."""
         return NoBlockCopier(unit, order)
 
     def status(self) -> UnitStatusReply:
@@ -355,8 +355,8 @@ class ObjectPool(ExtentPool):
         held = self._table.leased + self._doomed_bytes
         return UnitStatusReply(self.capacity, held, self._table.leased, self._free, STORE)
 
-    def due(self) -> float | None:
-        """See `ExtentPool.due`."""
+    def next_deadline(self) -> float | None:
+        """See `ExtentPool.next_deadline`."""
         times = [] if self._retry is None or self._busy else [self._retry]
         if self._table.leased:
             times.append(self._look)
@@ -364,8 +364,8 @@ class ObjectPool(ExtentPool):
             times.append(self._ask)
         return min(times, default=None)
 
-    def turn(self, now: float) -> bool:
-        """See `ExtentPool.turn`. Repeats what failed, and checks whether the store is still the same."""
+    def begin_period(self, now: float) -> bool:
+        """See `ExtentPool.begin_period`. Repeats what failed, and checks whether the store is still the same."""
         if self._retry is not None and now >= self._retry:
             self._retry = None
             self._remove()
@@ -380,8 +380,8 @@ class ObjectPool(ExtentPool):
             self._lost(numbers)
         return False
 
-    def idle(self, short: bool) -> bool:
-        """See `ExtentPool.idle`. There is nothing to do in advance."""
+    def work_ahead(self, short: bool) -> bool:
+        """See `ExtentPool.work_ahead`. There is nothing to do in advance."""
         return False
 
     def check(self) -> None:

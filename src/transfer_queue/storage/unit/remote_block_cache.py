@@ -68,7 +68,7 @@ class RemoteBlockCache:
         self._readers: dict[str, float] = {}
         """Client -> when it asked last."""
 
-    def asked(self, reader: str, peer: int, sequence: int, request: CacheBlocks, now: float) -> list[Effect]:
+    def handle_request(self, reader: str, peer: int, sequence: int, request: CacheBlocks, now: float) -> list[Effect]:
         """Handle the request of a reader of this node. It is answered when the blocks to be fetched are here."""
         columns = (request.units, request.offsets, request.generations, request.nbytes)
         if len({len(column) for column in columns}) > 1 or len(request.units) % 8:
@@ -116,7 +116,7 @@ class RemoteBlockCache:
         wanted = [(*key, size) for key, size in missing.items()]
         return [Fetch(extent.number, wanted, remotes, views)]
 
-    def came(self, extent: int, good: set[int], now: float) -> list[Effect]:
+    def end_fetch(self, extent: int, good: set[int], now: float) -> list[Effect]:
         """End the fetch into this extent. `good` has the numbers of the blocks that were still there."""
         group = self._groups.get(extent)
         if group is not None:
@@ -127,9 +127,9 @@ class RemoteBlockCache:
                     del group.places[key], self._of[key]
             if not group.places:
                 self._release([extent])
-        return self._answered(extent)
+        return self._answer_readers(extent)
 
-    def _answered(self, extent: int) -> list[Effect]:
+    def _answer_readers(self, extent: int) -> list[Effect]:
         effects: list[Effect] = []
         for waiting in list(self._waiting):
             waiting.groups.discard(extent)
@@ -166,7 +166,7 @@ class RemoteBlockCache:
         group.doomed = True
         return True
 
-    def left(self, peer: int) -> None:
+    def drop_requests(self, peer: int) -> None:
         """Drop the requests of a closed connection."""
         self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
 
@@ -175,7 +175,7 @@ class RemoteBlockCache:
         """Bytes of all extents of copies."""
         return sum(group.extent.length for group in self._groups.values())
 
-    def give_way(self) -> bool:
+    def free_copies(self) -> bool:
         """Free all copies except those of fetches in progress. Returns whether there were any."""
         freed = False
         while self._drop_oldest():
@@ -189,11 +189,11 @@ class RemoteBlockCache:
         self._release([oldest.extent.number])
         return True
 
-    def due(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return when the next copy has been idle for IDLE_SECONDS; None if there is none."""
         return min((group.read_at + IDLE_SECONDS for group in self._groups.values() if not group.coming), default=None)
 
-    def turn(self, now: float) -> None:
+    def free_idle(self, now: float) -> None:
         """Free the copies that have been idle for IDLE_SECONDS."""
         idle = [
             number for number, group in self._groups.items()

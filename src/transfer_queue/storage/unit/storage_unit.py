@@ -37,37 +37,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
+from transfer_queue.messages import storage, unit_reports
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.descriptors import MOVER
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.storage import (
-    CacheBlocks,
-    ExtentLeaseReply,
-    LeaseExtent,
-    OpenSlot,
-    ReadPieces,
-    ReturnExtent,
-    SlotReply,
-    UnitStatus,
-    WriteBytes,
-)
-from transfer_queue.messages.unit_reports import (
-    BlockMissing,
-    BlocksMovedReport,
-    ExtentsFreedReport,
-    ExtentsGone,
-    Move,
-    SpaceShortReport,
-    WriterGone,
-)
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots
 from transfer_queue.storage.unit.extent_pool import BlockCopy, ExtentPool
 from transfer_queue.storage.unit.extent_recall import Recalls
 from transfer_queue.storage.unit.remote_block_cache import RemoteBlockCache
-from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply, cancelled, drained, no_capacity
+from transfer_queue.storage.unit.unit_effects import (
+    Effect,
+    Report,
+    SendReply,
+    cancelled_failure,
+    draining_message,
+    no_capacity,
+)
 from transfer_queue.wire.buffers.copies import U8
 
 PROBE_INTERVAL = 0.25
@@ -155,12 +143,12 @@ class StorageUnit:
         """The number of the current move."""
         self._told: tuple[list[str], int] = [], 0
         """The waiting writers, and `_freed`, as last reported to the controller."""
-        room.attach(self._serve, lambda numbers: self._look_for(numbers, None))
+        room.attach(self._serve, lambda numbers: self._find_missing(numbers, None))
         self._take_up()
 
     def _take_up(self) -> None:
         """Restore the slots and grants of the unit before this one, if there was one."""
-        for number, known in self._files.known().items():
+        for number, known in self._files.known_slots().items():
             count = self.table.count(number)
             if known.gone:
                 if count:
@@ -169,7 +157,7 @@ class StorageUnit:
                     self._files.forget(number)
                 continue
             slot = _UnitSlot(number, known.writer, self._files.path(number), opening=not count)
-            for extent in map(self.table.get, self.table.of_slot(number)[-_RECENT_GRANTS:]):
+            for extent in map(self.table.get, self.table.extents_of_slot(number)[-_RECENT_GRANTS:]):
                 if extent is not None:
                     slot.grants[extent.sequence] = extent.number
             self._slots[number] = self._writers[known.writer] = self._suspects[number] = slot
@@ -182,32 +170,32 @@ class StorageUnit:
         self, writer: str, peer: int, sequence: int, body: AnyRequest, now: float, payload: memoryview | None = None
     ) -> list[Effect]:
         """Handle a request of `writer`, which the connection `peer` has authenticated. Never raises for any request."""
-        self._heard_of(writer, peer)
+        self._note_connection(writer, peer)
         try:
-            self._check_meant(body)
-            if isinstance(body, LeaseExtent):
+            self._check_unit(body)
+            if isinstance(body, storage.LeaseExtent):
                 return self._lease(writer, peer, sequence, body, now)
-            if isinstance(body, ReturnExtent):
+            if isinstance(body, storage.ReturnExtent):
                 return self._return(writer, peer, sequence, body)
             if isinstance(body, Cancel):
                 return self._cancel(writer, peer, sequence, body)
-            if isinstance(body, OpenSlot):
+            if isinstance(body, storage.OpenSlot):
                 return [SendReply(peer, sequence, self._open(writer, peer, body))]
-            if isinstance(body, ReadPieces):
+            if isinstance(body, storage.ReadPieces):
                 views = self.room.read(body)
                 return [SendReply(peer, sequence, Done(views is not None), views or ())]
-            if isinstance(body, WriteBytes):
+            if isinstance(body, storage.WriteBytes):
                 slot = self._remote.get(writer)
                 mine = slot is not None and slot.number == body.slot
                 self.room.write(self.room.table.get(body.extent) if mine else None, body, payload)
                 return [SendReply(peer, sequence, Done())]
-            if isinstance(body, BlockMissing):
+            if isinstance(body, unit_reports.BlockMissing):
                 if len(body.extents) % 8:
                     raise ProtocolError("the extents of a BlockMissing must be whole numbers of 8 bytes")
-                return self._look_for(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
-            if isinstance(body, CacheBlocks):
-                return self._kept.asked(writer, peer, sequence, body, now)
-            if isinstance(body, UnitStatus):
+                return self._find_missing(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
+            if isinstance(body, storage.CacheBlocks):
+                return self._kept.handle_request(writer, peer, sequence, body, now)
+            if isinstance(body, storage.UnitStatus):
                 return [SendReply(peer, sequence, self.room.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
         except TransferQueueError as error:
@@ -216,9 +204,9 @@ class StorageUnit:
             text = f"storage unit {self.number} failed to serve {type(body).__name__}: {error}; see its log"
             return [SendReply(peer, sequence, Failure("TransferQueueError", text))]
 
-    def disconnected(self, peer: int, now: float) -> list[Effect]:
+    def on_disconnect(self, peer: int, now: float) -> list[Effect]:
         """Drop the parked leases of a closed connection, and check a writer that has no other connection."""
-        self._kept.left(peer)
+        self._kept.drop_requests(peer)
         slot = self._peers.pop(peer, None)
         if slot is None:
             return []
@@ -245,32 +233,34 @@ class StorageUnit:
                 self._not_freed = f"extent {number} could not be freed: {error!r}"
         return self._serve()
 
-    def confirmed(self) -> list[Report]:
+    def take_reports(self) -> list[Report]:
         """Return reports on extents that were freed or recalled. Call it after every event."""
-        reports = [Report(recalled) for recalled in self._recalls.told()]
+        reports = [Report(recalled) for recalled in self._recalls.take_reports()]
         if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
             words, self._not_freed = self._not_freed, ""
-            reports.append(Report(ExtentsFreedReport(self.number, np.array(extents, "<i8").tobytes(), words)))
+            reports.append(
+                Report(unit_reports.ExtentsFreedReport(self.number, np.array(extents, "<i8").tobytes(), words))
+            )
         return reports
 
-    def move(self, order: Move, brought: Mapping[int, U8] | None = None) -> list[Effect]:
+    def move(self, order: unit_reports.Move, brought: Mapping[int, U8] | None = None) -> list[Effect]:
         """Copy blocks here on the controller's order. A new order replaces the one before; `tick` does the work.
 
         `brought` has the bytes of blocks on other nodes, see `block_copier.BlockCopier`.
         """
         self.forget_move()
         self._move_number = order.number
-        self._moving = self.room.mover(self.number, order, self._lease_own, brought)
+        self._moving = self.room.begin_move(self.number, order, self._lease_own, brought)
         return []
 
-    def came(self, fetch: int, good: set[int], now: float) -> list[Effect]:
+    def end_fetch(self, fetch: int, good: set[int], now: float) -> list[Effect]:
         """End a fetch. `good` has the numbers of the blocks that were fetched."""
-        return [*self._kept.came(fetch, good, now), *self._serve()]
+        return [*self._kept.end_fetch(fetch, good, now), *self._serve()]
 
-    def cannot_move(self, number: int, error: Exception) -> Report:
+    def failed_move_report(self, number: int, error: Exception) -> Report:
         """Return the report of a move that cannot be carried out."""
-        return Report(BlocksMovedReport(number, self.number, 0, 0, 0, b"", [], repr(error)))
+        return Report(unit_reports.BlocksMovedReport(number, self.number, 0, 0, 0, b"", [], repr(error)))
 
     def forget_move(self) -> None:
         """Drop the current move, because its controller is gone, and free its extent."""
@@ -280,23 +270,23 @@ class StorageUnit:
                 self._release_all([self._moving.extent.number])
         self._moving = None
 
-    def drained(self, draining: bool) -> list[Effect]:
+    def set_draining(self, draining: bool) -> list[Effect]:
         """Set whether the controller drains this unit. While it does, writers get no space."""
         self.draining = draining
-        return self._refuse_all(Failure("CapacityError", drained(self.number))) if draining else []
+        return self._refuse_all(Failure("CapacityError", draining_message(self.number))) if draining else []
 
     def _lease_own(self, nbytes: int) -> LeasedExtent | None:
         """Lease space for copies that the unit itself makes."""
         return self.room.lease(MOVER_SLOT, nbytes, 0)
 
-    def _go_on(self) -> list[Effect]:
+    def _continue_move(self) -> list[Effect]:
         """Do a step of the current move."""
         assert self._moving is not None
         try:
             answer = self._moving.step()
         except Exception as error:
             self.forget_move()
-            return [self.cannot_move(self._move_number, error)]
+            return [self.failed_move_report(self._move_number, error)]
         if answer is None:
             return []
         self._moving.close()
@@ -305,7 +295,7 @@ class StorageUnit:
 
     def refuse(self, words: str) -> list[Effect]:
         """Refuse all waiting leases, because the controller has found a deadlock; recall unused space first."""
-        served = self._serve() if self._recalled(self._recalls.of(self._with_extents())) else []
+        served = self._serve() if self._give_up_extents(self._recalls.recall_all(self._with_extents())) else []
         return [*served, *self._refuse_all(Failure("DeadlockError", words))]
 
     def _refuse_all(self, failure: Failure) -> list[Effect]:
@@ -313,30 +303,30 @@ class StorageUnit:
         self._parked.clear()
         return [*refused]
 
-    def shortage(self) -> list[Effect]:
+    def take_shortage_report(self) -> list[Effect]:
         """Return a report on the writers that wait for space, if it has changed. Call it after every event."""
         writers = list(dict.fromkeys(parked.slot.writer for parked in self._parked.values()))
         if (not writers and not self._told[0]) or self._told == (writers, self._freed):
             return []
         self._told = writers, self._freed
-        return [Report(SpaceShortReport(self.number, writers, self._freed))]
+        return [Report(unit_reports.SpaceShortReport(self.number, writers, self._freed))]
 
     def next_deadline(self) -> float | None:
         """Return when `tick` must be called next; None if it need not be called."""
         if self._moving is not None:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
-        due = min(due, self._probe_at, self._recalls.due(bool(self._parked)))
-        for other in (self.room.due(), self._kept.due()):
+        due = min(due, self._probe_at, self._recalls.next_deadline(bool(self._parked)))
+        for other in (self.room.next_deadline(), self._kept.next_deadline()):
             due = due if other is None else min(due, other)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
         """End expired waits, check suspects that are due, and continue with the current move."""
-        effects: list[Effect] = [] if self._moving is None else self._go_on()
-        if self.room.turn(now):
-            self._recalls.look_at(self._with_extents())
-        self._kept.turn(now)
+        effects: list[Effect] = [] if self._moving is None else self._continue_move()
+        if self.room.begin_period(now):
+            self._recalls.begin_period(self._with_extents())
+        self._kept.free_idle(now)
         effects += self._recall(now)
         if any(parked.deadline <= now for parked in self._parked.values()):
             effects += self._serve()  # other programs of this machine may have freed space in the file system
@@ -350,23 +340,27 @@ class StorageUnit:
                 effects += self._probe(slot)
         return effects
 
-    def idle(self) -> bool:
+    def work_ahead(self) -> bool:
         """Do a few milliseconds of work in advance. Returns whether there is more. Call it when the unit is idle."""
-        return self.room.idle(bool(self._parked))
+        return self.room.work_ahead(bool(self._parked))
 
     def register(self) -> bytes:
         """Prepare to register with a controller that knows none of the earlier reports.
 
-        Returns the leased extents (i8). Once it is registered, send `unsettled`.
+        Returns the leased extents (i8). Once it is registered, send `repeat_reports`.
         """
         self._freed, self._told, self._confirm = 0, ([], 0), []
         return np.array([extent.number for extent in self.table.leased_extents()], "<i8").tobytes()
 
-    def unsettled(self) -> list[Report]:
+    def repeat_reports(self) -> list[Report]:
         """Return the reports that a controller needs after the unit has registered with it."""
-        own = [WriterGone(MOVER, self.number, self.table.of_slot(MOVER_SLOT))] if self.table.count(MOVER_SLOT) else []
+        own = (
+            [unit_reports.WriterGone(MOVER, self.number, self.table.extents_of_slot(MOVER_SLOT))]
+            if self.table.count(MOVER_SLOT)
+            else []
+        )
         gone = [self._report(number, writer) for number, writer in self._gone.items()]
-        return [*map(Report, own), *map(Report, self._recalls.unsettled()), *gone]
+        return [*map(Report, own), *map(Report, self._recalls.repeat_reports()), *gone]
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError if the unit contradicts itself."""
@@ -386,17 +380,27 @@ class StorageUnit:
 
     # ------------------------------------------------------------ requests
 
-    def _check_meant(self, body: AnyRequest) -> None:
+    def _check_unit(self, body: AnyRequest) -> None:
         """Raise if the request is for the previous unit at this address, whose arena is lost."""
         meant = (
             body.unit
-            if isinstance(body, (LeaseExtent, BlockMissing, OpenSlot, ReturnExtent, ReadPieces, WriteBytes))
+            if isinstance(
+                body,
+                (
+                    storage.LeaseExtent,
+                    unit_reports.BlockMissing,
+                    storage.OpenSlot,
+                    storage.ReturnExtent,
+                    storage.ReadPieces,
+                    storage.WriteBytes,
+                ),
+            )
             else -1
         )
         if meant not in (-1, self.number):
             raise UnitLostError(f"storage unit {meant} is lost; storage unit {self.number} has replaced it")
 
-    def _open(self, writer: str, peer: int, body: OpenSlot) -> SlotReply:
+    def _open(self, writer: str, peer: int, body: storage.OpenSlot) -> storage.SlotReply:
         if body.writer != writer and not (body.remote and body.writer.startswith(f"{writer}/")):
             raise ProtocolError(
                 f"{writer!r} requested a slot for {body.writer!r}; a writer may only request its own slot"
@@ -411,13 +415,13 @@ class StorageUnit:
             self._slots[slot.number] = self._writers[body.writer] = slot
             if body.remote:
                 self._remote[writer] = slot
-            self._heard_of(writer, peer)
-        return SlotReply(slot.number, "" if slot.remote else slot.path)
+            self._note_connection(writer, peer)
+        return storage.SlotReply(slot.number, "" if slot.remote else slot.path)
 
-    def _lease(self, writer: str, peer: int, sequence: int, body: LeaseExtent, now: float) -> list[Effect]:
+    def _lease(self, writer: str, peer: int, sequence: int, body: storage.LeaseExtent, now: float) -> list[Effect]:
         slot = self._slot(writer, body.slot)
         if self.draining:
-            raise CapacityError(drained(self.number))
+            raise CapacityError(draining_message(self.number))
         if body.nbytes <= 0 or body.want < body.nbytes:
             raise InvalidArgumentError(f"nbytes of a lease must be at least 1 and at most want, got nbytes "
                                        f"{body.nbytes} and want {body.want}")  # fmt: skip
@@ -428,14 +432,14 @@ class StorageUnit:
             self._parked[key].peer = peer
             return []
         if sequence in slot.cancelled:
-            return [SendReply(peer, sequence, cancelled(sequence))]
-        granted = self._granted(slot, sequence)
+            return [SendReply(peer, sequence, cancelled_failure(sequence))]
+        granted = self._find_granted(slot, sequence)
         if granted is not None:
             return [SendReply(peer, sequence, self._describe(granted))]
         want = min(body.want, self.room.capacity)
         waits = max(0.0, body.wait or 0.0)
         parked = _WaitingLease(slot, peer, sequence, body.nbytes, want, now, now + waits)
-        if self.room.wanting(body.nbytes) > self.room.capacity:
+        if self.room.space_for(body.nbytes) > self.room.capacity:
             return [self._refusal(parked, now)]
         if self.table.count(slot.number) >= self._limits.extents:
             raise CapacityError(f"no capacity for another extent: {writer!r} has {self._limits.extents} in storage "
@@ -452,7 +456,7 @@ class StorageUnit:
             effects.append(self._refusal(parked, now))
         return effects
 
-    def _return(self, writer: str, peer: int, sequence: int, body: ReturnExtent) -> list[Effect]:
+    def _return(self, writer: str, peer: int, sequence: int, body: storage.ReturnExtent) -> list[Effect]:
         slot = self._slot(writer, body.slot)
         if len(set(body.extents)) != len(body.extents):
             raise InvalidArgumentError(f"the extents of a ReturnExtent must be different, got {body.extents}")
@@ -462,25 +466,25 @@ class StorageUnit:
                 continue  # it was returned before, and the reply was lost
             if extent is None or extent.slot != slot.number:
                 raise ProtocolError(f"extent {number} of unit {self.number} cannot be returned by {writer!r}: "
-                                    f"{self.table.story(number)}")  # fmt: skip
+                                    f"{self.table.describe(number)}")  # fmt: skip
         self._release_all(body.extents)
         return [SendReply(peer, sequence, Done()), *self._serve()]
 
-    def _look_for(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
+    def _find_missing(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
         """Check whether the blocks of these extents are gone; then answer the request `asked` (peer, sequence)."""
 
         def looked(gone: list[int], when: str) -> list[Effect]:
             gone = [number for number in gone if self.table.get(number) is not None]
             effects: list[Effect] = []
             if gone:
-                effects.append(Report(ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
+                effects.append(Report(unit_reports.ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
                 self._release_all(gone)
             if asked is not None:
                 effects.append(SendReply(*asked, Done(bool(gone))))
             return [*effects, *self._serve()]
 
         there = [number for number in numbers if self.table.get(number) is not None]
-        return self.room.look_for(there, looked) if there else looked([], "")
+        return self.room.check_content(there, looked) if there else looked([], "")
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drop a parked lease, or take back one that was just granted, because its writer will ignore the reply."""
@@ -489,12 +493,12 @@ class StorageUnit:
             return [SendReply(peer, sequence, Done(False))]
         parked = self._parked.pop((slot.number, body.sequence), None)
         if parked is not None:
-            failure = SendReply(parked.peer, body.sequence, cancelled(body.sequence))
+            failure = SendReply(parked.peer, body.sequence, cancelled_failure(body.sequence))
             return [failure, SendReply(peer, sequence, Done(True))]
         slot.cancelled[body.sequence] = None  # the lease may still arrive on a connection that was given up
         if len(slot.cancelled) > _RECENT_GRANTS:
             slot.cancelled.popitem(last=False)
-        granted = self._granted(slot, body.sequence)
+        granted = self._find_granted(slot, body.sequence)
         if granted is None:
             return [SendReply(peer, sequence, Done(False))]
         self._release_all([granted.number])
@@ -510,7 +514,7 @@ class StorageUnit:
             raise ProtocolError(f"slot {number} does not belong to {writer!r}; a writer must use its own slot")
         return slot
 
-    def _heard_of(self, writer: str, peer: int) -> None:
+    def _note_connection(self, writer: str, peer: int) -> None:
         """Note that this connection belongs to the writer. This makes a suspect in use again."""
         slot = self._writers.get(writer) or self._remote.get(writer)
         if slot is not None and peer not in slot.peers:
@@ -539,21 +543,25 @@ class StorageUnit:
         return [self._report(slot.number, slot.writer)]
 
     def _report(self, slot: int, writer: str) -> Report:
-        return Report(WriterGone(writer, self.number, self.table.of_slot(slot)))
+        return Report(unit_reports.WriterGone(writer, self.number, self.table.extents_of_slot(slot)))
 
     # ------------------------------------------------------------ space
 
     def _recall(self, now: float) -> list[Effect]:
         """If leases are waiting, free copies and recall all offers; otherwise recall what was unused for a period."""
-        if self._parked and self._kept.give_way():
+        if self._parked and self._kept.free_copies():
             return [*self._serve(), *self._recall(now)]
-        return self._serve() if self._recalled(self._recalls.some(bool(self._parked), self._with_extents, now)) else []
+        return (
+            self._serve()
+            if self._give_up_extents(self._recalls.recall_some(bool(self._parked), self._with_extents, now))
+            else []
+        )
 
-    def _recalled(self, found: list[Offer]) -> bool:
+    def _give_up_extents(self, found: list[Offer]) -> bool:
         """Free what was recalled of these extents. Returns whether this freed any space."""
-        return sum(self._give_up(number, used) for number, used in found) > 0
+        return sum(self._free_recalled(number, used) for number, used in found) > 0
 
-    def _give_up(self, number: int, used: int) -> bool:
+    def _free_recalled(self, number: int, used: int) -> bool:
         extent = self.table.get(number)
         if extent is None:
             return False
@@ -584,31 +592,33 @@ class StorageUnit:
         effects: list[Effect] = []
         too_much = math.inf  # a lease of this space failed, so leases that take as much need not be tried
         for key, parked in list(self._parked.items()):
-            if self.room.wanting(parked.nbytes) >= too_much:
+            if self.room.space_for(parked.nbytes) >= too_much:
                 continue
             slot = parked.slot.number
             take = self.room.lease
             extent = take(slot, parked.want, parked.sequence) or take(slot, parked.nbytes, parked.sequence)
             if extent is None:
-                too_much = self.room.wanting(parked.nbytes)
+                too_much = self.room.space_for(parked.nbytes)
                 continue
             del self._parked[key]
             effects.append(SendReply(parked.peer, parked.sequence, self._grant(parked, extent)))
         return effects
 
-    def _grant(self, parked: _WaitingLease, extent: LeasedExtent) -> ExtentLeaseReply:
+    def _grant(self, parked: _WaitingLease, extent: LeasedExtent) -> storage.ExtentLeaseReply:
         grants = parked.slot.grants
         grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
         return self._describe(extent)
 
-    def _granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
+    def _find_granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
         """Return the extent that was recently granted to this request, if it is still leased."""
         return self.table.get(slot.grants.get(sequence, 0))
 
-    def _describe(self, extent: LeasedExtent) -> ExtentLeaseReply:
-        return ExtentLeaseReply(extent.number, extent.offset, extent.length, self.room.generation(extent.offset))
+    def _describe(self, extent: LeasedExtent) -> storage.ExtentLeaseReply:
+        return storage.ExtentLeaseReply(
+            extent.number, extent.offset, extent.length, self.room.generation(extent.offset)
+        )
 
     def _refusal(self, parked: _WaitingLease, now: float) -> SendReply:
         crowd = len(self._parked) if len(self._parked) >= self._limits.parked else 0

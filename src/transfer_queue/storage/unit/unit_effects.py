@@ -84,11 +84,11 @@ def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, w
     )
 
 
-def cancelled(sequence: int) -> Failure:
+def cancelled_failure(sequence: int) -> Failure:
     """Return the failure of a lease that its client cancelled."""
     return Failure("WaitTimeoutError", f"request {sequence} was cancelled by its client while it waited for space")
 
 
-def drained(unit: int) -> str:
+def draining_message(unit: int) -> str:
     """Return the message for a lease in a unit that is being drained."""
     return f"storage unit {unit} is being drained and leases no space; write to another one"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, fits, of_dtype
+from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, column_fits, with_dtype
 from transfer_queue.wire.buffers.block_layout import MIXED_RANK, columns
 
 I8 = NDArray[np.int64]
@@ -45,7 +45,7 @@ class RowRun:
     lengths: I8 | None = None
     """If rows differ: the length of each row in bytes, [count]."""
 
-    def rows(self) -> FieldRows:
+    def field_rows(self) -> FieldRows:
         """Return the rows one by one."""
         units = np.full(self.count, self.unit, np.int32)
         if self.starts is not None and self.shapes is not None and self.lengths is not None:
@@ -58,7 +58,7 @@ class RowRun:
         return FieldRows(self.type, units, starts, np.full(self.count, length), shapes)
 
 
-def runs(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
+def row_runs(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
     """Return the rows of each field if all of them are runs; None otherwise, and if the reply is not consistent."""
     try:
         return _found(reply, memory) if reply.count else None
@@ -124,9 +124,9 @@ class _RunBlock:
     def run(self, field: FieldType) -> RowRun | None:
         """Return the rows of one field; None if the column of the block does not fit the type of the field."""
         column = self._columns.get(field.name)
-        if column is None or not fits(column.spec, field):
+        if column is None or not column_fits(column.spec, field):
             return None
-        field = of_dtype(field, column.spec.dtype)
+        field = with_dtype(field, column.spec.dtype)
         first, count = self._first, self._count
         at = self._offset + column.offset
         if column.starts is None or column.shapes is None or column.lengths is None:

@@ -1,7 +1,7 @@
 """Bytes in the memory of a device, on which blocks are written and read without a copy to the host.
 
 A device is one of torch, and its memory a flat uint8 tensor. Copies run in order on the current stream of the calling
-thread. Call `tensors.settle` before a library that does not use streams accesses the memory.
+thread. Call `tensors.synchronize` before a library that does not use streams accesses the memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from transfer_queue.wire.blocks.remote_ranges import ALIGNMENT, HERE, RangePieces
-from transfer_queue.wire.buffers.copies import U8, joined_runs
-from transfer_queue.wire.buffers.tensors import BITS, settle
+from transfer_queue.wire.buffers.copies import U8, join_runs
+from transfer_queue.wire.buffers.tensors import BITS, synchronize
 
 I8 = NDArray[np.int64]
 
@@ -20,13 +20,13 @@ KINDS = frozenset({"cuda", "npu"})
 """The kinds of devices whose tensors are copied only when their destination is known."""
 
 
-def allocated(device: torch.device, nbytes: int) -> torch.Tensor | None:
+def allocate_on_device(device: torch.device, nbytes: int) -> torch.Tensor | None:
     """Return memory of a device with undefined content that no kernel uses; None if the device has no memory left."""
     try:
         memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
     except RuntimeError:  # also torch.OutOfMemoryError, which not all devices raise
         return None
-    settle(device)  # torch may return memory that earlier kernels still use
+    synchronize(device)  # torch may return memory that earlier kernels still use
     return memory
 
 
@@ -46,7 +46,7 @@ class DeviceBlock:
         """The length of that memory in bytes."""
         self._at, self._shifts = pieces.at, ends - room - pieces.at
 
-    def places(self, at: I8) -> I8:
+    def packed_places(self, at: I8) -> I8:
         """Return the places in that memory of these places in the buffer, which are inside pieces."""
         places: I8 = at + self._shifts[np.searchsorted(self._at, at, "right") - 1]
         return places
@@ -67,7 +67,7 @@ class DeviceArena:
         self._packed = packed
 
     @classmethod
-    def whole(cls, memory: torch.Tensor) -> DeviceArena:
+    def of_memory(cls, memory: torch.Tensor) -> DeviceArena:
         """Return the arena of all of this memory."""
         none, size = np.zeros(1, np.int64), np.array([len(memory)])
         return cls(memory, len(memory), DeviceBlock(RangePieces(HERE, none, size, none)))
@@ -81,11 +81,11 @@ class DeviceArena:
         """Return an array of the buffer's length without its content."""
         return self._length
 
-    def taken(self, starts: I8, lengths: I8) -> torch.Tensor:
+    def gather_bytes(self, starts: I8, lengths: I8) -> torch.Tensor:
         """Return these bytes of the buffer one after the other, in new memory of the device."""
         some = lengths > 0
         if not some.any():
             return torch.empty(0, dtype=torch.uint8, device=self.device)
-        begins, sizes = joined_runs(self._packed.places(starts[some]), lengths[some])
+        begins, sizes = join_runs(self._packed.packed_places(starts[some]), lengths[some])
         ends = begins + sizes
         return torch.cat([self._memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])

@@ -28,10 +28,17 @@ from tensordict import (
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldSpec
 from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
-from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, aligned
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
 from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copy_all
 from transfer_queue.wire.buffers.tensor_conversion import tensors_of
-from transfer_queue.wire.buffers.tensors import NAMES, bits, copy_elements, dtype_name, is_carriable, on_host
+from transfer_queue.wire.buffers.tensors import (
+    NAMES,
+    copy_elements,
+    dtype_name,
+    is_carriable,
+    to_host,
+    view_as_integers,
+)
 from transfer_queue.wire.objects.extensions import Buffer
 from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
 
@@ -98,7 +105,7 @@ class EncodedBlock:
         end = 0
         for _, _, nbytes, source in columns:
             self._sources.append((end, source))
-            end = aligned(end + nbytes)
+            end = align(end + nbytes)
         self.nbytes = end
 
     def write_into(self, memory: memoryview | U8) -> None:
@@ -116,7 +123,7 @@ class EncodedBlock:
             source.write(array, address, start, later)
         copy_all(later)
 
-    def device(self, kind: str) -> torch.device | None:
+    def device_of_kind(self, kind: str) -> torch.device | None:
         """Return a device of this kind that has values of the block; None if there is none."""
         return next((part.tensor.device for _, part in self._parts() if _lies_on(part, kind)), None)
 
@@ -203,7 +210,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
             spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
             columns.append((spec, struct.pack(f"<{len(shape)}q", *shape), tensor.nbytes, _dense(tensor)))
         else:
-            columns.append(_objects(_name(name), [_unwrapped(value)], allow_pickle))
+            columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle))
     return EncodedBlock(1, columns)
 
 
@@ -237,7 +244,7 @@ class _TensorMemory(_Tensor):
         if nbytes < LEAST_PART:
             ctypes.memmove(address + start, self.tensor.data_ptr(), nbytes)
         else:
-            later.append((memory[start : start + nbytes], bits(self.tensor).reshape(-1).view(np.uint8)))
+            later.append((memory[start : start + nbytes], view_as_integers(self.tensor).reshape(-1).view(np.uint8)))
 
 
 class _StridedColumn(_Tensor):
@@ -359,7 +366,7 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
     if isinstance(value, NonTensorStack):
         values = value.tolist() if value.batch_dims else [value]
     elif isinstance(value, list | tuple):
-        values = list(map(_unwrapped, value))
+        values = list(map(_unwrap, value))
     elif is_tensor_collection(value) and value.batch_dims:
         values = list(value.unbind(0))
     else:
@@ -373,7 +380,7 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
 def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
     """Encode the value of a NonTensorData: one value for each row if it has as many values, otherwise one for all."""
     if isinstance(value, list) and len(value) == rows:
-        return _values(name, list(map(_unwrapped, value)), allow_pickle)
+        return _values(name, list(map(_unwrap, value)), allow_pickle)
     if isinstance(value, np.ndarray) and value.ndim and len(value) == rows:
         return _values(name, array_rows(value), allow_pickle)
     if isinstance(value, torch.Tensor) and not value.is_nested:
@@ -509,14 +516,14 @@ def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:
             "put a dense tensor with elements of its own"
         )
     try:
-        return on_host(tensor, KINDS)
+        return to_host(tensor, KINDS)
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise UncarriableValueError(
             f"field {name!r}, row {row}: a value of type {type(tensor).__name__} cannot be stored: {error}"
         ) from error
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """Return a row's value as tensordict shows it: the value of a NonTensorData, a NonTensorStack as a list."""
     if isinstance(value, NonTensorData):
         return value.data

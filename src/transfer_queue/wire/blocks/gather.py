@@ -20,14 +20,21 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.contiguous_rows import RowRun, runs
+from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
 from transfer_queue.wire.blocks.remote_ranges import HERE
-from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, located, of_dtype
+from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, locate_rows, with_dtype
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
 from transfer_queue.wire.buffers.copies import LARGEST, U8, Copies, allocate, copy_all
-from transfer_queue.wire.buffers.jagged import JaggedOffsets, cut_of
-from transfer_queue.wire.buffers.tensors import DTYPES, NAMES, copied_tensor, nested_over, promoted, tensor_over
+from transfer_queue.wire.buffers.jagged import JaggedOffsets, offsets_of_lengths
+from transfer_queue.wire.buffers.tensors import (
+    DTYPES,
+    NAMES,
+    copy_tensor,
+    nested_tensor_over,
+    promote_dtypes,
+    tensor_over,
+)
 from transfer_queue.wire.objects.object_decoder import decode_object
 
 I8 = NDArray[np.int64]
@@ -72,13 +79,13 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
     """Return the columns of the fields. The caller must make the copies in `later`."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
-    if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := runs(reply, memory)) is not None:
+    if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := row_runs(reply, memory)) is not None:
         for field in reply.types:
             if field.kind == NESTED:
                 continue
             columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts, later)
         return columns
-    for rows in located(reply, memory):
+    for rows in locate_rows(reply, memory):
         name = rows.type.name
         if rows.type.kind == NESTED:
             continue
@@ -106,7 +113,7 @@ def _unknown_dtype(field: FieldType) -> ProtocolError:
     return ProtocolError(f"field {field.name!r} has dtype {field.dtype}, which this version of torch does not have")
 
 
-def nested(values: TensorDict, names: Iterable[str]) -> TensorDict:
+def nest_tables(values: TensorDict, names: Iterable[str]) -> TensorDict:
     """Return the values with nested TensorDicts of these names, which contain their leaves as they were put."""
     tables = sorted(names)
     if not tables:
@@ -139,7 +146,7 @@ def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: 
     """Return the default container of a field whose rows are one after the other in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
-        return stack_of(_objects(run.rows(), memory, allow_pickle), run.count)
+        return stack_of(_objects(run.field_rows(), memory, allow_pickle), run.count)
     if field.dtype not in DTYPES:
         raise _unknown_dtype(field)
     ragged = max(field.differs.bit_length() - 1, 0)
@@ -147,15 +154,15 @@ def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: 
         shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
         or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
     ):  # fmt: skip
-        return _by_type(run.rows(), memory, cuts, later)
+        return _by_type(run.field_rows(), memory, cuts, later)
     if not shape:
         return _tensor(run, memory, (run.count,), later)
     key = shape[ragged].to_bytes(8, "little") * run.count
     cut = cuts.get(key)
     if cut is None:
-        cut = cuts[key] = cut_of(key)
+        cut = cuts[key] = offsets_of_lengths(key)
     whole = (*shape[:ragged], cut.total, *shape[ragged + 1 :])
-    return cut.over(_tensor(run, memory, whole, later), ragged + 1)
+    return cut.make_jagged(_tensor(run, memory, whole, later), ragged + 1)
 
 
 def _tensor(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
@@ -163,7 +170,7 @@ def _tensor(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies) 
     its = memory(run.unit)
     if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
         return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
-    return copied_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)
+    return copy_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)
 
 
 # ---------------------------------------------------------------- tensors
@@ -178,13 +185,13 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
     names = [name for name, _ in rows.parts]
     for name in names:
         if name not in DTYPES:
-            raise _unknown_dtype(of_dtype(rows.type, name))
-    dtype = promoted(rows.type.name, names)
+            raise _unknown_dtype(with_dtype(rows.type, name))
+    dtype = promote_dtypes(rows.type.name, names)
     lengths, starts = np.empty_like(rows.lengths), np.empty_like(rows.starts)
     pieces, end = [], 0
     for name, chosen in rows.parts:
         part = FieldRows(
-            of_dtype(rows.type, name), rows.units[chosen], rows.starts[chosen], rows.lengths[chosen],
+            with_dtype(rows.type, name), rows.units[chosen], rows.starts[chosen], rows.lengths[chosen],
             rows.shapes[chosen],
         )  # fmt: skip
         pieces.append(_flat(part, memory).to(dtype).view(torch.uint8))
@@ -192,9 +199,9 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
         ends = end + np.cumsum(lengths[chosen])
         starts[chosen], end = ends - lengths[chosen], int(ends[-1])
     joined = torch.cat(pieces)
-    made = FieldRows(of_dtype(rows.type, NAMES[dtype]), np.full_like(rows.units, HERE), starts, lengths, rows.shapes)
+    made = FieldRows(with_dtype(rows.type, NAMES[dtype]), np.full_like(rows.units, HERE), starts, lengths, rows.shapes)
     if isinstance(memory, DeviceArena):
-        return made, DeviceArena.whole(joined)
+        return made, DeviceArena.of_memory(joined)
     array: U8 = joined.numpy()
     return made, lambda unit: array
 
@@ -202,8 +209,8 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
 def _bytes(rows: FieldRows, memory: Memory, later: Copies | None = None) -> U8 | torch.Tensor:
     """Return all rows, one after the other, in new memory on the device of the arena."""
     if isinstance(memory, DeviceArena):
-        return memory.taken(rows.starts, rows.lengths)
-    return rows.bytes(memory, later)
+        return memory.gather_bytes(rows.starts, rows.lengths)
+    return rows.gather_bytes(memory, later)
 
 
 def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
@@ -219,7 +226,7 @@ def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
         flat = _flat(rows, memory)
         # an empty strided nested tensor has no rank
         if len(rows.starts):
-            return nested_over(flat, rows.shapes)
+            return nested_tensor_over(flat, rows.shapes)
         return torch.nested.nested_tensor([], dtype=flat.dtype, device=flat.device)
     return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), cuts, later)
 
@@ -231,8 +238,8 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Cop
     key = lengths.tobytes()
     cut = cuts.get(key)
     if cut is None:
-        cut = cut_of(key)
-        cut = cuts[key] = cut.on(memory.device) if isinstance(memory, DeviceArena) else cut
+        cut = offsets_of_lengths(key)
+        cut = cuts[key] = cut.to_device(memory.device) if isinstance(memory, DeviceArena) else cut
     leading = math.prod(shape[:ragged])
     if leading == 1 or not rows.lengths.any():
         flat = _bytes(rows, memory, later)
@@ -243,7 +250,7 @@ def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Cop
         outside = replace(rows, units=np.tile(rows.units, leading), starts=starts, lengths=np.tile(pieces, leading))
         flat = _bytes(outside, memory)
     shape[ragged] = cut.total
-    return cut.over(tensor_over(flat, rows.type.dtype, shape), ragged + 1)
+    return cut.make_jagged(tensor_over(flat, rows.type.dtype, shape), ragged + 1)
 
 
 def _common_shape(rows: FieldRows, ragged: int) -> list[int]:
@@ -305,7 +312,7 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
         return _padded_on(memory.device, _rows(rows, memory), (count, *sizes), DTYPES[rows.type.dtype])
     memory_of_all = allocate(nbytes)
     memory_of_all[:] = 0
-    flat = rows.bytes(memory)
+    flat = rows.gather_bytes(memory)
     inner = math.prod(sizes[1:]) * item_size
     if (shapes[:, 1:] == sizes[1:]).all():
         # ragged only in the first dimension: steps of equal size, which one operation moves

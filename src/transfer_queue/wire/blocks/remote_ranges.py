@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.row_addressing import Memory, located
+from transfer_queue.wire.blocks.row_addressing import Memory, locate_rows
 from transfer_queue.wire.buffers.copies import U8
 
 I8 = NDArray[np.int64]
@@ -65,14 +65,14 @@ class RemoteRanges:
     numbers: I8
     """The position of each block in the reply."""
 
-    def wanted(self, pieces: Sequence[RangePieces]) -> I8:
+    def needed_bytes(self, pieces: Sequence[RangePieces]) -> I8:
         """Return the number of bytes of each block that are in the pieces."""
         out = np.zeros(len(self.at), np.int64)
         for each in pieces:
             np.add.at(out, np.searchsorted(self.at, each.at, "right") - 1, each.lengths)
         return out
 
-    def of(self, unit: int) -> NDArray[np.bool_]:
+    def is_in_unit(self, unit: int) -> NDArray[np.bool_]:
         """Return which of the blocks are in this unit."""
         mine: NDArray[np.bool_] = self.units == unit
         return mine
@@ -84,17 +84,17 @@ class RemoteRanges:
             memory: The arenas of the other units, of which only the lengths are used.
 
         Raises:
-            ProtocolError: See `row_addressing.located`.
+            ProtocolError: See `row_addressing.locate_rows`.
         """
         whole: U8 = np.broadcast_to(np.uint8(0), (self.nbytes,))
         starts, ends = [], []
-        for rows in located(self.reply, lambda unit: whole if unit == HERE else memory(unit)):
+        for rows in locate_rows(self.reply, lambda unit: whole if unit == HERE else memory(unit)):
             mine = (rows.units == HERE) & (rows.lengths > 0)
             starts.append(rows.starts[mine])
             ends.append(rows.starts[mine] + rows.lengths[mine])
-        return self._joined(np.concatenate(starts), np.concatenate(ends)) if starts else []
+        return self._join(np.concatenate(starts), np.concatenate(ends)) if starts else []
 
-    def _joined(self, starts: I8, ends: I8) -> list[RangePieces]:
+    def _join(self, starts: I8, ends: I8) -> list[RangePieces]:
         if not len(starts):
             return []
         order = np.argsort(starts, kind="stable")
@@ -114,7 +114,7 @@ class RemoteRanges:
         ]
 
 
-def elsewhere(reply: LookupReply, units: Container[int]) -> RemoteRanges | None:
+def find_remote(reply: LookupReply, units: Container[int]) -> RemoteRanges | None:
     """Return the blocks of a reply that are in these units; None if there are none.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.messages.descriptors import FieldSpec
-from transfer_queue.wire.buffers.block_layout import MIXED_RANK, ColumnLayout, aligned, columns
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK, ColumnLayout, align, columns
 
 I8 = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class RepackedBlock:
     """For each field its start in the new block, where its pieces are one after the other."""
 
 
-def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields: Collection[str]) -> RepackedBlock:
+def repack_block(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields: Collection[str]) -> RepackedBlock:
     """Return the block of the rows `slots` (at least one, ascending) of a block, with these fields (at least one).
 
     Raises:
@@ -54,7 +54,7 @@ def repacked(schema: list[FieldSpec], dims: bytes, rows: int, slots: I8, fields:
         starts.append(at)
         lengths.append(sizes)
         places.append(end)
-        end = aligned(end + int(sizes.sum()))
+        end = align(end + int(sizes.sum()))
     return RepackedBlock(made, np.concatenate(numbers).astype("<i8").tobytes(), end, starts, lengths, places)
 
 

@@ -43,7 +43,7 @@ class FieldRows:
     parts: tuple[tuple[str, I8], ...] = ()
     """If rows differ in dtype: each dtype with the positions of its rows."""
 
-    def bytes(self, memory: Memory, later: Copies | None = None) -> U8:
+    def gather_bytes(self, memory: Memory, later: Copies | None = None) -> U8:
         """Return all rows, one after the other, in new memory. For `later` see `copies.gather_pieces`."""
         return gather(memory, self.units, self.starts, self.lengths, later)
 
@@ -67,7 +67,7 @@ def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | N
     return gather_pieces(np.concatenate(parts), origins, lengths)
 
 
-def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
+def locate_rows(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
     """Yield the rows of each field, in the order of reply.types.
 
     Raises:
@@ -80,17 +80,17 @@ def located(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
         for field in reply.types:
             if not MIXED_RANK <= field.ndim <= MAX_NDIM:
                 raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
-            yield by_placement[id(places[field.name])].of(field)
+            yield by_placement[id(places[field.name])].rows_of_field(field)
     except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
         raise ProtocolError(f"the reply of a lookup is not valid: {type(error).__name__}: {error}") from error
 
 
-def fits(spec: FieldSpec, field: FieldType) -> bool:
+def column_fits(spec: FieldSpec, field: FieldType) -> bool:
     """Whether a column of a block can belong to a field of this type."""
     return spec.kind == field.kind and (spec.dtype == field.dtype or spec.dtype in field.dtypes)
 
 
-def of_dtype(field: FieldType, dtype: str) -> FieldType:
+def with_dtype(field: FieldType, dtype: str) -> FieldType:
     """Return the type of rows of a field that have this dtype."""
     return field if dtype == field.dtype else msgspec.structs.replace(field, dtype=dtype)
 
@@ -193,14 +193,14 @@ class _ReplyRows:
         elif count:
             self._parts = [(np.flatnonzero(group == g), blocks.groups[g]) for g in np.unique(group).tolist()]
 
-    def of(self, field: FieldType) -> FieldRows:
+    def rows_of_field(self, field: FieldType) -> FieldRows:
         """Return the rows of one field of the placement."""
         if self._parts is None:
             nothing = np.zeros(0, np.int64)
             return FieldRows(field, self._units, nothing, nothing, np.zeros((0, max(field.ndim, 0)), np.int64))
         if isinstance(self._parts, _SchemaGroup):
             starts, lengths, shapes = self._within(field, self._parts, self._layouts, self._offsets, self._slots)
-            typed = of_dtype(field, self._parts.columns[field.name].spec.dtype)
+            typed = with_dtype(field, self._parts.columns[field.name].spec.dtype)
             return FieldRows(typed, self._units, starts, lengths, shapes)
         starts, lengths = np.empty_like(self._slots), np.empty_like(self._slots)
         found = []
@@ -214,14 +214,14 @@ class _ReplyRows:
         for chosen, part in found:
             shapes[chosen, : part.shape[1]] = part
         if len(dtypes) == 1:
-            return FieldRows(of_dtype(field, next(iter(dtypes))), self._units, starts, lengths, shapes)
+            return FieldRows(with_dtype(field, next(iter(dtypes))), self._units, starts, lengths, shapes)
         parts = tuple((dtype, np.concatenate(chosen)) for dtype, chosen in dtypes.items())
         return FieldRows(field, self._units, starts, lengths, shapes, parts)
 
     @staticmethod
     def _within(field: FieldType, group: _SchemaGroup, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
         column = group.columns[field.name]
-        if not fits(column.spec, field):
+        if not column_fits(column.spec, field):
             raise ValueError(f"field {field.name!r} has dtype {field.dtype}, but {column.spec.dtype} in a block")
         which: I8 | int = 0 if len(column.offsets) == 1 else layouts
         starts, lengths = column.locate(which, slots)

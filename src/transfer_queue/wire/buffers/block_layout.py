@@ -48,7 +48,7 @@ ITEM_SIZES: dict[str, int] = {
 I8 = NDArray[np.int64]
 
 
-def aligned(nbytes: int) -> int:
+def align(nbytes: int) -> int:
     """Return nbytes rounded up to a multiple of ALIGNMENT."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
@@ -140,7 +140,7 @@ def block_nbytes(schema: Sequence[FieldSpec], dims: I8, rows: int) -> int:
     """Return the length of a block in bytes, a multiple of ALIGNMENT. Checks the descriptor as `columns` does."""
     if any(spec.ragged for spec in schema):
         layouts = columns(schema, dims, rows)
-        return aligned(int(layouts[-1].offsets[0] + layouts[-1].nbytes[0]))
+        return align(int(layouts[-1].offsets[0] + layouts[-1].nbytes[0]))
     # without ragged fields, plain integers are several times faster than arrays
     _check_rows(schema, rows)
     sizes = dims.tolist()
@@ -155,7 +155,7 @@ def block_nbytes(schema: Sequence[FieldSpec], dims: I8, rows: int) -> int:
                 raise _bad_size(spec)
             nbytes *= size
         position += spec.ndim
-        end = aligned(end + nbytes)
+        end = align(end + nbytes)
         if end > MAX_BYTES:
             raise _too_large(spec)
     if position != len(sizes):

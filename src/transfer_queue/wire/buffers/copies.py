@@ -101,7 +101,7 @@ def _keep_pages(pages: mmap.mmap) -> None:
             _kept.pop(0)
 
 
-def in_turns(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
+def run_in_parts(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
     """Call work(0, count), or if `nbytes` are many, call it for parts that two threads take in turn.
 
     Parts get smaller towards the end, and the caller waits only for a part that the other thread has begun. So the
@@ -171,7 +171,7 @@ def copy_all(copies: Copies) -> None:
             destination[start - begin : end - begin] = source[start - begin : end - begin]
             start, at = end, at + 1
 
-    in_turns(ends[-1], ends[-1], work)
+    run_in_parts(ends[-1], ends[-1], work)
 
 
 def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
@@ -181,13 +181,13 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = No
     caller has checked that the pieces are inside the memory.
     """
     if len(starts) == 1:
-        return copied(memory, int(starts[0]), int(lengths[0]), later)
+        return copy_range(memory, int(starts[0]), int(lengths[0]), later)
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.uint8)
-    runs, run_lengths = joined_runs(starts, lengths)
+    runs, run_lengths = join_runs(starts, lengths)
     if len(runs) == 1:
-        return copied(memory, int(runs[0]), total, later)
+        return copy_range(memory, int(runs[0]), total, later)
     if len(runs) * RUN <= total or len(runs) <= 8:
         return _gather_runs(memory, runs, run_lengths, total)
     base, cell = _cells(starts, lengths)
@@ -201,7 +201,7 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = No
     return _gather_runs(memory, runs, run_lengths, total)
 
 
-def copied(memory: U8, start: int, length: int, later: Copies | None = None) -> U8:
+def copy_range(memory: U8, start: int, length: int, later: Copies | None = None) -> U8:
     """Return memory[start : start + length] in new memory. For `later` see `gather_pieces`."""
     destination = allocate(length)
     copies = [(destination, memory[start : start + length])]
@@ -212,7 +212,7 @@ def copied(memory: U8, start: int, length: int, later: Copies | None = None) -> 
     return destination
 
 
-def joined_runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
+def join_runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
     """Join consecutive pieces that are neighbours in memory into runs."""
     first = np.empty(len(starts), np.bool_)
     first[0] = True
@@ -234,7 +234,7 @@ def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
                 destination[place : place + length] = memory[origin : origin + length]
 
         if len(runs) >= 16:
-            in_turns(len(runs), total, work)
+            run_in_parts(len(runs), total, work)
         else:
             for place, origin, length in runs:
                 copy_bytes(destination[place : place + length], memory[origin : origin + length])
@@ -276,5 +276,5 @@ def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) ->
         # mode "clip" writes directly into `out`; "raise" would use a buffer
         np.take(cells, index[start:stop], out=into[start:stop], mode="clip")
 
-    in_turns(len(index), total, work)
+    run_in_parts(len(index), total, work)
     return destination

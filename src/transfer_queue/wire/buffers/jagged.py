@@ -38,7 +38,7 @@ class JaggedOffsets:
         self.total = total
         """The sum of the lengths."""
 
-    def over(self, values: torch.Tensor, ragged: int) -> torch.Tensor:
+    def make_jagged(self, values: torch.Tensor, ragged: int) -> torch.Tensor:
         """Return a jagged tensor whose dimension `ragged` (from 1), dimension ragged - 1 of `values`, is ragged."""
         ways = _ways()
         if ways is None:
@@ -66,12 +66,12 @@ class JaggedOffsets:
         made: torch.Tensor = ways.kind(values, self._offsets, _ragged_idx=ragged, _metadata_cache=dict(self._seqlens))
         return made
 
-    def on(self, device: torch.device) -> JaggedOffsets:
+    def to_device(self, device: torch.device) -> JaggedOffsets:
         """Return the same offsets for values on a device."""
         return JaggedOffsets(self._offsets.to(device, copy=True), self._shortest, self._longest, self.total)
 
     @property
-    def place(self) -> int:
+    def address(self) -> int:
         """The address of the offsets. It changes when torch shares them with another process."""
         return self._offsets.data_ptr()
 
@@ -98,13 +98,13 @@ def _twin(kind: Any, known: _Known, values: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def cut_of(lengths: bytes) -> JaggedOffsets:
+def offsets_of_lengths(lengths: bytes) -> JaggedOffsets:
     """Return the offsets of rows of these lengths (i8)."""
     if len(lengths) > 8 * KEPT_ROWS:
-        return _made(lengths).cut
+        return _make_offsets(lengths).cut
     kept = _kept(lengths)
     # users who have tensors over the offsets could have changed them
-    if kept.offsets.tobytes() != kept.were or kept.cut.place != kept.place:
+    if kept.offsets.tobytes() != kept.were or kept.cut.address != kept.place:
         _kept.cache_clear()
         kept = _kept(lengths)
     return kept.cut
@@ -119,10 +119,10 @@ class _OffsetsCache(NamedTuple):
     were: bytes
     """The values of the offsets when they were made."""
     place: int
-    """`JaggedOffsets.place` when they were made."""
+    """`JaggedOffsets.address` when they were made."""
 
 
-def _made(lengths: bytes) -> _OffsetsCache:
+def _make_offsets(lengths: bytes) -> _OffsetsCache:
     listed = np.frombuffer(lengths, np.int64)
     offsets = np.zeros(len(listed) + 1, np.int64)
     np.cumsum(listed, out=offsets[1:])
@@ -130,10 +130,10 @@ def _made(lengths: bytes) -> _OffsetsCache:
     # tensors made in inference mode cannot become part of a graph, but these may later
     with torch.inference_mode(False):
         cut = JaggedOffsets(torch.from_numpy(offsets), shortest, longest, int(offsets[-1]))
-    return _OffsetsCache(cut, offsets, offsets.tobytes(), cut.place)
+    return _OffsetsCache(cut, offsets, offsets.tobytes(), cut.address)
 
 
-_kept = functools.lru_cache(maxsize=KEPT)(_made)
+_kept = functools.lru_cache(maxsize=KEPT)(_make_offsets)
 
 
 class _Ways(NamedTuple):
@@ -216,14 +216,14 @@ def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
         first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
         values = value.values().narrow(ragged - 1, first, last - first)
         lengths = offsets.diff() if stop > start else offsets.new_zeros(1)
-        return JaggedOffsets(offsets - first, int(lengths.min()), int(lengths.max())).over(values, ragged)
+        return JaggedOffsets(offsets - first, int(lengths.min()), int(lengths.max())).make_jagged(values, ragged)
     if offsets.is_cpu and stop > start:
         ends = offsets.numpy().astype(np.int64, copy=False)
-        return cut_of(np.diff(ends).tobytes()).over(_values(value)[int(ends[0]) : int(ends[-1])], 1)
+        return offsets_of_lengths(np.diff(ends).tobytes()).make_jagged(_values(value)[int(ends[0]) : int(ends[-1])], 1)
     lengths = offsets.diff()
     first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
     shortest, longest = (int(lengths.min()), int(lengths.max())) if stop > start else (0, 0)
-    return JaggedOffsets(offsets - first, shortest, longest).over(value.values()[first:last], 1)
+    return JaggedOffsets(offsets - first, shortest, longest).make_jagged(value.values()[first:last], 1)
 
 
 def _values(value: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copied
+from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copy_range
 
 I8 = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
-def promoted(field: str, names: Sequence[str]) -> torch.dtype:
+def promote_dtypes(field: str, names: Sequence[str]) -> torch.dtype:
     """Return the dtype that `torch.promote_types` gives for the dtypes of the rows of a field.
 
     Raises:
@@ -66,7 +66,7 @@ def is_carriable(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.dtype in NAMES
 
 
-def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
+def to_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
     """Return the elements in host memory, without graph and pending conjugation or negation.
 
     The result is the tensor itself if it is so already. A tensor on a kind of device in `stays` is not copied. The
@@ -81,7 +81,7 @@ def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
         tensor = tensor.detach()
     if not tensor.is_cpu:
         if tensor.device.type in stays:
-            settle(tensor.device)  # its kernels may be running on another stream than the copy
+            synchronize(tensor.device)  # its kernels may be running on another stream than the copy
         else:
             tensor = tensor.cpu()
     if tensor.is_conj():
@@ -91,13 +91,13 @@ def on_host(tensor: torch.Tensor, stays: Collection[str] = ()) -> torch.Tensor:
     return tensor
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the kernels that this thread has started on a device are done."""
     if device.type != "cpu":
         getattr(torch, device.type).current_stream(device).synchronize()
 
 
-def bits(tensor: torch.Tensor) -> NDArray[Any]:
+def view_as_integers(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a host tensor as an array over the same memory, with elements of the same width."""
     width = tensor.element_size()
     array: NDArray[Any] = tensor.detach().view(BITS[width]).numpy()
@@ -106,12 +106,12 @@ def bits(tensor: torch.Tensor) -> NDArray[Any]:
 
 def flat_bytes(tensor: torch.Tensor) -> U8:
     """Return the bytes of a tensor in C order: its own memory if it is contiguous on the host, otherwise a copy."""
-    host = on_host(tensor)
+    host = to_host(tensor)
     if host.numel() == 0:
         return np.empty(0, np.uint8)
     flat: U8
     if host.is_contiguous():
-        flat = bits(host).reshape(-1).view(np.uint8)
+        flat = view_as_integers(host).reshape(-1).view(np.uint8)
     else:
         flat = allocate(host.numel() * host.element_size())
         copy_elements(flat, host)
@@ -122,7 +122,7 @@ def copy_elements(destination: U8, tensor: torch.Tensor) -> None:
     """Copy a host tensor that is not contiguous into flat memory in C order, in one pass."""
     if tensor.numel() == 0:
         return
-    source = bits(tensor)
+    source = view_as_integers(tensor)
     into = destination.view(source.dtype).reshape(source.shape)
     if tensor.dim() >= 2 and tensor.stride(-1) != 1 and tensor.size(-1) > 1 and not _forked:
         # torch transposes in tiles, four times as fast, but its threads do not survive a fork (see `copies`)
@@ -153,16 +153,14 @@ def tensor_over(memory: U8 | torch.Tensor, name: str, shape: Sequence[int]) -> t
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
 
 
-def copied_tensor(
-    memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...], later: Copies
-) -> torch.Tensor:
+def copy_tensor(memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
     """Return a new tensor with the elements in memory[start : start + nbytes], which must have exactly its length.
 
     A large copy is not made but added to `later`, for a `copy_all` by the caller. The caller has checked that the range
     is inside the memory.
     """
     if nbytes >= LEAST_PART:
-        return tensor_over(copied(memory, start, nbytes, later), name, shape)
+        return tensor_over(copy_range(memory, start, nbytes, later), name, shape)
     # an array and views of it would need three times as long
     made = torch.empty(shape, dtype=DTYPES[name], device="cpu")
     if made.nbytes != nbytes:
@@ -171,7 +169,7 @@ def copied_tensor(
     return made
 
 
-def nested_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:
+def nested_tensor_over(flat: torch.Tensor, shapes: I8) -> torch.Tensor:
     """Return a strided nested tensor of rows (shapes: [rows, ndim]) that are one after the other in flat memory."""
     counts = shapes.prod(axis=1)
     strides = np.ones_like(shapes)
@@ -195,4 +193,4 @@ def nested_from_rows(rows: Any, dtype: torch.dtype) -> torch.Tensor:
     flat = np.concatenate([flat_bytes(row) for row in rows])
     shapes = np.array([tuple(row.shape) for row in rows], np.int64)
     name = NAMES[dtype]
-    return nested_over(tensor_over(flat, name, (len(flat) // ITEM_SIZES[name],)), shapes)
+    return nested_tensor_over(tensor_over(flat, name, (len(flat) // ITEM_SIZES[name],)), shapes)

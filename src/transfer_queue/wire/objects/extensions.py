@@ -24,7 +24,7 @@ TORCH_CODES = range(TENSOR, LAZY_STACK + 1)
 _EXT8, _EXT32 = struct.Struct(">BBb"), struct.Struct(">BIb")
 
 
-def refused(length: int, words: str) -> bytes:
+def encode_refused(length: int, words: str) -> bytes:
     """Return the replacement of a refused value, of `length` bytes (0: as many as needed), with its name as text.
 
     The name is cut off if it does not fit.
@@ -45,7 +45,7 @@ Reference = Union[bytes, int]  # bytes in the msgpack part, or the number of a b
 class PartEncoder(Protocol):
     """What the encoding of a value needs for the parts of the value: `object_encoder.ObjectEncoder`."""
 
-    def lower(self, value: Any, depth: int) -> Any:
+    def encode_value(self, value: Any, depth: int) -> Any:
         """Return the value itself, or a tree of msgpack's types and Ext."""
 
     def pack(self, code: int, content: Any) -> Any:

@@ -87,7 +87,7 @@ class ObjectDecoder:
         if code in codes.TORCH_CODES:
             from transfer_queue.wire.objects import torch_objects
 
-            return torch_objects.raised(self.memory, code, self.decode(content))
+            return torch_objects.decode_value(self.memory, code, self.decode(content))
         raise ValueError(f"unknown code {code}")
 
     def _int(self, content: memoryview) -> int:

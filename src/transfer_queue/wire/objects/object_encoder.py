@@ -58,11 +58,11 @@ def encode_parts(value: Any, *, allow_pickle: bool = True) -> list[Buffer]:
     try:
         try:
             lowering = ObjectEncoder(allow_pickle, careful=False)
-            main = _ENCODER.encode(lowering.lower(value, 0))
+            main = _ENCODER.encode(lowering.encode_value(value, 0))
         except (OverflowError, ValueError):
             # an int beyond 64 bits, a lone surrogate, or a str too long for msgpack: rare, so checked only now
             lowering = ObjectEncoder(allow_pickle, careful=True)
-            main = _ENCODER.encode(lowering.lower(value, 0))
+            main = _ENCODER.encode(lowering.encode_value(value, 0))
     except RecursionError as error:
         raise Refusal(value, "it is nested too deeply, or contains itself") from error
     except (OverflowError, ValueError, MemoryError) as error:
@@ -88,7 +88,7 @@ class ObjectEncoder:
         self.allow_pickle = allow_pickle
         self._careful = careful
 
-    def lower(self, value: Any, depth: int) -> Any:
+    def encode_value(self, value: Any, depth: int) -> Any:
         """Return the value itself, or a tree of the types of msgpack and Ext."""
         kind = type(value)
         if kind in _PLAIN:
@@ -103,7 +103,7 @@ class ObjectEncoder:
         elif str(kind.__module__).startswith(("torch", "tensordict")) or _is_tensor(value):
             from transfer_queue.wire.objects import torch_objects
 
-            lowered = torch_objects.lower(self, value, depth + 1)
+            lowered = torch_objects.encode_value(self, value, depth + 1)
         else:
             lowered = None
         return self._pickled(value) if lowered is None else lowered
@@ -123,7 +123,7 @@ class ObjectEncoder:
         """Convert each value. Returns the sequence itself if no value changes."""
         if not self._careful and _PLAIN.issuperset(map(type, values)):
             return values
-        return [self.lower(value, depth) for value in values]
+        return [self.encode_value(value, depth) for value in values]
 
     def _checked(self, value: Any) -> Any:
         if _fits(value):
@@ -159,7 +159,7 @@ class ObjectEncoder:
             return self.pack(codes.MAPPING, self.items(flat, depth))
         if not self._careful and _PLAIN.issuperset(map(type, value.values())):
             return value
-        return {key: self.lower(entry, depth) for key, entry in value.items()}
+        return {key: self.encode_value(entry, depth) for key, entry in value.items()}
 
     def _numpy(self, value: Any, depth: int) -> Any:
         """Convert an array or scalar of numpy's own types. Returns None for subclasses and dtypes of other packages."""
@@ -175,7 +175,7 @@ class ObjectEncoder:
             return None
         if isinstance(value, np.str_ | np.bytes_):
             plain = str(value) if isinstance(value, np.str_) else bytes(value)
-            return self.pack(codes.SCALAR, [None, self.lower(plain, depth)])
+            return self.pack(codes.SCALAR, [None, self.encode_value(plain, depth)])
         description = numpy_types.describe(value.dtype)
         return None if description is None else self.pack(codes.SCALAR, [description, self.reference(value.tobytes())])
 
@@ -216,7 +216,7 @@ class _Pickler(pickle.Pickler):
         if _is_tensor(obj):
             from transfer_queue.wire.objects import torch_objects
 
-            return torch_objects.reduced(obj)
+            return torch_objects.reduce_tensor(obj)
         return NotImplemented
 
 

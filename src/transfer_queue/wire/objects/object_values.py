@@ -28,7 +28,6 @@ __all__ = [
     "OBJECT_CODE",
     "decode_object",
     "decode_tag_value",
-    "decoded_tag_value",
     "encode_object",
     "encode_tag_value",
 ]
@@ -104,7 +103,7 @@ def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
     return value
 
 
-def decoded_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
+def decode_tag_value_copied(value: Any, *, allow_pickle: bool = True) -> Any:
     """Return the same as `decode_tag_value`, in new lists and dicts. Does not change `value`."""
     return decode_tag_value(_copied(value), allow_pickle=allow_pickle)
 

@@ -27,7 +27,7 @@ from transfer_queue.wire.objects import extensions as codes
 from transfer_queue.wire.objects.extensions import PartEncoder
 
 
-def lower(lowering: PartEncoder, value: Any, depth: int) -> Any:
+def encode_value(lowering: PartEncoder, value: Any, depth: int) -> Any:
     """Return the value as Ext, or None if its type has no code, so that it must be pickled."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -35,13 +35,13 @@ def lower(lowering: PartEncoder, value: Any, depth: int) -> Any:
     if kind is TensorDict:
         names = value.names if value._has_names() else None
         device = None if value.device is None else str(value.device)
-        entries = [item for key in value.keys() for item in (key, lowering.lower(value.get(key), depth))]  # noqa: SIM118
+        entries = [item for key in value.keys() for item in (key, lowering.encode_value(value.get(key), depth))]  # noqa: SIM118
         return lowering.pack(codes.TABLE, [tuple(value.batch_size), names, device, entries])
     if kind is NonTensorData:
-        return lowering.pack(codes.NON_TENSOR, [tuple(value.batch_size), lowering.lower(value.data, depth)])
+        return lowering.pack(codes.NON_TENSOR, [tuple(value.batch_size), lowering.encode_value(value.data, depth)])
     if kind is NonTensorStack or kind is LazyStackedTensorDict:
         code = codes.NON_TENSOR_STACK if kind is NonTensorStack else codes.LAZY_STACK
-        rows = [lowering.lower(row, depth) for row in value.tensordicts]
+        rows = [lowering.encode_value(row, depth) for row in value.tensordicts]
         return lowering.pack(code, [value.stack_dim, rows])
     return None
 
@@ -50,11 +50,11 @@ def _lower_tensor(lowering: PartEncoder, value: torch.Tensor, depth: int) -> Any
     if value.is_nested and value.layout == torch.jagged:
         jagged: Any = value
         parts = [jagged.values(), jagged.offsets(), jagged.lengths()]
-        lowered = [None if part is None else lowering.lower(part.detach(), depth) for part in parts]
+        lowered = [None if part is None else lowering.encode_value(part.detach(), depth) for part in parts]
         seqlens = [jagged._maybe_min_seqlen, jagged._maybe_max_seqlen]
         return lowering.pack(codes.JAGGED, [*lowered, jagged._ragged_idx, *seqlens])
     if value.is_nested:
-        rows = [lowering.lower(row, depth) for row in value.detach().unbind(0)]
+        rows = [lowering.encode_value(row, depth) for row in value.detach().unbind(0)]
         return lowering.pack(codes.NESTED, [dtype_name(value.dtype), rows])
     if not is_carriable(value) or not _is_plain(value):
         return None
@@ -67,7 +67,7 @@ def _is_plain(value: torch.Tensor) -> bool:
     return type(value) is torch.Tensor or type(value).__name__ == "MemoryMappedTensor"
 
 
-def raised(memory: Callable[[Any], U8], code: int, content: Any) -> Any:
+def decode_value(memory: Callable[[Any], U8], code: int, content: Any) -> Any:
     """Return the value of a code. Raises `ValueError` or a similar error if the content is not valid.
 
     Args:
@@ -96,7 +96,7 @@ def raised(memory: Callable[[Any], U8], code: int, content: Any) -> Any:
     return (NonTensorStack if code == codes.NON_TENSOR_STACK else LazyStackedTensorDict)(*rows, stack_dim=stack_dim)
 
 
-def reduced(value: torch.Tensor) -> Any:
+def reduce_tensor(value: torch.Tensor) -> Any:
     """Return how pickle reduces a tensor inside an object; NotImplemented if torch's own way is used."""
     if type(value) is torch.nn.Parameter and is_carriable(value):
         return torch.nn.Parameter, (value.detach(), value.requires_grad)
