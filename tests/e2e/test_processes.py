@@ -177,7 +177,7 @@ def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, mon
         leased += isinstance(request, LeaseExtent)
         return begin(request, payload)
 
-    monkeypatch.setattr(session, "begin", counted)
+    monkeypatch.setattr(session, "begin_request", counted)
 
     async def puts() -> None:
         numbers = iter(range(4000))
