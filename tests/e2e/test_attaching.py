@@ -50,7 +50,7 @@ def test_where_nothing_runs_any_more(systems: Any) -> None:
     system.stop()
     with pytest.raises(tq.NotInitializedError, match=r"call tq.init\(\) first"):
         tq.kv_list()
-    assert systems().alive()
+    assert systems().is_alive()
     assert tq.kv_list() == {}
 
 

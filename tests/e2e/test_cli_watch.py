@@ -105,7 +105,7 @@ class FakeClient:
 
 def fake_system(name: str, key: bytes) -> Any:
     return SimpleNamespace(
-        name=name, key=key, logs=Path("/logs"), alive=lambda: True, describe=lambda: f"started as {name}",
+        name=name, key=key, logs=Path("/logs"), is_alive=lambda: True, describe=lambda: f"started as {name}",
         description=SimpleNamespace(pid=os.getpid(), started=None),
     )  # fmt: skip
 

@@ -163,7 +163,7 @@ def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pyt
         rounds.append([call.target for call in calls])
         run_parallel(session, pool, calls)
 
-    monkeypatch.setattr("transfer_queue.net.drivers.parallel_calls.run_parallel", noted)
+    monkeypatch.setattr("transfer_queue.net.drivers.blocking_driver.run_parallel", noted)
     units = {("unit", unit) for unit in three.units().values()}
     with three.client(0) as first, three.client(1) as second, three.client(2) as third:
         data = TensorDict({"x": torch.arange(3 << 18).view(6, -1)}, [6])

@@ -316,7 +316,7 @@ def test_kills_while_a_server_starts_do_not_end_the_system(name: str) -> None:
         assert client.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
         # A client needs no unit to write into the space that it has leased and to read its files, so the unit may
         # still be starting here.
-        until(lambda: f"the {name} is up again" in (system.logs / "supervisor.log").read_text())
+        until(lambda: f"the {name}: it is up again" in (system.logs / "supervisor.log").read_text())
         kill(name)
         assert client.get_data(client.put(values(4), partition_id="p"))["x"].tolist() == [0, 1, 2, 3]
 

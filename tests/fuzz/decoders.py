@@ -185,7 +185,7 @@ def _feed(service: EnvelopeService, check: Callable[[], None], data: bytes) -> N
         with contextlib.suppress(ProtocolError):  # costs the connection
             list(service.on_message(peer, body[1:], None, float(at)))
         if at % 8 == 7:
-            list(service.ticked(float(at)))
+            list(service.on_deadline(float(at)))
         check()
 
 

@@ -270,7 +270,7 @@ def fails(name: str) -> Callable[..., None]:
     return failing
 
 
-@pytest.mark.parametrize("step", ["take_room", "copyfileobj", "fsync", "sync_folder"])
+@pytest.mark.parametrize("step", ["reserve_space", "copyfileobj", "fsync", "sync_folder"])
 def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

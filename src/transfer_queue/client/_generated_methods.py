@@ -410,7 +410,7 @@ class GeneratedMethods(ABC):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `validated_device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
@@ -444,7 +444,7 @@ class GeneratedMethods(ABC):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `validated_device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
@@ -786,7 +786,7 @@ class GeneratedMethods(ABC):
             The number of samples that were dropped.
 
         Raises:
-            InvalidArgumentError: Neither `validated_groups` nor `metadata` is given, or the metadata has samples of
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of
             another
                 partition.
 
@@ -824,7 +824,7 @@ class GeneratedMethods(ABC):
             The number of samples that were dropped.
 
         Raises:
-            InvalidArgumentError: Neither `validated_groups` nor `metadata` is given, or the metadata has samples of
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of
             another
                 partition.
 
@@ -1938,7 +1938,7 @@ class GeneratedMethods(ABC):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `validated_tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -1985,7 +1985,7 @@ class GeneratedMethods(ABC):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `validated_tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.

@@ -151,7 +151,7 @@ class FieldColumn:
 
         Example:
             >>> from transfer_queue.metadata import FieldColumn
-            >>> FieldColumn.of_shapes("prompt", torch.int64, np.array([[3], [5]])).is_nested
+            >>> FieldColumn.from_shapes("prompt", torch.int64, np.array([[3], [5]])).is_nested
             True
         """
         if isinstance(shapes, list):
@@ -181,7 +181,7 @@ class FieldColumn:
         Example:
             >>> from transfer_queue.metadata import FieldColumn
             >>> column = FieldColumn("prompt", torch.int64, ndim=1, shape=(3,))
-            >>> FieldColumn.joined([column, column], [2, 2]).shape
+            >>> FieldColumn.join([column, column], [2, 2]).shape
             (3,)
         """
         first = columns[0]
@@ -220,7 +220,7 @@ class FieldColumn:
 
         Example:
             >>> from transfer_queue.metadata import FieldColumn
-            >>> column = FieldColumn.of_shapes("prompt", torch.int64, np.array([[3], [5]]))
+            >>> column = FieldColumn.from_shapes("prompt", torch.int64, np.array([[3], [5]]))
             >>> column.take(slice(1)).shapes.tolist()
             [[3]]
         """
@@ -282,7 +282,7 @@ class FieldColumn:
 
         Example:
             >>> from transfer_queue.metadata import FieldColumn
-            >>> FieldColumn.of_shapes("prompt", torch.int64, np.array([[3], [5]])).size_of(1)
+            >>> FieldColumn.from_shapes("prompt", torch.int64, np.array([[3], [5]])).size_of(1)
             torch.Size([5])
         """
         if isinstance(self.shapes, list):

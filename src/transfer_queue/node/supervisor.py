@@ -381,7 +381,7 @@ class Supervisor:
         if heir.has_ended():
             heir.close()
             return
-            logger.info("the supervisor: process %d replaces the starter, process %d", heir.pid, self._starter.pid)
+        logger.info("the supervisor: process %d replaces the starter, process %d", heir.pid, self._starter.pid)
         self._starter.close()
         self._starter, self._orphaned = heir, None
 

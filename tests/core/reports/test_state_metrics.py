@@ -150,7 +150,7 @@ def test_very_many_tasks_are_counted_together(h: Harness, monkeypatch: pytest.Mo
 
 def test_status_reports_times_of_requests_and_the_longest_event(h: Harness) -> None:
     assert h.look(Status()).longest == ("", 0.0)
-    h.controller.context.measures.load.note_served(Status, h.now, h.now + 0.004)
+    h.controller.context.measures.load.record_request(Status, h.now, h.now + 0.004)
     status = h.look(Status())
     assert [(timing.name, sum(timing.counts)) for timing in status.requests] == [("Status", 1)]
     assert status.longest == ("Status", 0.004)

@@ -34,7 +34,9 @@ def told(h: Harness) -> dict[str, Any]:
     return state | {
         "slots": {name: [chunk.field[name][1].tolist() for chunk in chunks] for name in partition.fields},
         "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
-        "whole": {key: {n: w.first(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()},
+        "whole": {
+            key: {n: w.first_groups(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()
+        },
         "changed": partition.changes.changed_since(h.state.changes - 1)[0].tolist(),
     }
 

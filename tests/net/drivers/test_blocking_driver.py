@@ -222,7 +222,7 @@ def forked_child(session: Session, running: Running, results: "multiprocessing.Q
     session.after_fork()
     closed = inherited - descriptors()
     own = running.session("child")
-    results.put((closed, run_blocking(own, one(ask("child"))), own.begin(ask("x"))[0]))
+    results.put((closed, run_blocking(own, one(ask("child"))), own.begin_request(ask("x"))[0]))
     own.close()
 
 

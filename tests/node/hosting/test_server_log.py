@@ -22,7 +22,7 @@ file = server_log.write_log_to(Path(sys.argv[1]))
 for number in range(2000):
     logging.getLogger("server").info("line %d of many", number)
 print("printed, " * 3000, flush=True)
-file.bound()
+file.limit_size()
 print("the end", flush=True)
 """
 
@@ -38,10 +38,10 @@ def refuse(*arguments):
 
 opened, os.open = os.open, refuse
 print("while it is full", flush=True)
-file.bound()
+file.limit_size()
 os.open = opened
 print("when there is room", flush=True)
-file.bound()
+file.limit_size()
 print("the end", flush=True)
 """
 

@@ -280,7 +280,7 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
     with os.fdopen(reader, "rb") as pipe:
         pid = int(pipe.read())
     process = Process(pid, None)
-    assert not process.gone()
+    assert not process.has_ended()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert process.wait(60)

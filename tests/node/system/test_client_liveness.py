@@ -169,7 +169,7 @@ def test_a_controller_checks_the_lock_before_it_treats_a_client_as_gone(tmp_path
 
     first = core()
     for client in ("silent", "dead"):
-        first.opened(client, 1)
+        first.on_connect(client, 1)
         first.handle(client, 1, RequestEnvelope(1, 0, ClearKeys("p", [])), 0.0)
     files = Journal(journal, recover(journal, ClockIdentity.now()), ClockIdentity.now(), durable=False)
     files.append(first.take_records())

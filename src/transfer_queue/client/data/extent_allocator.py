@@ -16,9 +16,9 @@ While an open extent has no reservation in flight, it is *offered* (`storage.are
 its unit may recall the unused rest. The next reservation detects this, and the extent is then over. An extent is not
 offered any more when it is unknown whether a Publish of a block in it was carried out.
 
-A put reserves, writes, and sends Publish with `closes(reserved)`. If it succeeded, or if its outcome is unknown, it
-calls `published(reserved)`. If it certainly failed, it calls `restore_closes` with the result of `closes`, then
-`abandon(reserved)`, and runs `return_extents`.
+A put reserves, writes, and sends Publish with `take_closes(reserved)`. If it succeeded, or if its outcome is unknown,
+it calls `mark_published(reserved)`. If it certainly failed, it calls `restore_closes` with the result of `take_closes`,
+then `abandon(reserved)`, and runs `return_extents`.
 
 If a put is interrupted while it leases an extent, the lease is cancelled with the next request to a unit. Extents of a
 lost unit are forgotten, because nothing can be written, closed or returned there.
@@ -335,7 +335,7 @@ class ExtentAllocator(Allocator[Call]):
         return returned
 
     def drain(self) -> None:
-        """Retire every open extent, so that `closes` and `take_returns` name all leased extents.
+        """Retire every open extent, so that `take_closes` and `take_returns` name all leased extents.
 
         Extents with reservations in flight follow when these end.
         """

@@ -276,8 +276,8 @@ class CheckpointOperations(DataPath):
     ) -> Operation[Loaded]:
         """Write blocks of a checkpoint into storage. Raises `UnitLostError` if a unit is lost meanwhile.
 
-        `block_sources` returns the blocks of the files to write. `pickled` removes values that need pickle; None keeps
-        them.
+        `sources` returns the blocks of the files to write. `pickled` removes values that need pickle; None
+        keeps them.
         """
         entries = checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)

@@ -262,7 +262,7 @@ class FetchOperations(DataPath):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `validated_device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)

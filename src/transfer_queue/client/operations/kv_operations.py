@@ -161,7 +161,7 @@ class KVOperations(DataPath):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `validated_tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.

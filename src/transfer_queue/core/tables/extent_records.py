@@ -99,7 +99,7 @@ class ExtentRecord:
         self.low = self.top = self.limit = -1
         """The blocks are or were between the bytes `low` and `top` of the unit; -1 before the first block. Derived.
 
-        The next block fits if it ends at or before `limit`; if it ends later, `overlapped` decides.
+        The next block fits if it ends at or before `limit`; if it ends later, `find_overlap` decides.
         """
         self.gaps: list[tuple[int, int]] = []
         """(start, end) of the ranges between `low` and `top`, ascending, in which no block was put yet. Derived.

@@ -348,7 +348,7 @@ _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinst
 _FIELD = _PER_ROW.pop("field")
 
 
-# consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first_positions` to before
+# consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first` to before
 # `last`
 Run = tuple[int, Chunk, Indexer, int, int]
 

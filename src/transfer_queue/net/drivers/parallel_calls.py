@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
-    """Make these calls and set the `raise_failure` of each: the reply, or the error with which the call failed."""
+    """Make these calls and set the `outcome` of each: the reply, or the error with which the call failed."""
     tries: list[_Try] = []
     try:
         for call in calls:
