@@ -21,7 +21,7 @@ MODULES: dict[str, list[str] | None] = {
     "transfer_queue.sampler": None,
     "transfer_queue.sampler.balance": None,
     "transfer_queue.sampler.base": ["BaseSampler", "Deal", "RankConsistentSampler", "ReadyIndexes"],
-    "transfer_queue.storage.stores.base": ["Piece", "Store", "StoreAddress", "connect"],
+    "transfer_queue.storage.stores.base": ["Piece", "Store", "StoreAddress", "Forks", "connect", "retry_attempt"],
     "transfer_queue.testing": None,
     "transfer_queue.testing.conformance": ["StoreConformance"],
     "transfer_queue.utils.logging_utils": ["get_logger"],

@@ -24,13 +24,22 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from public_objects import public_objects
+from public_objects import PublicObject, public_objects
+from transfer_queue.client.conversion.arguments import ConsumedBy
+from transfer_queue.config.environment import EnvironmentVariable
+from transfer_queue.config.settings import Settings
+from transfer_queue.config.validators import Validator
 
 PARSER = doctest.DocTestParser()
 CHECKER = doctest.OutputChecker()
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 CONF = {"system": {"name": "examples"}, "backend": {"SimpleStorage": {"num_data_storage_units": 1}}}
-WITH_EXAMPLES = [each for each in public_objects().values() if ">>> " in each.docstring]
+INTERNAL = [
+    PublicObject(each.__qualname__, each.__module__, each, "class")
+    for each in (ConsumedBy, EnvironmentVariable, Settings, Validator)
+]
+"""Internal classes that explain themselves with an example."""
+WITH_EXAMPLES = [each for each in [*public_objects().values(), *INTERNAL] if ">>> " in each.docstring]
 # Sorted by module, so that a module's examples follow one another.
 WITH_EXAMPLES.sort(key=lambda each: each.module)
 

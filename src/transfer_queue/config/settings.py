@@ -53,6 +53,7 @@ class Settings:
     """The settings of one system, checked and converted. Servers get them as JSON.
 
     Example:
+        >>> from transfer_queue.config.settings import Settings
         >>> Settings.from_config({"metrics": {"enabled": True}}).metrics_enabled
         True
         >>> Settings.from_config({"metrics": {"port": -1}})

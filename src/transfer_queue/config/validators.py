@@ -40,6 +40,7 @@ class Validator(ABC, Generic[V]):
     """Says what is allowed for a value, and converts an allowed value to its type in `Settings`.
 
     Example:
+        >>> from transfer_queue.config.validators import WholeNumber
         >>> WholeNumber(1).convert("replicas", 2)
         2
         >>> WholeNumber(1).convert("replicas", 0)

@@ -1,9 +1,9 @@
 """The controller: events in, effects out.
 
-    handle(client, peer, envelope, now)   a request arrived on connection `peer` of `client`
-    closed(client, peer, now)             that connection ended
-    tick(now)                             a deadline may have come (see next_deadline)
-    worked(number, outcome, now)          an effect `ComputeDeal` was carried out
+    handle(client, peer, envelope, now)         a request arrived on connection `peer` of `client`
+    on_disconnect(client, peer, now)            that connection ended
+    tick(now)                                   a deadline may have come (see next_deadline)
+    on_deal_computed(number, outcome, now)      an effect `ComputeDeal` was carried out
 
 Each event is decided as records, which are applied (`core.state.apply`), and as effects for the server. Every request
 gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the reply, so

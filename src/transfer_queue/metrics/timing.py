@@ -115,7 +115,7 @@ class Load:
         histogram = self.requests.get(kind)
         if histogram is None:
             histogram = self.requests[kind] = Histogram(LOOP_BOUNDS)
-        histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # the code of `note` without its call
+        histogram.counts[bisect_left(LOOP_BOUNDS, seconds)] += 1  # the code of `Histogram.add` without its call
         histogram.seconds += seconds
         if seconds >= NOTEWORTHY:
             self.longest.record("request", seconds, ended, name_of(kind))

@@ -115,7 +115,7 @@ class _OpenExtent:
     """The place at which it is offered; -1 if it never is."""
     offered: bool = False
     closing: bool = False
-    """Whether `closes` has returned it together with its last reservation."""
+    """Whether `take_closes` has returned it together with its last reservation."""
     flights: set[int] = field(default_factory=set)
     """The offsets of the reservations that have not ended."""
 
@@ -300,7 +300,7 @@ class ExtentAllocator(Allocator[Call]):
             return taken
 
     def restore_closes(self, closes: Iterable[tuple[int, int]]) -> None:
-        """Take back the result of `closes`, because the Publish failed."""
+        """Take back the result of `take_closes`, because the Publish failed."""
         with self._mutex:
             for name in closes:
                 extent = self._extents.get(name)

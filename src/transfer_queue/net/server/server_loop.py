@@ -162,7 +162,7 @@ class ServerLoop:
     def adopt(self, sock: socket.socket) -> int:
         """Serve a connection that this process has made and authenticated, and return its peer number.
 
-        The loop does not call `opened` of the service. Call this before `run`, or in the loop's thread.
+        The loop does not call `on_connect` of the service. Call this before `run`, or in the loop's thread.
         """
         sock.setblocking(False)
         peer = self._add(sock, None)

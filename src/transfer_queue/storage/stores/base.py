@@ -275,9 +275,9 @@ def retry_attempt(within: float, attempt: Callable[[], Exception | None]) -> Non
         Exception: The last error of `attempt`.
 
     Example:
-        >>> from transfer_queue.storage.stores.base import again_and_again
+        >>> from transfer_queue.storage.stores.base import retry_attempt
         >>> errors = [OSError("not yet")]
-        >>> again_and_again(1.0, lambda: errors.pop() if errors else None)
+        >>> retry_attempt(1.0, lambda: errors.pop() if errors else None)
     """
     end, pause = time.monotonic() + within, FIRST_PAUSE
     while True:
