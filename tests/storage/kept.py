@@ -15,18 +15,18 @@ from transfer_queue.storage.stores.base import StoreAddress
 CODE = """
 import os, sys, msgspec
 from pathlib import Path
-from transfer_queue.storage.stores.store_server import keeper_of
+from transfer_queue.storage.stores.store_server import start_store_server
 out = os.fdopen(os.dup(1), "w")  # the libraries have things to say, too
 os.dup2(2, 1)
 try:
-    keeper = keeper_of(sys.argv[1], msgspec.json.decode(sys.argv[2]), Path(sys.argv[3]), 20.0)
+    server = start_store_server(sys.argv[1], msgspec.json.decode(sys.argv[2]), Path(sys.argv[3]), 20.0)
 except BaseException as error:
     print(f"{type(error).__name__}: {error}", file=out, flush=True)
     os._exit(1)
-print(msgspec.json.encode(keeper.address).decode(), file=out, flush=True)
+print(msgspec.json.encode(server.address).decode(), file=out, flush=True)
 sys.stdin.read()
-print(keeper.trouble(), file=out, flush=True)
-keeper.close()
+print(server.trouble(), file=out, flush=True)
+server.close()
 os._exit(0)
 """
 
