@@ -31,7 +31,7 @@
         `-- SamplerValueError       (InvalidArgumentError)          a user's sampler raised a ValueError
 
 A message says what was wrong, what was found, and what to do. An error is sent to a client as its class name and
-message (`messages.Failure`), never as a pickled object.
+message (`messages.base.Failure`), never as a pickled object.
 """
 
 from __future__ import annotations

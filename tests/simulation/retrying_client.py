@@ -1,7 +1,7 @@
 """A client of the simulated cluster that retries after faults, as the drivers of `net` do.
 
 If a connection breaks, the client sends its requests again, under their numbers, by the rules of
-`net.session.Attempts`; it gives up a request without a reply in time. It can be frozen like a stopped process, also
+`net.session.RetryPolicy`; it gives up a request without a reply in time. It can be frozen like a stopped process, also
 while it writes a block, and it can be killed. Its script is one generator, which may `sleep` between operations.
 """
 

@@ -192,7 +192,7 @@ def schema_parts(schema: list[FieldSpec]) -> list[bytes]:
 
 
 def fields_of_part(part: bytes) -> list[FieldSpec]:
-    """Return the fields of a part. Raises one of `messages.UNREADABLE` if it is not a part of a schema."""
+    """Return the fields of a part. Raises one of `messages.base.UNREADABLE` if it is not a part of a schema."""
     return _decode(part)
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def counter_of_controller(name: str) -> Samples:
-    """Return `Controller.counters[name]`, without labels; 0 if nothing was counted yet."""
+    """Return `ControllerMeasures.counters[name]`, without labels; 0 if nothing was counted yet."""
     return lambda snapshot: [((), snapshot.counters.get(name, 0))]
 
 

@@ -41,7 +41,7 @@ class Snapshot:
     server: ServerMeasures
     """The measurements of the controller's process."""
     counters: Mapping[str, float]
-    """`Controller.counters`."""
+    """`ControllerMeasures.counters`."""
     count: int
     """The number of all partitions."""
     partitions: list[PartitionProgress]

@@ -5,8 +5,8 @@ controller, and reports the outcome with `mark_published` or `abandon`. Reading:
 `ArenaMemory.view` and then compares `ArenaMemory.generation` with the generation in its descriptor. If they differ,
 the space was leased again meanwhile, and the caller must discard the copy.
 
-`client.data.extent_allocator.Space` and `storage.arena.arena.Arena` implement this for the simple backend. Durations
-are in seconds.
+`client.data.extent_allocator.ExtentAllocator` and `storage.arena.arena.Arena` implement this for the simple backend.
+Durations are in seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CallT_co = TypeVar("CallT_co", covariant=True)
 class Reserved:
     """Bytes that only the reserving call may write.
 
-    `unit` to `nbytes` are the fields of `messages.NewBlock`.
+    `unit` to `nbytes` are the fields of `messages.descriptors.NewBlock`.
     """
 
     unit: int
@@ -43,7 +43,9 @@ class Reserved:
     copies: tuple[Reserved, ...] = ()
     """Space of the same size in other units, for the same bytes."""
     session: str = ""
-    """The session under which the writer leased the extent, if its unit is on another node (`messages.OpenSlot`)."""
+    """The session under which the writer leased the extent, if its unit is on another node
+    (`messages.storage.OpenSlot`).
+    """
     slot: int = 0
     """The slot of that session."""
 

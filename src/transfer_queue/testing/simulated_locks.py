@@ -74,20 +74,20 @@ class SimulatedSlotLock:
         held.add(path.name)
 
     def release(self) -> None:
-        """See `ownership.SlotLock`."""
+        """See `writer_locks.SlotLock`."""
         self._held.discard(self._path.name)
         self._held.board.release(self._path.name)
 
     def begin(self, place: int) -> bool:
-        """See `ownership.SlotLock`."""
+        """See `writer_locks.SlotLock`."""
         return self._held.board.begin(self._path.name, place)
 
     def take(self, place: int) -> bool:
-        """See `ownership.SlotLock`."""
+        """See `writer_locks.SlotLock`."""
         return self._held.board.take(self._path.name, place)
 
     def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """See `ownership.SlotLock`."""
+        """See `writer_locks.SlotLock`."""
         self._held.board.leave(self._path.name, place, extent, used)
 
 
@@ -100,37 +100,37 @@ class SimulatedSlots:
         self._known: dict[int, KnownSlot] = {}
 
     def make(self, slot: int, writer: str) -> str:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         self._known[slot] = KnownSlot(writer, gone=False)
         return self.path(slot)
 
     def path(self, slot: int) -> str:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         return f"{self.unit}-{slot}"
 
     def is_dead(self, slot: int) -> bool:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         return self.path(slot) not in self.held
 
     def withdraw(self, slot: int) -> bool:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         if not self.is_dead(slot):
             return False
         self._known[slot] = KnownSlot(self._known[slot].writer, gone=True)
         return True
 
     def forget(self, slot: int) -> None:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         del self._known[slot]
 
     def known_slots(self) -> dict[int, KnownSlot]:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         return dict(self._known)
 
     def offers(self, slot: int) -> set[Offer]:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         return self.held.board.offers(self.path(slot))
 
     def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
-        """See `ownership.Slots`."""
+        """See `writer_locks.WriterSlots`."""
         return self.held.board.recall(self.path(slot), among)

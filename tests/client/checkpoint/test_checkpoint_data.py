@@ -27,7 +27,9 @@ Blocks = dict[int, bytes]
 
 @dataclass
 class System:
-    """origin, origins: as in `messages.CutReply`. blocks: by number. next: the number of the next one."""
+    """origin, origins: as in `messages.checkpoints.BeginCheckpointReply`. blocks: by number. next: the number of the
+    next one.
+    """
 
     origin: str
     origins: dict[str, int] = field(default_factory=dict)

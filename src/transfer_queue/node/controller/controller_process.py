@@ -59,7 +59,7 @@ def build_controller(
 
     Args:
         system: The folder for state files of clients that save and load, and for the liveness files of clients.
-        config: JSON text with the "settings" of `config.Settings`.
+        config: JSON text with the "settings" of `config.settings.Settings`.
         key: The key of the system.
         sampler: A sampler that the settings do not name.
         sockets: Where the server listens.

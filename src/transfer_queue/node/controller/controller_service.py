@@ -67,7 +67,7 @@ FROM_UNITS = (
 
 
 class ControllerService(EnvelopeService):
-    """A `net.server.server_loop.Service` that serves one controller."""
+    """A `net.server.server_connection.Service` that serves one controller."""
 
     name = "controller"
 
@@ -108,7 +108,7 @@ class ControllerService(EnvelopeService):
         self._loop: Loop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
-        """Set how other threads reach the loop (`Server.call_soon`), before the first request."""
+        """Set how other threads reach the loop (`ServerLoop.call_soon`), before the first request."""
         self._call_soon = call_soon
         if self._journaling is not None:
             self._journaling.attach(StateWriter(call_soon))
@@ -144,7 +144,7 @@ class ControllerService(EnvelopeService):
         return None if self._journaling is None else self._journaling.measures()
 
     def on_connect(self, peer: int, hello: Hello) -> None:
-        """See `net.server.server_loop.Service.on_connect`."""
+        """See `net.server.server_connection.Service.on_connect`."""
         super().on_connect(peer, hello)
         self._controller.on_connect(hello.client_id, peer)
         if self._departed is not None:
@@ -221,7 +221,7 @@ class ControllerService(EnvelopeService):
         return self._carry_out(self._controller.handle(hello.client_id, peer, envelope, now))
 
     def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.on_disconnect`."""
+        """See `net.server.server_connection.Service.on_disconnect`."""
         hello = self._peers.pop(peer)
         self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
         outgoing = self._carry_out(self._controller.on_disconnect(hello.client_id, peer, now))
@@ -232,13 +232,13 @@ class ControllerService(EnvelopeService):
         return outgoing
 
     def next_deadline(self) -> float | None:
-        """See `net.server.server_loop.Service.next_deadline`."""
+        """See `net.server.server_connection.Service.next_deadline`."""
         due = self._look_again if self._waits_for_room else self._controller.next_deadline()
         late = None if self._host is None else self._host.next_deadline()
         return late if due is None else due if late is None else min(due, late)
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.on_deadline`."""
+        """See `net.server.server_connection.Service.on_deadline`."""
         late = list(self._host.tick(now)) if self._host is not None else []
         return [*late, *self._tick(now)]
 

@@ -41,9 +41,9 @@ class Writer(Protocol):
 class Journaling:
     """The journal of one controller.
 
-    `net.server.server_loop.Server` calls `commit` before it sends anything. After a commit, either the disk has space
-    for the next one, or `trouble` is set. Then mutations must wait, while reads can be answered, because the whole
-    state that they see is written.
+    `net.server.server_loop.ServerLoop` calls `commit` before it sends anything. After a commit, either the disk has
+    space for the next one, or `trouble` is set. Then mutations must wait, while reads can be answered, because the
+    whole state that they see is written.
     """
 
     def __init__(self, controller: Controller, journal: Journal, clock: ClockIdentity, sync: bool) -> None:

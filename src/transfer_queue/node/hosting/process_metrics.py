@@ -15,7 +15,7 @@ REASONS = {
     "rejected": "unauthenticated", "refused": "refused", "broken": "broken", "crowded": "crowded", "slow": "slow",
     "accept_errors": "descriptors", "errors": "error",
 }  # fmt: skip
-"""Counters of `net.server.server_loop.Server` -> their names in metrics."""
+"""Counters of `net.server.server_loop.ServerLoop` -> their names in metrics."""
 
 EVENTS = ("request", "tick", "work", "commit", "idle")
 """The kinds of events of a loop. The longest one is reported as 0.0 if none was notable."""

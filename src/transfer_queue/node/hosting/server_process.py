@@ -66,7 +66,7 @@ class _Guardian:
 
 
 class Serves(Protocol):
-    """What a child of the supervisor runs, such as a `net.server.server_loop.Server`."""
+    """What a child of the supervisor runs, such as a `net.server.server_loop.ServerLoop`."""
 
     @property
     def counters(self) -> object:

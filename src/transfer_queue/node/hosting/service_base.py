@@ -32,7 +32,7 @@ class _EnvelopeHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EnvelopeService(ABC):
-    """The part of a `net.server.server_loop.Service` that reads requests and writes replies.
+    """The part of a `net.server.server_connection.Service` that reads requests and writes replies.
 
     Every request with a readable head gets a reply, also if its body cannot be read or the server itself fails.
     Anything else ends its connection.
@@ -57,11 +57,11 @@ class EnvelopeService(ABC):
         """Serve one request."""
 
     def on_connect(self, peer: int, hello: Hello) -> None:
-        """See `net.server.server_loop.Service.on_connect`."""
+        """See `net.server.server_connection.Service.on_connect`."""
         self._peers[peer] = hello
 
     def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.on_message`."""
+        """See `net.server.server_connection.Service.on_message`."""
         try:
             envelope = self._decode(body)
         except UNREADABLE as error:

@@ -55,7 +55,7 @@ _results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items(
 
 
 class Loop(Protocol):
-    """The methods that a host needs of the loop that it runs in: `net.server.server_loop.Server`."""
+    """The methods that a host needs of the loop that it runs in: `net.server.server_loop.ServerLoop`."""
 
     def watch(
         self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False

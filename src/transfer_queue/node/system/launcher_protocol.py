@@ -48,7 +48,7 @@ class StartRequest(msgspec.Struct, frozen=True):
     identity: tuple[int, int]
     """See `SystemFolder.identity`."""
     config: str
-    """JSON text for attaching clients; its "settings" are `config.Settings`."""
+    """JSON text for attaching clients; its "settings" are `config.settings.Settings`."""
     key: bytes
     sampler: PickledSampler | None
     starter_pid: int

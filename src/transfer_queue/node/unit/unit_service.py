@@ -33,7 +33,7 @@ _ANSWER = b"\x92"  # the first byte of a ReplyEnvelope, an array of two; a Reque
 
 
 class UnitService(EnvelopeService):
-    """A `net.server.server_loop.Service` that serves one storage unit."""
+    """A `net.server.server_connection.Service` that serves one storage unit."""
 
     name = "storage unit"
 
@@ -91,7 +91,7 @@ class UnitService(EnvelopeService):
         return [Outgoing(controller, body)]
 
     def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.on_message`."""
+        """See `net.server.server_connection.Service.on_message`."""
         if peer == self._controller:
             return self._handle_controller_message(body)
         return super().on_message(peer, body, payload, now)
@@ -109,7 +109,7 @@ class UnitService(EnvelopeService):
         return self.carry_out(effects)
 
     def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.on_disconnect`."""
+        """See `net.server.server_connection.Service.on_disconnect`."""
         if peer == self._controller:
             logger.warning("storage unit %d lost the connection to its controller", self._unit.number)
             self._controller = None
@@ -125,11 +125,11 @@ class UnitService(EnvelopeService):
         return self.carry_out(self._unit.on_disconnect(peer, now))
 
     def next_deadline(self) -> float | None:
-        """See `net.server.server_loop.Service.next_deadline`."""
+        """See `net.server.server_connection.Service.next_deadline`."""
         return self._unit.next_deadline()
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
-        """See `net.server.server_loop.Service.on_deadline`."""
+        """See `net.server.server_connection.Service.on_deadline`."""
         return self.carry_out(self._unit.tick(now))
 
     def _handle_controller_message(self, body: bytes) -> Iterable[Outgoing]:

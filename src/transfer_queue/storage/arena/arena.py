@@ -108,7 +108,7 @@ class Arena(ArenaMemory):
     ) -> None:
         self.folder = folder
         self.tier = tier
-        """Its medium (`messages.MEMORY`, `messages.DISK`; for the unit only).
+        """Its medium (`messages.descriptors.MEMORY`, `messages.descriptors.DISK`; for the unit only).
 
         On disk no page is made resident, and written pages are dropped from memory.
         """

@@ -344,7 +344,10 @@ def _is_table(value: Any) -> bool:
 
 
 def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool) -> list[Column]:
-    """Return a column without bytes for the nested TensorDict itself, and one for each leaf (`messages.SEPARATOR`)."""
+    """Return a column without bytes for the nested TensorDict itself, and one for each leaf.
+
+    The names of leaves contain `messages.descriptors.SEPARATOR`.
+    """
     _check_length(name, rows, value.batch_size[0])
     columns: list[Column] = [(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, _Bytes([], []))]
     for key in list(value.keys()):
