@@ -1,6 +1,7 @@
 """The directions of imports in src/transfer_queue, read from the source: nothing is imported to check it.
 
-errors, messages <- core, sampler, wire <- storage, journal, net <- node, client <- interface, dataloader <- cli.
+display, errors, messages <- core, sampler, wire <- storage, journal, net <- node, client <- interface, dataloader
+<- cli.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 ENVIRONMENT = SOURCE / "config" / "environment.py"
 
 # A part of the package (a module or folder directly below it) -> the parts that it may import, annotations included.
-LOWEST = {"errors", "messages"}
+LOWEST = {"errors", "messages", "display"}
 SETTINGS = {"config", "names", "utils"}
 BYTES = LOWEST | {"wire"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
 CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node"}
 MAY_IMPORT = {
     "errors": set(),
-    "messages": {"errors"},
+    "display": set(),
+    "messages": {"errors", "display"},
     "names": set(),
     "config": {"errors", "names"},
     "utils": {"config"},

@@ -157,8 +157,8 @@ def test_bytes_by_tier_are_shown_where_there_are_two() -> None:
     disk = UnitProgress(2, DISK, 64 << 20, 1 << 20)
     shown = format_table(SystemStatus([], {}, units=[*memory, disk])).splitlines()
     assert shown[2:] == [
-        "storage in memory: 5.0 of 16.0 MiB leased, units: 2, being drained: 1",
-        "storage on disk: 1.0 of 64.0 MiB leased, units: 1",
+        "storage in memory: 5.0 MiB of 16.0 MiB leased, units: 2, being drained: 1",
+        "storage on disk: 1.0 MiB of 64.0 MiB leased, units: 1",
     ]
 
 
@@ -168,7 +168,7 @@ def test_where_the_bytes_of_a_partition_are_is_shown_where_it_has_two_tiers() ->
         return format_table(SystemStatus([partition], {})).splitlines()[0]
 
     assert first({MEMORY: 3 << 20}) == "p: 5 samples, 3.0 MiB"
-    assert first({MEMORY: 1 << 20, DISK: 2 << 20}) == "p: 5 samples, 3.0 MiB (1.0 in memory, 2.0 on disk)"
+    assert first({MEMORY: 1 << 20, DISK: 2 << 20}) == "p: 5 samples, 3.0 MiB (1.0 MiB in memory, 2.0 MiB on disk)"
 
 
 def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess[str]) -> None:

@@ -176,7 +176,7 @@ def test_watch_ends_with_the_system(system: RunningSystem) -> None:
     process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
     assert process.stdout is not None
     first = [process.stdout.readline() for _ in range(5)]
-    assert first[0].startswith("p: 1 samples")
+    assert first[0].startswith("p: 1 sample,")
     assert first[1].split()[:4] == ["field", "x", "produced", "1/1"]
     assert first[2] == "\n"
     assert first[3].startswith("controller, 99 % of requests within: ")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from transfer_queue.cli.common import Commands, add_name, find_system
-from transfer_queue.cli.status_table import printable_name
+from transfer_queue.display import printable_name
 from transfer_queue.messages.progress import PartitionProgress
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.display import printable_name, size_text
 from transfer_queue.messages.descriptors import DISK
-from transfer_queue.messages.progress import PartitionProgress, PolicyProgress, UnitProgress
+from transfer_queue.messages.progress import PartitionProgress, UnitProgress
+from transfer_queue.messages.progress_text import notes_of, tier_name
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
@@ -19,23 +21,6 @@ if TYPE_CHECKING:
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows per second that were produced or consumed."""
-
-NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
-    lambda p: f"{p.rows} samples",
-    lambda p: f"{p.nbytes / 2**20:.1f} MiB{_tiers(p)}",
-    lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
-    lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
-    lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
-    lambda p: "sealed" if p.sealed else None,
-    lambda p: f"{p.freed} freed" if p.freed else None,
-    lambda p: ", ".join(f"{rows} dropped ({reason})" for reason, rows in p.dropped.items()),
-    lambda p: _policy(p.policy) if p.policy is not None else None,
-    lambda p: ", ".join(
-        f"task {task!r} needs {less} more of {groups} groups" for task, (groups, less) in p.wanted.items()
-    ),
-    lambda p: f"{p.waiting_puts} puts wait for space" if p.waiting_puts else None,
-)
-"""The texts after a partition's name, in this order. A function that returns None or "" adds nothing."""
 
 COSTLY = 5  # types of requests that are shown
 REASONS = {POISON: "poison: delivered max_deliveries times, never acknowledged"}
@@ -88,38 +73,20 @@ def _loop(status: SystemStatus) -> str:
     return f"controller, 99 % of requests within: {', '.join(told)}{longest}"
 
 
-def _tiers(partition: PartitionProgress) -> str:
-    """Return the bytes by tier, or "" if all of them are in one tier."""
-    if len(partition.stored) < 2:
-        return ""
-    return f" ({', '.join(f'{nbytes / 2**20:.1f} {tier_name(tier)}' for tier, nbytes in partition.stored.items())})"
-
-
-def tier_name(tier: str) -> str:
-    """Return where values of a tier are, as the table says it."""
-    return "on disk" if tier == DISK else f"in {tier}"
-
-
-def _policy(policy: PolicyProgress) -> str:
-    most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples admitted"
-    return f"policy version {policy.version}{most}"
-
-
 def _storage(units: Sequence[UnitProgress]) -> list[str]:
     """Return a line for each tier."""
     lines = []
     for tier in dict.fromkeys(unit.tier for unit in units):
         some = [unit for unit in units if unit.tier == tier]
-        leased, capacity = (sum(getattr(unit, name) for unit in some) / 2**20 for name in ("leased", "capacity"))
+        leased, capacity = (size_text(sum(getattr(unit, name) for unit in some)) for name in ("leased", "capacity"))
         drained = [str(unit.unit) for unit in some if unit.drained]
         more = f", being drained: {', '.join(drained)}" if drained else ""
-        lines.append(f"storage {tier_name(tier)}: {leased:.1f} of {capacity:.1f} MiB leased, units: {len(some)}{more}")
+        lines.append(f"storage {tier_name(tier)}: {leased} of {capacity} leased, units: {len(some)}{more}")
     return lines
 
 
 def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
-    notes = [words for words in (note(partition) for note in NOTES) if words]
-    lines = [f"{printable_name(partition.name)}: {', '.join(notes)}"]
+    lines = [f"{printable_name(partition.name)}: {', '.join(notes_of(partition))}"]
     names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
     width = max((len(printable_name(name)) for name in names), default=0)
     for field in partition.fields:
@@ -141,11 +108,6 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
 
 def _speed(speed: float | None) -> str:
     return "" if speed is None else f"  {speed:>9.1f}/s"
-
-
-def printable_name(name: str) -> str:
-    """Return a name in a form that is safe to print, because control characters could move the cursor."""
-    return name if name.isprintable() else repr(name)
 
 
 def status_as_json(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:

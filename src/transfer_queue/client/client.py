@@ -14,7 +14,9 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
+from transfer_queue.display import HtmlPage, short_name, short_repr
 from transfer_queue.errors import NotInitializedError, TransferQueueError
+from transfer_queue.messages.progress_text import status_page
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
@@ -151,6 +153,25 @@ class TransferQueueClient(Subscriptions):
         finally:
             state.close()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not connected yet" if self._state is None else "connected"
+        context = self._state  # another thread may close the client meanwhile
+        own = "" if context is None else f", client_id={short_repr(context.client_id[:8])}"
+        return f"TransferQueueClient(system={short_repr(getattr(self._system, 'name', None))}{own}, {state})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the status of the system, or why it cannot be reached."""
+        name = short_name(getattr(self._system, "name", "the system"))
+        try:
+            status = self.status(timeout=DISPLAY_SECONDS)
+        except Exception as error:
+            page = HtmlPage("TransferQueueClient", f"of the system {name}")
+            page.alarms.append(f"The system cannot be reached. {type(error).__name__}: {error}")
+            return page.html()
+        page = status_page(status.partitions, status.units, status.trouble, "TransferQueueClient")
+        page.summary = f"of the system {name}: {page.summary}"
+        return page.html()
+
     def __enter__(self) -> TransferQueueClient:
         return self
 
@@ -170,6 +191,8 @@ class TransferQueueClient(Subscriptions):
 
 CLOSE_SECONDS = 5.0
 """Seconds that a closing client waits for its system."""
+DISPLAY_SECONDS = 2.0
+"""Seconds that a notebook waits for the status of the system."""
 _clients: weakref.WeakSet[TransferQueueClient] = weakref.WeakSet()
 
 

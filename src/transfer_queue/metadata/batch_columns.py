@@ -217,6 +217,11 @@ class TagColumn:
         tags: list[dict[str, Any]] = deep_copy(self._checked())
         return tags
 
+    def first(self, most: int) -> list[dict[str, Any]]:
+        """Return the tags of the first rows, which must not be changed. Does not check what the user edited."""
+        tags = self._saved if self._current is None else self._current
+        return [] if tags is None else tags[:most]
+
     def take(self, selection: Selection) -> TagColumn:
         """Return the column of the selected rows. Later changes of one column do not affect the other."""
         saved = None if self._saved is None else take_items(self._saved, selection)

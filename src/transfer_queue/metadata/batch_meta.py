@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 
+from transfer_queue.display import listed
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata.batch_columns import (
     IntArray,
@@ -29,6 +30,7 @@ from transfer_queue.metadata.batch_columns import (
     validated_positions,
 )
 from transfer_queue.metadata.batch_contents import BatchContents, checked_status
+from transfer_queue.metadata.batch_page import batch_page
 from transfer_queue.metadata.field_columns import FieldColumn, columns_of
 from transfer_queue.metadata.sample_views import SampleView, SampleViews
 from transfer_queue.metadata.tag_values import deep_copy, merge_extra_info
@@ -152,9 +154,13 @@ class BatchMeta(BatchContents):
     def __repr__(self) -> str:
         names = self._partitions.names if self.size else []
         return (
-            f"BatchMeta(size={self.size}, partitions={names}, fields={self.field_names}, "
+            f"BatchMeta(size={self.size}, partitions={listed(names)}, fields={listed(self._fields)}, "
             f"produced={int((self._status == 1).sum())})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the fields with their types, and the first samples."""
+        return batch_page(self).html()
 
     # ------------------------------------------------------------ cutting
 

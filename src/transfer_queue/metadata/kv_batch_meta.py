@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from transfer_queue.display import HtmlPage, count_text, listed, listed_names, short_name, short_repr, table_of
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownKeyError
 from transfer_queue.metadata.batch_columns import Positions, chunk_bounds, validated_order
 from transfer_queue.metadata.tag_values import copy_tag, deep_copy, merge_extra_info, same_value
@@ -148,11 +149,26 @@ class KVBatchMeta:
         )
 
     def __repr__(self) -> str:
-        shown = self.keys if len(self.keys) <= 4 else [*self.keys[:4], "..."]
+        fields = None if self._fields is None else listed(self._fields)
+        more = f", extra_info={short_repr(self._extra_info)}" if self._extra_info else ""
         return (
-            f"KVBatchMeta(size={self.size}, keys={shown}, partition_id={self.partition_id!r}, fields={self.fields}, "
-            f"extra_info={self.extra_info})"
+            f"KVBatchMeta(size={self.size}, keys={listed(self.keys)}, partition_id={short_repr(self.partition_id)}, "
+            f"fields={fields}{more})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first keys with their tags, and the fields."""
+        summary = count_text(self.size, "key")
+        if self.partition_id is not None:
+            summary += f" of {short_name(self.partition_id)}"
+        page = HtmlPage("KVBatchMeta", summary)
+        fields = "not known" if self._fields is None else listed_names(self._fields)
+        page.notes.append(f"fields: {fields}")
+        if self._extra_info:
+            page.notes.append(f"extra_info: {short_repr(self._extra_info, 200)}")
+        rows = ((position, key, short_repr(tag)) for position, (key, tag) in enumerate(zip(self.keys, self._tags)))
+        page.tables.append(table_of(["", "key", "tag"], rows, self.size, "key"))
+        return page.html()
 
     def select_keys(self, keys_to_select: Sequence[str] | str) -> KVBatchMeta:
         """Return these keys with their tags.

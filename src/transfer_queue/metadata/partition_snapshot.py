@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transfer_queue.display import HtmlPage, ProgressCell, count_text, listed, short_name, short_repr, table_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,7 +30,7 @@ class PartitionSnapshot:
         >>> one = np.ones((1, 1), "i1")
         >>> snapshot = DataPartitionStatus("train_0", np.array([4]), ["prompt"], one, {}, ["a"], [{}])
         >>> snapshot
-        PartitionSnapshot('train_0', 1 samples, fields ['prompt'], tasks [])
+        PartitionSnapshot('train_0', 1 sample, fields ['prompt'], tasks [])
         >>> snapshot.keys_mapping
         {'a': 4}
     """
@@ -81,6 +83,27 @@ class PartitionSnapshot:
 
     def __repr__(self) -> str:
         return (
-            f"PartitionSnapshot({self.partition_id!r}, {self.total_samples_num} samples, "
-            f"fields {list(self.field_name_mapping)}, tasks {list(self._consumed)})"
+            f"PartitionSnapshot({short_repr(self.partition_id)}, {count_text(self.total_samples_num, 'sample')}, "
+            f"fields {listed(self.field_name_mapping)}, tasks {listed(self._consumed)})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the progress of fields and tasks, and the first samples."""
+        samples = self.total_samples_num
+        parts = (samples, "sample"), (self.total_fields_num, "field"), (len(self._consumed), "task")
+        page = HtmlPage(
+            "PartitionSnapshot", f"{short_name(self.partition_id)}, {', '.join(count_text(*part) for part in parts)}"
+        )
+        fields = (
+            (name, ProgressCell(int(self._produced[:, c].sum()), samples))
+            for name, c in self.field_name_mapping.items()
+        )
+        page.tables.append(table_of(["field", "produced"], fields, self.total_fields_num, "field"))
+        tasks = ((name, ProgressCell(int(column.sum()), samples)) for name, column in self._consumed.items())
+        page.tables.append(table_of(["task", "consumed"], tasks, len(self._consumed), "task"))
+        rows = (
+            (index, short_name(self.revert_keys_mapping.get(index, "")), short_repr(tag))
+            for index, tag in self.custom_meta.items()
+        )
+        page.tables.append(table_of(["global index", "key", "tag"], rows, samples, "sample"))
+        return page.html()

@@ -6,7 +6,8 @@ import resource
 from collections.abc import Iterator
 
 from transfer_queue.cli.doctor import shared_memory
-from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
+from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
+from transfer_queue.display import size_text
 
 MANY_CLIENTS = 4096  # connections that a large training opens: clients times their threads
 CLIENT_FILES = 256  # for a client with 64 idle connections to each of two servers, and for the files of the program
@@ -27,7 +28,7 @@ def check() -> Iterator[Finding]:
     yield _address_space(limit(resource.RLIMIT_AS)[0], size)
     yield _file_size(limit(resource.RLIMIT_FSIZE)[0], size)
     locked = limit(resource.RLIMIT_MEMLOCK)[0]
-    words = "unlimited" if locked == INFINITE else mebibytes(locked)
+    words = "unlimited" if locked == INFINITE else size_text(locked)
     yield Finding(
         "locked memory", OK, f"{words} (not needed: the system locks no memory)", values={"limit": _known(locked)}
     )
@@ -56,7 +57,7 @@ def _address_space(soft: int, size: int) -> Finding:
     values = {"limit": _known(soft), "arena": size}
     if soft == INFINITE:
         return Finding("address space", OK, "unlimited", values=values)
-    words = f"limited to {mebibytes(soft)}; every process maps an arena of up to {mebibytes(size)} whole"
+    words = f"limited to {size_text(soft)}; every process maps an arena of up to {size_text(size)} whole"
     advice = "ulimit -v unlimited, or set backend.SimpleStorage.arena_bytes well below the limit"
     return Finding("address space", PROBLEM if soft <= size else WARNING, words, advice, values)
 
@@ -64,6 +65,6 @@ def _address_space(soft: int, size: int) -> Finding:
 def _file_size(soft: int, size: int) -> Finding:
     values = {"limit": _known(soft)}
     if soft == INFINITE or soft >= size:
-        return Finding("file size", OK, "unlimited" if soft == INFINITE else mebibytes(soft), values=values)
-    words = f"limited to {mebibytes(soft)}, so that no arena grows beyond it"
+        return Finding("file size", OK, "unlimited" if soft == INFINITE else size_text(soft), values=values)
+    words = f"limited to {size_text(soft)}, so that no arena grows beyond it"
     return Finding("file size", WARNING, words, "ulimit -f unlimited", values)

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from transfer_queue.cli.doctor.report import OK, WARNING, Finding, mebibytes
+from transfer_queue.cli.doctor.report import OK, WARNING, Finding
+from transfer_queue.display import size_text
 
 FEW_CPUS = 2.0  # below this servers and tasks take turns
 LITTLE_MEMORY = 2 << 30
@@ -106,8 +107,8 @@ def _processors(allowed: int, quota: float | None) -> Finding:
 
 
 def _memory(total: int, available: int, limit: int | None) -> Finding:
-    words = f"{mebibytes(total)}, {mebibytes(available)} available"
-    words += "" if limit is None else f", limited to {mebibytes(limit)} here"
+    words = f"{size_text(total)}, {size_text(available)} available"
+    words += "" if limit is None else f", limited to {size_text(limit)} here"
     values = {"total": total, "available": available, "limit": limit}
     if min(available, limit or available) < LITTLE_MEMORY:
         advice = "samples and tasks share this memory; end other programs, or allow more (docker run --memory)"

@@ -45,8 +45,3 @@ def findings_of(name: str, check: Check) -> Generator[Finding, None, None]:
         yield from check()
     except (TransferQueueError, OSError) as error:
         yield Finding(name, PROBLEM, str(error), "follow the message; the checks after this one continue")
-
-
-def mebibytes(nbytes: float) -> str:
-    """Return a size as text."""
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"

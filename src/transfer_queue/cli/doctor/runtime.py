@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transfer_queue.cli.doctor import shared_memory
-from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
-from transfer_queue.cli.status_table import printable_name
+from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.config import environment
+from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.system.locks import is_alive
@@ -137,7 +137,7 @@ def _arenas(linked: set[Path]) -> Iterator[Finding]:
         if any(path.glob("unit-*/header")) and not any(f"{path}/" in text for text in maps):
             owner = path / OWNER
             of = f" ({os.readlink(owner)})" if owner.is_symlink() else ""
-            words = f"{mebibytes(nbytes)} of a system that has ended{of}; no process here uses them"
+            words = f"{size_text(nbytes)} of a system that has ended{of}; no process here uses them"
             yield _leftover(str(path), words, f"rm -r {path}, unless a system in another container uses it")
 
 

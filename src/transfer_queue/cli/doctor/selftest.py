@@ -21,10 +21,11 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.cli.doctor import machine, selftest_reader
-from transfer_queue.cli.doctor.report import OK, PROBLEM, Finding, mebibytes
+from transfer_queue.cli.doctor.report import OK, PROBLEM, Finding
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
+from transfer_queue.display import size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.system.launcher import RunningSystem, start_local
@@ -56,7 +57,7 @@ def selftest(nbytes: int) -> Iterator[Finding]:
         yield Finding("start", OK, f"a system started in {seconds:.2f} s", values={"seconds": seconds})
         with TransferQueueClient(system) as client, _Reader(system) as reader:
             copied = memcpy_rate(nbytes)
-            words = f"{_speed(copied)} (one thread, {mebibytes(nbytes)}, median of {ROUNDS})"
+            words = f"{_speed(copied)} (one thread, {size_text(nbytes)}, median of {ROUNDS})"
             yield Finding("memcpy", OK, words, values={"bytes_per_second": copied, "nbytes": nbytes})
             yield _put_and_get(client, reader, "dense", nbytes, copied)
             yield _put_and_get(client, reader, "small", nbytes, copied)

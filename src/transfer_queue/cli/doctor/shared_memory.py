@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transfer_queue.cli.doctor import machine
-from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding, mebibytes
+from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
+from transfer_queue.display import size_text
 from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
 
@@ -65,7 +66,7 @@ def check() -> Iterator[Finding]:
     if chosen.warning is None and limit is not None and limit < size:
         yield Finding(
             "folder against memory", WARNING,
-            f"samples may grow to {mebibytes(size)}, but this control group may only use {mebibytes(limit)}",
+            f"samples may grow to {size_text(size)}, but this control group may only use {size_text(limit)}",
             "a system that grows beyond that is killed: set backend.SimpleStorage.arena_bytes to less",
             {"size": size, "limit": limit},
         )  # fmt: skip
@@ -76,10 +77,10 @@ def check() -> Iterator[Finding]:
 
 
 def _folder(chosen: FolderChoice, kind: str, size: int, free: int) -> Finding:
-    words = f"{chosen.folder} ({kind}), {mebibytes(size)}, {mebibytes(free)} free"
+    words = f"{chosen.folder} ({kind}), {size_text(size)}, {size_text(free)} free"
     values = {"folder": str(chosen.folder), "type": kind, "size": size, "free": free, "fallback": bool(chosen.warning)}
     if free < LEAST_SHARED_MEMORY:
-        little = f"samples need at least {mebibytes(LEAST_SHARED_MEMORY)}: free some, or set TMPDIR"
+        little = f"samples need at least {size_text(LEAST_SHARED_MEMORY)}: free some, or set TMPDIR"
         advice = "; ".join(filter(None, (chosen.warning, little)))
         return Finding("folder", PROBLEM, words, advice, values)
     if chosen.warning is not None:

@@ -1,0 +1,144 @@
+"""Describes the progress of a system for people: the texts that `tq status` prints, and the page of a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from transfer_queue.display import (
+    GroupHeading,
+    HtmlPage,
+    HtmlTable,
+    ProgressCell,
+    Row,
+    SizeCell,
+    count_text,
+    listed,
+    short_name,
+    short_repr,
+    size_text,
+)
+from transfer_queue.messages.descriptors import DISK
+from transfer_queue.messages.progress import PartitionProgress, PolicyProgress, UnitProgress
+
+NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
+    lambda p: count_text(p.rows, "sample"),
+    lambda p: f"{size_text(p.nbytes)}{_tiers(p)}",
+    lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
+    lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
+    lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
+    lambda p: "sealed" if p.sealed else None,
+    lambda p: f"{p.freed} freed" if p.freed else None,
+    lambda p: ", ".join(f"{rows} dropped ({short_name(reason)})" for reason, rows in p.dropped.items()),
+    lambda p: _policy(p.policy) if p.policy is not None else None,
+    lambda p: ", ".join(
+        f"task {short_repr(task)} needs {less} more of {groups} groups" for task, (groups, less) in p.wanted.items()
+    ),
+    lambda p: f"{p.waiting_puts} puts wait for space" if p.waiting_puts else None,
+)
+"""The texts after a partition's name, in this order. A function that returns None or "" adds nothing."""
+
+MOST_LINES = 40
+"""The lines about partitions in a notebook."""
+MOST_OF_PARTITION = 8
+"""The fields, and the tasks, of one partition in a notebook."""
+MOST_UNITS = 8
+"""The storage units in a notebook."""
+
+
+def notes_of(partition: PartitionProgress) -> list[str]:
+    """Return the texts that describe a partition."""
+    return [words for words in (note(partition) for note in NOTES) if words]
+
+
+def tier_name(tier: str) -> str:
+    """Return where values of a tier are, as people say it."""
+    return "on disk" if tier == DISK else f"in {short_name(tier)}"
+
+
+def _tiers(partition: PartitionProgress) -> str:
+    """Return the bytes by tier, or "" if all of them are in one tier."""
+    if len(partition.stored) < 2:
+        return ""
+    return f" ({', '.join(f'{size_text(nbytes)} {tier_name(tier)}' for tier, nbytes in partition.stored.items())})"
+
+
+def _policy(policy: PolicyProgress) -> str:
+    most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples admitted"
+    return f"policy version {policy.version}{most}"
+
+
+def summary_of(partitions: Sequence[PartitionProgress]) -> str:
+    """Return the number of partitions, samples and bytes."""
+    samples = count_text(sum(partition.rows for partition in partitions), "sample")
+    nbytes = size_text(sum(partition.nbytes for partition in partitions))
+    return f"{count_text(len(partitions), 'partition')}, {samples}, {nbytes}"
+
+
+def status_line(partitions: Sequence[PartitionProgress], trouble: str) -> str:
+    """Return a status as one line."""
+    names = listed([partition.name for partition in partitions])
+    blocked = f", trouble: {short_repr(trouble, 100)}" if trouble else ""
+    return f"SystemStatus({summary_of(partitions)}, partitions {names}{blocked})"
+
+
+def status_page(
+    partitions: Sequence[PartitionProgress], units: Sequence[UnitProgress], trouble: str, title: str
+) -> HtmlPage:
+    """Return what a status shows in a notebook."""
+    page = HtmlPage(title, summary_of(partitions))
+    if trouble:
+        page.alarms.append(f"Changes are blocked: {trouble}")
+    page.tables.append(_partition_table(partitions))
+    page.tables.append(_unit_table(units))
+    return page
+
+
+def _partition_table(partitions: Sequence[PartitionProgress]) -> HtmlTable:
+    """Return a table with a line for each field and task of the first partitions."""
+    rows: list[Row] = []
+    shown = 0
+    for partition in partitions:
+        lines = [GroupHeading(partition.name, ", ".join(notes_of(partition))), *_lines(partition)]
+        if rows and len(rows) + len(lines) > MOST_LINES:
+            break
+        rows += lines
+        shown += 1
+    left = len(partitions) - shown
+    return HtmlTable(["", "", "", ""], rows, f"{count_text(left, 'more partition')}" if left else "")
+
+
+def _lines(partition: PartitionProgress) -> Iterator[Row]:
+    for field in partition.fields[:MOST_OF_PARTITION]:
+        lost = f", {field.lost:,} LOST with their storage unit; put them again" if field.lost else ""
+        progress = ProgressCell(field.produced, partition.rows)
+        yield ["field", field.name, progress, f"{short_name(field.type)}{lost}"]
+    yield from _left(len(partition.fields), "field")
+    for task in partition.tasks[:MOST_OF_PARTITION]:
+        skipped = sum(partition.passed.get(task.name, {}).values())
+        texts = [
+            f"{task.claimed:,} claimed, not acknowledged yet" if task.claimed else "",
+            f"{count_text(skipped, 'sample')} skipped" if skipped else "",
+            f"{count_text(task.waiting, 'claim')} waiting, the longest {task.longest_wait:.1f} s"
+            if task.waiting
+            else "",
+        ]
+        yield ["task", task.name, ProgressCell(task.consumed, partition.rows), ", ".join(filter(None, texts))]
+    yield from _left(len(partition.tasks), "task")
+
+
+def _left(every: int, noun: str) -> Iterator[Row]:
+    if every > MOST_OF_PARTITION:
+        yield ["", f"… {count_text(every - MOST_OF_PARTITION, 'more ' + noun)}", None, ""]
+
+
+def _unit_table(units: Sequence[UnitProgress]) -> HtmlTable:
+    rows: list[Row] = [
+        [
+            unit.unit, tier_name(unit.tier), SizeCell(unit.leased), SizeCell(unit.capacity) if unit.capacity else None,
+            "being drained" if unit.drained else "",
+        ]
+        for unit in units[:MOST_UNITS]
+    ]  # fmt: skip
+    left = len(units) - len(rows)
+    more = count_text(left, "more storage unit") if left else ""
+    return HtmlTable(["storage unit", "values", "leased", "capacity", ""], rows, more)
