@@ -668,7 +668,7 @@ def test_imports_nothing_above():
         "print(sorted(n.split('.')[1] for n in sys.modules if n.startswith('transfer_queue.')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert set(eval(found)) == {"errors", "metadata"}
+    assert set(eval(found)) == {"display", "errors", "metadata"}
 
 
 @pytest.mark.parametrize("empty", [BatchMeta([], []), BatchMeta(), BatchMeta.empty(), BatchMeta([1], ["p"])[:0]])

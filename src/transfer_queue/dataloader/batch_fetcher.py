@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Union
 
 from tensordict import TensorDictBase
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.data.data_path import DataPath
 from transfer_queue.client.operations.long_waits import report
+from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 
 Batch = tuple[TensorDictBase, BatchMeta]
+Claimed = tuple[Union[TensorDictBase, None], BatchMeta]
+"""A claimed batch: its values, None if they must still be read; and its metadata, which is empty if none was ready."""
 FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
 
 AHEAD_WAIT = 0.2  # seconds after which a worker checks whether the loader now needs the batch that it fetches ahead
@@ -74,11 +78,6 @@ def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, 
     return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
 
 
-def ask_blocking(client: GeneratedMethods, operation: str, *arguments: Any, **more: Any) -> Any:
-    """Run an operation of a client in this thread."""
-    return getattr(client, operation)(*arguments, **more)
-
-
 class Fetcher:
     """Fetches batches of one task and dp_rank through a client.
 
@@ -90,12 +89,14 @@ class Fetcher:
         dp_rank: The data-parallel rank.
         finite: True if a partition whose samples are all consumed ends the stream.
         function: The user's function that fetches a batch; None for a claim.
-        ask: A function (client, operation, ...) that runs an operation that waits: `ask_blocking`, or one that can be
-            interrupted.
+        ask: A function (client, operation, ...) with which `claim` runs an operation that waits: `ask_blocking`, or one
+            that can be interrupted.
         interval: Returns the longest time in seconds that a request waits before the worker checks for new orders.
         hold: True if a fetch does not mark the previous batch as finished, because this fetcher fetches ahead.
         lease: The length of the lease of each fetch in seconds; None: fetched samples are consumed.
         dp_size: The number of dp_ranks; None if it is not known.
+        combined: True if one request claims a batch and reads it. False if a wait may end before the batch is read, so
+            that the claimed batch must be known.
     """
 
     def __init__(
@@ -113,8 +114,10 @@ class Fetcher:
         hold: bool = False,
         lease: float | None = None,
         dp_size: int | None = None,
+        combined: bool = True,
     ) -> None:
         self.client = client
+        self._combined = combined
         self._how: dict[str, Any] = {"hold": hold} if lease is None else {"hold": hold, "lease": lease}
         self._fields = list(data_fields)
         self._batch_size = batch_size
@@ -131,9 +134,11 @@ class Fetcher:
         self._long = None if self._operations is None else self._operations.long_wait
         self._refused: dict[str, int] = {}  # partition -> its version at which a custom fetch returned nothing
 
-    def claim(
-        self, partition_id: str, number: int, *, ahead: int = 0
-    ) -> tuple[TensorDictBase | None, BatchMeta] | None:
+    def claim(self, partition_id: str, number: int, *, ahead: int = 0) -> Claimed | None:
+        """Run `claim_steps` in this thread."""
+        return run_steps(self.claim_steps(partition_id, number, ahead=ahead), self._ask)
+
+    def claim_steps(self, partition_id: str, number: int, *, ahead: int = 0) -> Steps[Claimed | None]:
         """Claim a batch of the rank. Logs the reason of a long wait.
 
         Args:
@@ -146,38 +151,40 @@ class Fetcher:
             ready within the interval. None if neither this batch nor a later one will exist.
         """
         if self._long is None or self._operations is None:
-            return self._claim(partition_id, number, ahead)
+            return (yield from self._claim(partition_id, number, ahead))
         self._long.begin((partition_id, number, ahead > 0))
-        found = self._claim(partition_id, number, ahead)
+        found = yield from self._claim(partition_id, number, ahead)
         if found is not None and not len(found[1]) and not ahead:
             waited = self._long.seconds_to_log(self._operations.report_wait)
             if waited is not None:
-                words = self._ask(
-                    self.client, "explain", partition_id, task=self._task_name, fields=self._fields,
-                    batch_size=self._batch_size, sampling_config={**self._sampling, "batch_index": number},
-                )  # fmt: skip
+                wanted = {
+                    "task": self._task_name, "fields": self._fields, "batch_size": self._batch_size,
+                    "sampling_config": {**self._sampling, "batch_index": number},
+                }  # fmt: skip
+                words = yield OperationStep(self.client, "explain", (partition_id,), wanted)
                 report(__name__, waited, words)
         return found
 
-    def _claim(self, partition_id: str, number: int, ahead: int) -> tuple[TensorDictBase | None, BatchMeta] | None:
+    def _claim(self, partition_id: str, number: int, ahead: int) -> Steps[Claimed | None]:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
-        if self._function is None and self._ask is ask_blocking:
-            data, meta, ended = self.client.await_data(*wanted, **self._how, timeout=self._request_seconds())
+        if self._function is None and self._combined:
+            how = {**self._how, "timeout": self._request_seconds()}
+            data, meta, ended = yield OperationStep(self.client, "await_data", wanted, how)
             return None if ended and not len(meta) else (data, meta)
-        if self._function is None:  # in a worker, where others fetch while it copies
+        if self._function is None:
             wait = min(self._request_seconds(), AHEAD_WAIT) if ahead else self._request_seconds()
-            meta, ended = self._ask(self.client, "await_batch", *wanted, **self._how, ahead=ahead, timeout=wait)
+            how = {**self._how, "ahead": ahead, "timeout": wait}
+            meta, ended = yield OperationStep(self.client, "await_batch", wanted, how)
             return None if ended and not len(meta) else (None, meta)
-        data, meta = self._call(self._function, partition_id, number)
+        data, meta = yield from self._call(self._function, partition_id, number)
         if data is not None and len(meta):
             self._refused.clear()
             return data, meta
         # ready rows may not suffice for this function, or for a user's sampler: the function is called again once at
         # once, because rows may have become ready meanwhile, and after that only if something has changed
-        found = self._ask(
-            self.client, "await_ready", *wanted, self._refused.get(partition_id), timeout=self._request_seconds()
-        )
+        since = self._refused.get(partition_id)
+        found = yield OperationStep(self.client, "await_ready", (*wanted, since), {"timeout": self._request_seconds()})
         self._refused = {partition_id: found.version}
         return None if found.ended else (None, BatchMeta())
 
@@ -186,19 +193,22 @@ class Fetcher:
         report = None if self._operations is None else self._operations.report_wait
         return self._interval() if report is None else min(self._interval(), report)
 
-    def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Batch:
+    def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Steps[Batch]:
         """Return the batch with its data, which is read if necessary."""
-        return (self.client.get_data(meta) if data is None else data), meta
+        if data is None:
+            data = yield OperationStep(self.client, "get_data", (meta,))
+        return data, meta
 
-    def _call(self, function: FetchBatch, partition_id: str, number: int) -> tuple[TensorDictBase | None, BatchMeta]:
+    def _call(self, function: FetchBatch, partition_id: str, number: int) -> Steps[Claimed]:
         values = (
             self.client, list(self._fields), self._batch_size, partition_id, self._task_name,
             dict(self._sampling), number,
         )  # fmt: skip
+        named = _takes_names(function)
+        call = partial(function, **dict(zip(_FETCH_ARGUMENTS, values))) if named else partial(function, *values)
         try:
-            if _takes_names(function):
-                return function(**dict(zip(_FETCH_ARGUMENTS, values)))
-            return function(*values)
+            found: Claimed = yield FunctionStep(call)
+            return found
         except WaitTimeoutError:  # the wait of a fetch that does not poll ended without a batch
             return None, BatchMeta()
 

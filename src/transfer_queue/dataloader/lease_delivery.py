@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.dataloader.steps import OperationStep, Steps
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError
 from transfer_queue.metadata import BatchMeta
 
@@ -52,7 +53,7 @@ def return_batches(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None
                 client.nack(meta, delivered=False, timeout=BACK_SECONDS)
 
 
-def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease: float, rows: int) -> None:
+def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease: float, rows: int) -> Steps[None]:
     """Acknowledge a batch that a process had finished when it ended before it could acknowledge.
 
     If the sampler keeps no batches, the fetch returns another batch, which is returned to the controller.
@@ -64,13 +65,14 @@ def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease
         rows: The digest of the batch.
     """
     try:
-        meta, _ = client.await_batch(**wanted, lease=lease, timeout=0)
+        meta, _ = yield OperationStep(client, "await_batch", (), {**wanted, "lease": lease, "timeout": 0})
     except BatchGoneError:
         return
     if rows_digest(meta) == rows:
-        client.ack(meta)
-    else:
-        return_batches(client, [meta])
+        yield OperationStep(client, "ack", (meta,))
+    elif meta._leases:
+        with contextlib.suppress(TransferQueueError):
+            yield OperationStep(client, "nack", (meta,), {"delivered": False, "timeout": BACK_SECONDS})
 
 
 class PrefetchedBatch:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_fetcher import Batch
 from transfer_queue.dataloader.pinned_memory import pin
-from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, StreamingDataset
+from transfer_queue.dataloader.steps import Steps
+from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, LocalSource, StreamingDataset
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker
 
 
@@ -26,6 +28,20 @@ class _WorkerLoader(DataLoader):  # type: ignore[type-arg]
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing, because the outer loader has already warned."""
+
+
+class _LateWorkers:
+    """Starts workers when the first batch is awaited, which is after the number of ranks is known."""
+
+    def __init__(self, start: Callable[[], Workers]) -> None:
+        self._start = start
+        self.workers: Workers | None = None
+
+    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
+        """See `BatchSource.deliver`."""
+        if self.workers is None:
+            self.workers = self._start()
+        return self.workers.deliver(dataset)
 
 
 class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
@@ -96,12 +112,18 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         pinning = self._can_pin()
         if not self.num_workers:
             return self.dataset.stream(LocalSource(), self._finish(pinning))
-        workers = self._workers
-        if workers is None:
-            workers = Workers(self.dataset, self.num_workers, self._collate(), lambda twin: self._loader(twin, pinning))
-        if self.persistent_workers:
-            self._workers = workers
-        return self._receive_items(workers, self._finish(pinning))
+        return self._receive_items(self._start_workers(pinning), self._finish(pinning))
+
+    def __aiter__(self) -> AsyncItems:
+        """Continue where the last iteration stopped, in an event loop. Workers start with the first wait."""
+        self.dataset.check()
+        pinning = self._can_pin()
+        if not self.num_workers:
+            return self.dataset.async_stream(LocalSource(asynchronous=True), self._finish(pinning))
+        source = _LateWorkers(lambda: self._start_workers(pinning))
+        return self.dataset.async_stream(
+            source, self._finish(pinning), lambda failed: self._end_workers(source.workers, failed)
+        )
 
     def reset(self) -> None:
         """Go back to the first batch of the buffer. The buffered batches are replayed before new ones are fetched.
@@ -176,15 +198,30 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
             self._workers.direct(self.dataset, later=True)
 
     def _receive_items(self, workers: Workers, finish: Finish | None) -> Iterator[Any]:
+        failed = False
         try:
             yield from self.dataset.stream(workers, finish)
         except Exception:
-            self._workers = None  # the position of the other workers is not known
-            workers.close()
+            failed = True
             raise
         finally:
-            if workers is not self._workers:
-                workers.close()
+            self._end_workers(workers, failed)
+
+    def _start_workers(self, pinning: bool) -> Workers:
+        """Return the workers that persist, or new ones."""
+        workers = self._workers
+        if workers is None:
+            workers = Workers(self.dataset, self.num_workers, self._collate(), lambda twin: self._loader(twin, pinning))
+        if self.persistent_workers:
+            self._workers = workers
+        return workers
+
+    def _end_workers(self, workers: Workers | None, failed: bool) -> None:
+        """End the workers at the end of an iteration, unless they persist."""
+        if failed:
+            self._workers = None  # the position of the other workers is not known
+        if workers is not None and workers is not self._workers:
+            workers.close()
 
     def _loader(self, dataset: StreamingDataset, pinning: bool) -> Any:
         return _WorkerLoader(

@@ -23,11 +23,12 @@ from transfer_queue.attachment import client_of
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.config.environment import empty_batch_sleep_interval
+from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_fetcher import (
     Batch,
+    Claimed,
     FetchBatch,
     Fetcher,
-    ask_blocking,
     default_fetch_batch_fn,
     sampling_of,
 )
@@ -47,6 +48,7 @@ from transfer_queue.dataloader.micro_batches import (
     pack,
     token_field,
 )
+from transfer_queue.dataloader.steps import OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
@@ -83,7 +85,7 @@ class Delivery(NamedTuple):
 class BatchSource(Protocol):
     """Where batches come from: this process, or workers."""
 
-    def deliver(self, dataset: StreamingDataset) -> Delivery:
+    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
         """Wait for the batch at the dataset's position and return it."""
 
 
@@ -254,6 +256,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._unacked: dict[int, BatchMeta] = {}  # batches yielded under leases, by number, until they are acknowledged
         # partition, number and digest of a batch that was not acknowledged, as a loaded state says
         self._owed: tuple[str, int, int] | None = None
+        # place, and a batch that was claimed there and not read, because the task that waited for it was cancelled
+        self._claimed: tuple[tuple[int, int], Claimed] | None = None
         self.channel = None
         self.seat = None
         self.iterate_in_worker = None
@@ -288,12 +292,51 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             if self._open is not None:
                 yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
                 continue
-            # the first item after a batch is requested here, so the iterating process has finished the previous batch
-            self._finish_previous()
-            if not self._open_next(source, finish):
+            if not run_steps(self._open_following(source, finish)):
                 return
 
-    def _finish_previous(self) -> None:
+    def __aiter__(self) -> AsyncItems:
+        return self.async_stream(LocalSource(asynchronous=True))
+
+    def async_stream(
+        self, source: BatchSource, finish: Finish | None = None, close: Callable[[bool], object] | None = None
+    ) -> AsyncItems:
+        """Return an asynchronous iterator over the items from the position on, from the batches of a source.
+
+        Args:
+            source: Where batches come from.
+            finish: A function that is applied to each item. Default: none.
+            close: A function that is called at the end; its argument is True if an error has ended the iteration.
+                Default: none.
+
+        Returns:
+            The iterator.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
+            >>> client.seal("train_0")
+            >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
+            >>> from transfer_queue.dataloader.streaming_dataset import LocalSource
+            >>> async for data, meta in dataset.async_stream(LocalSource(asynchronous=True)):
+            ...     print(data["reward"].tolist())
+            [0.0]
+            [1.0]
+        """
+        self.check()
+        prepare = self.learn_dp_size if self._census is not None else None
+        return AsyncItems(prepare, self._take_open, lambda: self._open_following(source, finish), close)
+
+    def _take_open(self) -> tuple[Any] | None:
+        """Return a tuple with the next item of the open batch; None if no batch is open."""
+        return None if self._open is None else (self._take(self._open),)
+
+    def _open_following(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
+        """Open the batch at the position, if there is one after a wait. Return False if there will be none."""
+        # the first item after a batch is requested here, so the iterating process has finished the previous batch
+        yield from self._finish_previous()
+        return (yield from self._open_next(source, finish))
+
+    def _finish_previous(self) -> Steps[None]:
         """Finish or acknowledge the previous batch."""
         if self._owed is not None:
             partition_id, number, rows = self._owed
@@ -304,15 +347,15 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                     "partition_id": partition_id,
                 },
             }  # fmt: skip
-            acknowledge_again(self.client(), wanted, self.lease_seconds, rows)
+            yield from acknowledge_again(self.client(), wanted, self.lease_seconds, rows)
             self._owed = None
         if self._held is None:
             return
         if self._held._leases:
-            self.client().ack(self._held)
+            yield OperationStep(self.client(), "ack", (self._held,))
             self._unacked = {n: meta for n, meta in self._unacked.items() if meta is not self._held}
         else:
-            self.client().finish(self._held, self.task_name)
+            yield OperationStep(self.client(), "finish", (self._held, self.task_name))
         self._held = None
 
     def reset(self) -> None:
@@ -478,11 +521,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _dp_size(self) -> int | None:
         return self.dp_size if self.dp_size is not None else self._learned_dp_size
 
-    def fetcher(self, ask: Callable[..., Any] = ask_blocking) -> Fetcher:
+    def fetcher(self, ask: Callable[..., Any] = ask_blocking, *, combined: bool = False) -> Fetcher:
         """Return the object that fetches this dataset's batches in this process.
 
         Args:
             ask: The function that runs an operation that waits. Default: in this thread.
+            combined: True if one request claims a batch and reads it. Default: two requests.
 
         Returns:
             The fetcher.
@@ -493,7 +537,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return Fetcher(
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
-            lease=self._lease, dp_size=self._dp_size, interval=self.interval,
+            lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
         )  # fmt: skip
 
     def client(self) -> GeneratedMethods:
@@ -590,6 +634,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "_held": None,
             "_unacked": {},
             "_owed": None,
+            "_claimed": None,
             "batch_index": number,
             "_skip": given,
             "_kept_from": number,
@@ -608,21 +653,23 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             left = [meta for meta in self._unacked.values() if meta is not through]
             self._unacked, self._held = {}, through
             return_batches(self.client(), left)
+        if self._claimed is not None:
+            return_batches(self.client(), [self._claimed[1][1]])
+            self._claimed = None
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = number
         self._open, self._skip = None, given
         self.moves += 1
 
-    def _open_next(self, source: BatchSource, finish: Finish | None) -> bool:
-        """Open the batch at the position, if there is one after a wait. Return False if there will be none."""
+    def _open_next(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
         kept = self.batch_index - self._kept_from
         if 0 <= kept < len(self.buffer):
             self._held = self._unacked.get(self.batch_index)
             self._cut_and_open(*self.buffer[kept], finish)
             return True
         place = (self.moves, self.batch_index)
-        found = source.deliver(self)
+        found = yield from source.deliver(self)
         if place != (self.moves, self.batch_index):
             return True  # another thread has changed the position meanwhile
         if found.ended:
@@ -669,23 +716,38 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
 
 class LocalSource:
-    """Fetches batches in this process."""
+    """Fetches batches in this process.
 
-    def __init__(self) -> None:
+    Args:
+        asynchronous: True if an event loop runs the steps, whose tasks can be cancelled. Default: False.
+    """
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
         self._fetcher: Fetcher | None = None
+        self._asynchronous = asynchronous
 
-    def deliver(self, dataset: StreamingDataset) -> Delivery:
+    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
         """Return the batch at the dataset's position, or nothing after the interval."""
         if self._fetcher is None:
-            self._fetcher = dataset.fetcher()
+            self._fetcher = dataset.fetcher(combined=not self._asynchronous)
         worker, number = get_worker_info(), dataset.batch_index
         if worker is not None:
             number = number * worker.num_workers + worker.id
-        found = self._fetcher.claim(dataset.partition_id, number)
-        if found is not None and len(found[1]):
-            batch = self._fetcher.complete(*found)
-            return Delivery(batch, held=batch[1] if batch[1]._leases else None)
-        return Delivery(ended=found is None or (worker is not None and is_orphan()))
+        place = (dataset.moves, number)
+        if dataset._claimed is not None and dataset._claimed[0] == place:
+            found: Claimed | None = dataset._claimed[1]
+        else:
+            found = yield from self._fetcher.claim_steps(dataset.partition_id, number)
+        if found is None or not len(found[1]):
+            return Delivery(ended=found is None or (worker is not None and is_orphan()))
+        dataset._claimed = place, found
+        try:
+            batch = yield from self._fetcher.complete(*found)
+        except Exception:
+            dataset._claimed = None
+            raise
+        dataset._claimed = None
+        return Delivery(batch, held=batch[1] if batch[1]._leases else None)
 
 
 def _at_least(least: int, **arguments: int | None) -> None:

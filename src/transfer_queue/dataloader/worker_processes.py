@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import get_worker_info
 from transfer_queue.dataloader.batch_fetcher import Batch, Fetcher
 from transfer_queue.dataloader.lease_delivery import PrefetchedBatch
 from transfer_queue.dataloader.pinned_memory import pin
+from transfer_queue.dataloader.steps import ReceptionStep, Steps, call_in_thread, run_steps
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
 from transfer_queue.dataloader.worker_channel import (
     GRACE_SECONDS,
@@ -107,7 +109,7 @@ def _batches(
             yield Fetched(order.version, number)
             seat.check(order.version)
         ahead.add(number, found[1])
-        data, meta = fetcher.complete(*found)
+        data, meta = run_steps(fetcher.complete(*found))
         items = dataset.items_in_worker(data, meta)
         kept = items is None or dataset.keep_batches != 0
         yield Fetched(order.version, number, data if kept else None, meta, items)
@@ -121,6 +123,43 @@ def _claim_batch(
         if found is None or len(found[1]):
             return found
         seat.check(order.version)
+
+
+class ItemReception:
+    """Receives the items of torch's loader, in the thread that needs one, or in a thread for an event loop.
+
+    A thread that nobody waits for any more, because its task was cancelled, keeps its item for the next caller. It ends
+    with the workers.
+    """
+
+    def __init__(self) -> None:
+        self.items: Iterator[Fetched] | None = None
+        """The iterator of torch's loader; None before it is made, and after the end."""
+        self._arrival: Future[Any] | None = None  # the item that a thread waits for
+
+    def begin(self) -> Future[Any]:
+        """Return a future that is done when `take` does not block."""
+        if self._arrival is None:
+            # the thread must not refer to the workers, which end when nothing refers to them
+            self._arrival = call_in_thread(partial(next, iter(()) if self.items is None else self.items, None))
+        return self._arrival
+
+    def take(self) -> Fetched | None:
+        """Wait for the next item and return it; None if the workers have ended."""
+        arrival = self._arrival
+        if arrival is None:
+            return None if self.items is None else next(self.items, None)
+        wait((arrival,))
+        self._arrival = None
+        item: Fetched | None = arrival.result()
+        return item
+
+    def close(self) -> Iterator[Fetched] | None:
+        """Wait for the thread, after the workers were told to end. Return torch's iterator."""
+        items, self.items = self.items, None
+        if self._arrival is not None:
+            wait((self._arrival,), 2 * GRACE_SECONDS)
+        return items
 
 
 class Workers:
@@ -149,11 +188,11 @@ class Workers:
         self._taken = 0  # items that torch's loader has returned
         self._on_order = 0  # items that torch requests from the workers in advance
         self._early: dict[int, Fetched] = {}  # batches that arrived before they were needed
-        self._iterator: Iterator[Fetched] | None = None
+        self._reception = ItemReception()
         self.direct(dataset)
         loader = make(dataset.for_workers(self._channel, collate))
         self._on_order = count * loader.prefetch_factor
-        self._iterator = iter(loader)
+        self._reception.items = iter(loader)
 
     def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
         """Order the workers to the dataset's position, if it has changed.
@@ -178,22 +217,22 @@ class Workers:
             )
             self._place, self._given = place, dataset.batch_index
 
-    def deliver(self, dataset: StreamingDataset) -> Delivery:
+    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
         """Wait for the batch at the dataset's position and return it."""
         # Set first: a thread that moves the dataset after this orders the new position at once. If a thread moved it
         # before, this call orders the new position.
         self._waiting = True
         try:
-            return self._deliver(dataset)
+            return (yield from self._deliver(dataset))
         finally:
             self._waiting = False
 
-    def _deliver(self, dataset: StreamingDataset) -> Delivery:
+    def _deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
         self._channel.send_wanted(version, number)
         while version == self._version and number not in self._early:
-            fetched = None if self._iterator is None else next(self._iterator, None)
+            fetched = yield ReceptionStep(self._reception)
             if fetched is None:
                 return Delivery(ended=True)  # closed
             self._taken += 1
@@ -218,11 +257,11 @@ class Workers:
         if os.getpid() == self._pid:  # a forked child has a copy of this
             self._channel.close(self._given)
             # torch waits for the workers when its iterator is deleted; a traceback may keep the iterator for long
-            iterator, self._iterator = self._iterator, None
+            iterator = self._reception.close()
             getattr(iterator, "_shutdown_workers", lambda: None)()
             for process in getattr(iterator, "_workers", ()):  # torch does not wait for processes that it terminates
                 process.join(GRACE_SECONDS)
 
     def __del__(self) -> None:
-        if hasattr(self, "_iterator"):
+        if hasattr(self, "_reception"):
             self.close()

@@ -34,7 +34,10 @@ def batch_page(batch: BatchContents) -> HtmlPage:
         page.notes.append(f"fetched under {count_text(len(batch._leases), 'lease')}")
     if batch._extra_info:
         page.notes.append(f"extra_info: {short_repr(batch._extra_info, 200)}")
-    fields = ([field.name, _type(field), _row_shape(field), _nbytes(field, size)] for field in batch._fields.values())
+    fields = (
+        [short_name(field.name), _type(field), _row_shape(field), _nbytes(field, size)]
+        for field in batch._fields.values()
+    )
     page.tables.append(table_of(["field", "type", "shape of a row", "bytes"], fields, len(batch._fields), "field"))
     columns = ["", "global index", *(["partition"] if len(names) > 1 else []), "produced", "tag"]
     page.tables.append(table_of(columns, _samples(batch, len(names) > 1), size, "sample"))

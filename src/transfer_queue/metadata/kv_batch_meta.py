@@ -166,7 +166,10 @@ class KVBatchMeta:
         page.notes.append(f"fields: {fields}")
         if self._extra_info:
             page.notes.append(f"extra_info: {short_repr(self._extra_info, 200)}")
-        rows = ((position, key, short_repr(tag)) for position, (key, tag) in enumerate(zip(self.keys, self._tags)))
+        rows = (
+            (position, short_name(key), short_repr(tag))
+            for position, (key, tag) in enumerate(zip(self.keys, self._tags))
+        )
         page.tables.append(table_of(["", "key", "tag"], rows, self.size, "key"))
         return page.html()
 

@@ -94,12 +94,12 @@ class PartitionSnapshot:
         page = HtmlPage(
             "PartitionSnapshot", f"{short_name(self.partition_id)}, {', '.join(count_text(*part) for part in parts)}"
         )
-        fields = (
-            (name, ProgressCell(int(self._produced[:, c].sum()), samples))
-            for name, c in self.field_name_mapping.items()
-        )
+        produced = zip(self.field_name_mapping, self._produced.sum(axis=0).tolist())
+        fields = ((short_name(name), ProgressCell(count, samples)) for name, count in produced)
         page.tables.append(table_of(["field", "produced"], fields, self.total_fields_num, "field"))
-        tasks = ((name, ProgressCell(int(column.sum()), samples)) for name, column in self._consumed.items())
+        tasks = (
+            (short_name(name), ProgressCell(int(column.sum()), samples)) for name, column in self._consumed.items()
+        )
         page.tables.append(table_of(["task", "consumed"], tasks, len(self._consumed), "task"))
         rows = (
             (index, short_name(self.revert_keys_mapping.get(index, "")), short_repr(tag))

@@ -1,0 +1,236 @@
+"""Iterates over a loader with `async for`: waits in the event loop, without blocking it.
+
+Requests to the system are made in the event loop. Only functions of the user, and the wait for worker processes, run in
+threads. A cancelled wait loses no samples: a request under way is withdrawn at the controller, and if it was met before
+that, its batch stays in the dataset for the next iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Step, Steps, call_in_thread
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Cancel, Claim
+from transfer_queue.net.calls import CONTROLLER, Call
+
+T = TypeVar("T")
+
+CANCEL_SECONDS = 2.0
+"""Seconds that a cancelled task waits for the end of its request. Then the request is dropped."""
+
+_Outcome = tuple[Any, "asyncio.CancelledError | None"]  # the result of a step; the cancellation meanwhile
+
+
+class AsyncItems:
+    """The items of a loader, as an asynchronous iterator. `aclose` ends it, and the end of the stream does, too.
+
+    A wait for an item may be cancelled, for example by `asyncio.wait_for`; the next wait continues it.
+
+    Args:
+        prepare: A function that may block, to call before the first batch; None for none.
+        take: Returns a tuple with the next item of the open batch; None if no batch is open.
+        open_next: Returns the steps that open the next batch; their result is False if there is none.
+        close: A function that may block, to call at the end; its argument is True if an error has ended the
+            iteration. None for none.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], object] | None,
+        take: Callable[[], tuple[Any] | None],
+        open_next: Callable[[], Steps[bool]],
+        close: Callable[[bool], object] | None = None,
+    ) -> None:
+        self._prepare = prepare
+        self._take = take
+        self._open_next = open_next
+        self._close = close
+        self._ended = False
+        self._waiting = False
+
+    def __aiter__(self) -> AsyncItems:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._waiting:
+            raise RuntimeError("another task already waits for the next item of this iterator; use one iterator a task")
+        if self._ended:
+            raise StopAsyncIteration
+        self._waiting = True
+        try:
+            return await self._next()
+        except Exception as error:
+            await self._end(failed=not isinstance(error, StopAsyncIteration))
+            raise
+        finally:
+            self._waiting = False
+
+    async def _next(self) -> Any:
+        await asyncio.sleep(0)  # other tasks run, and a cancellation arrives, also between the items of a batch
+        if self._prepare is not None:
+            await run_steps_async(_call(self._prepare))
+            self._prepare = None
+        while (item := self._take()) is None:
+            if not await run_steps_async(self._open_next()):
+                raise StopAsyncIteration
+        return item[0]
+
+    async def aclose(self) -> None:
+        """End the iteration. Worker processes that do not persist end, too. Further calls do nothing."""
+        await self._end(failed=False)
+
+    async def _end(self, *, failed: bool) -> None:
+        self._ended = True
+        close, self._close = self._close, None
+        if close is not None:
+            await run_steps_async(_call(partial(close, failed)))
+
+    def __del__(self) -> None:
+        close = getattr(self, "_close", None)
+        if close is not None:
+            close(False)
+
+
+def _call(function: Callable[[], T]) -> Steps[T]:
+    result: T = yield FunctionStep(function)
+    return result
+
+
+async def run_steps_async(steps: Steps[T]) -> T:
+    """Run steps in this event loop, and return their result.
+
+    If the task is cancelled, the step under way is ended early, and the steps get its result if it has one. The next
+    step raises the cancellation.
+    """
+    advance: Callable[[], Step] | None = partial(next, steps)
+    cancelled = None
+    try:
+        while True:
+            try:
+                step = advance()
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            try:
+                result, cancelled = await _run_step(step)
+            except BaseException as error:
+                advance = partial(steps.throw, error)
+                continue
+            if cancelled is not None:
+                _continue_until_next_step(steps, result)
+                raise cancelled
+            advance = partial(steps.send, result)
+    finally:
+        advance = cancelled = None  # an error that refers to itself would keep the iterator until garbage is collected
+
+
+def _continue_until_next_step(steps: Steps[Any], result: Any) -> None:
+    """Let cancelled steps keep the result of the last one."""
+    with contextlib.suppress(StopIteration, Exception):  # an error is raised again when the next iteration gets there
+        steps.send(result)
+    steps.close()
+
+
+async def _run_step(step: Step) -> _Outcome:
+    if isinstance(step, OperationStep):
+        return await _run_operation(step)
+    if isinstance(step, FunctionStep):
+        return await _run_to_its_end(asyncio.wrap_future(call_in_thread(step.function)))
+    arrival = asyncio.wrap_future(step.reception.begin())
+    try:
+        await asyncio.wait((arrival,))
+    finally:
+        arrival.cancel()  # only this future: what arrives stays for the next caller
+    return step.reception.take(), None
+
+
+async def _run_to_its_end(future: asyncio.Future[Any]) -> _Outcome:
+    cancelled = None
+    try:
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None and future.exception() is not None:
+            raise cancelled
+        return future.result(), cancelled
+    finally:
+        cancelled = None  # see above
+
+
+async def _run_operation(step: OperationStep) -> _Outcome:
+    """Run an operation in a task of its own, so that its result is not lost if this task is cancelled."""
+    request = _Request(step)
+    task = asyncio.ensure_future(request.run())
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError as cancelled:
+        if request.is_leased:  # a withdrawn lease returns its samples, also if they are on their way to this client
+            task.cancel()
+        withdrawal = asyncio.ensure_future(request.withdraw())
+        try:
+            await asyncio.wait((task,), timeout=CANCEL_SECONDS)
+        finally:
+            withdrawal.cancel()
+            task.cancel()
+        if not task.done() or task.cancelled() or task.exception() is not None:
+            raise
+        return task.result(), cancelled
+    return task.result(), None
+
+
+class _Request:
+    """An operation of a client that can be withdrawn: a waiting claim then ends with what it has got."""
+
+    def __init__(self, step: OperationStep) -> None:
+        self._step = step
+        self._call: Call | None = None
+
+    async def run(self) -> Any:
+        """Run the operation."""
+        client, operation, arguments, more = self._step
+        operations = getattr(client, "_operations", None)
+        if not isinstance(operations, DataPath):  # a fake client of a test
+            return await getattr(client, f"async_{operation}")(*arguments, **more)
+        return await client._run_async(self._watched(getattr(operations, operation)(*arguments, **more)))
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether it is a claim under a lease."""
+        request = None if self._call is None else self._call.request
+        return isinstance(request, Claim) and request.lease is not None
+
+    async def withdraw(self) -> None:
+        """Cancel a claim that waits at the controller. It is answered at once: with its samples, if it was met."""
+        call = self._call
+        if call is not None and isinstance(call.request, Claim) and call.sequence and not self.is_leased:
+            with contextlib.suppress(TransferQueueError):
+                await self._step.client._run_async(_cancel(call.sequence))
+
+    def _watched(self, operation: Operation[Any]) -> Operation[Any]:
+        """Run an operation, and keep the call that it waits for."""
+        try:
+            call = next(operation)
+            while True:
+                self._call = call
+                try:
+                    reply = yield call
+                except BaseException as error:
+                    call = operation.throw(error)
+                else:
+                    call = operation.send(reply)
+        except StopIteration as end:
+            return end.value
+
+
+def _cancel(sequence: int) -> Operation[None]:
+    reply = yield Call(CONTROLLER, Cancel(sequence))
+    assert isinstance(reply, Done)

@@ -1,0 +1,107 @@
+"""The steps by which a loader gets its next batch. The caller runs them: in its thread, or in an event loop.
+
+A function that makes several steps is a generator, like the operations of a client: it yields each step, and gets its
+result. So one code decides what is fetched, acknowledged and kept, however it is run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar, Union
+
+from transfer_queue.client._generated_methods import GeneratedMethods
+
+T = TypeVar("T")
+
+
+class OperationStep(NamedTuple):
+    """Run an operation of a client."""
+
+    client: GeneratedMethods
+    operation: str
+    """The name of its method."""
+    arguments: tuple[Any, ...] = ()
+    more: Mapping[str, Any] = MappingProxyType({})
+    """The arguments that are passed by name."""
+
+
+class FunctionStep(NamedTuple):
+    """Call a function of the user, which may block. It runs to its end, even if nobody waits for it any more."""
+
+    function: Callable[[], Any]
+
+
+class Reception(Protocol):
+    """Something that arrives, which can be awaited in any thread. If nobody takes it, it stays for the next caller."""
+
+    def begin(self) -> Future[None]:
+        """Return a future that is done when `take` does not block."""
+
+    def take(self) -> Any:
+        """Wait until something has arrived, and return it."""
+
+
+class ReceptionStep(NamedTuple):
+    """Wait until something has arrived, and take it."""
+
+    reception: Reception
+
+
+Step = Union[OperationStep, FunctionStep, ReceptionStep]
+Steps = Generator[Step, Any, T]
+
+
+def ask_blocking(client: GeneratedMethods, operation: str, *arguments: Any, **more: Any) -> Any:
+    """Run an operation of a client in this thread."""
+    return getattr(client, operation)(*arguments, **more)
+
+
+def run_steps(steps: Steps[T], ask: Callable[..., Any] = ask_blocking) -> T:
+    """Run steps in this thread, and return their result.
+
+    Args:
+        steps: The steps.
+        ask: A function (client, operation, ...) that runs an operation.
+    """
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = _run_step(step, ask)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def _run_step(step: Step, ask: Callable[..., Any]) -> Any:
+    if isinstance(step, OperationStep):
+        return ask(step.client, step.operation, *step.arguments, **step.more)
+    if isinstance(step, FunctionStep):
+        return step.function()
+    return step.reception.take()
+
+
+def call_in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own, because calls that wait long would fill an executor."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # it cannot be cancelled
+    context = contextvars.copy_context()
+
+    def call() -> None:
+        try:
+            result = context.run(function)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=call, name="transfer_queue loader", daemon=True).start()
+    return future

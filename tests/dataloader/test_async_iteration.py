@@ -1,0 +1,485 @@
+"""`async for` over datasets and loaders of a real system: order, an event loop that goes on, and cancelled waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import multiprocessing
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import transfer_queue as tq
+from simulated import numbers
+from transfer_queue.dataloader import async_iteration
+from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
+from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
+]
+SECONDS = 60
+Build = Callable[..., StreamingDataset]
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[Any]:
+    """Its sampler forgets what it has dealt, so that a batch that is lost does not come again."""
+    yield tq.init(OmegaConf.create({"controller": {"polling_mode": True}}))
+    tq.close()
+
+
+@pytest.fixture
+def partition() -> str:
+    return f"p{next(_numbers)}"
+
+
+@pytest.fixture
+def dataset(system: Any, partition: str) -> Build:
+    def build(**more: Any) -> StreamingDataset:
+        arguments: dict[str, Any] = {
+            "config": system, "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"],
+            "partition_id": partition, "task_name": "t", "dp_rank": 0,
+        }  # fmt: skip
+        return StreamingDataset(**{**arguments, **more})
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(system: Any) -> Iterator[None]:
+    """Neither threads of loaders nor worker processes."""
+    yield
+    gc.collect()
+    for thread in loader_threads():  # it has given its result and is about to end
+        thread.join(1)
+    assert threads() == []
+    assert multiprocessing.active_children() == []
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "transfer_queue loader"]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in loader_threads()]
+
+
+def put(partition: str, rows: int, start: int = 0, *, seal: bool = False) -> None:
+    tq.get_client().put(numbers(rows, start), partition_id=partition)
+    if seal:
+        tq.get_client().seal(partition)
+
+
+async def values(items: Any) -> list[int]:
+    return [value async for data, _ in items for value in data["x"].tolist()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def claim_waits(partition: str) -> bool:
+    """Whether a claim of the partition is parked at the controller."""
+    shown = tq.get_client().status().partitions
+    return any(task.waiting for found in shown if found.name == partition for task in found.tasks)
+
+
+def waiting(partition: str) -> Callable[[], bool]:
+    tq.get_client().create_partition(partition)
+    return lambda: claim_waits(partition)
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def run(main: Awaitable[Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, SECONDS))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_the_items_are_those_of_a_plain_iteration(dataset: Build, partition: str, workers: int | None) -> None:
+    put(partition, 10, seal=True)
+    wanted = [(data["x"].tolist(), meta.global_indexes) for data, meta in dataset(task_name="plain")]
+
+    async def main() -> Any:
+        items = dataset() if workers is None else StreamingDataLoader(dataset(), num_workers=workers)
+        return [(data["x"].tolist(), meta.global_indexes) async for data, meta in items]
+
+    assert run(main()) == wanted
+    assert [rows for rows, _ in wanted] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_tasks_run_while_a_batch_is_awaited(dataset: Build, partition: str, workers: int) -> None:
+    """The producer is a task of the same event loop: a wait that blocked it would never end."""
+
+    async def produce() -> None:
+        for start in (0, 4):
+            await until(lambda: claim_waits(partition))
+            await tq.get_client().async_put(numbers(4, start), partition_id=partition)
+        tq.get_client().seal(partition)
+
+    async def main() -> Any:
+        tq.get_client().create_partition(partition)
+        producer = asyncio.ensure_future(produce())
+        found = await values(StreamingDataLoader(dataset(), num_workers=workers))
+        await producer
+        return found
+
+    assert run(main()) == list(range(8))
+
+
+def test_other_tasks_run_between_the_items_of_a_batch(dataset: Build, partition: str) -> None:
+    put(partition, 4, seal=True)
+
+    async def main() -> list[str]:
+        seen: list[str] = []
+
+        async def other() -> None:
+            while len(seen) < 8:
+                seen.append("other")
+                await asyncio.sleep(0)
+
+        items = aiter(dataset(micro_batch_size=1))
+        await anext(items)
+        task = asyncio.ensure_future(other())
+        async for _ in items:
+            seen.append("item")
+        task.cancel()
+        return seen
+
+    found = run(main())
+    assert found.count("item") == 3
+    assert found[:4].count("other") >= 1
+
+
+def test_without_workers_there_are_no_threads(dataset: Build, partition: str) -> None:
+    async def main() -> None:
+        is_waiting = waiting(partition)
+        task = asyncio.ensure_future(anext(aiter(dataset())))
+        await until(is_waiting)
+        assert threads() == []
+        await cancel(task)
+
+    run(main())
+
+
+class TestCancellation:
+    def test_a_cancelled_wait_ends_at_once_and_its_claim_is_withdrawn(self, dataset: Build, partition: str) -> None:
+        async def main() -> None:
+            is_waiting = waiting(partition)
+            task = asyncio.ensure_future(values(dataset()))
+            await until(is_waiting)
+            await cancel(task)
+            assert not is_waiting()
+
+        run(main())
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_the_iterator_continues_after_a_timeout(self, dataset: Build, partition: str, workers: int) -> None:
+        async def main() -> Any:
+            tq.get_client().create_partition(partition)
+            async with aclosing(aiter(StreamingDataLoader(dataset(), num_workers=workers))) as items:
+                for _ in range(5):
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(anext(items), 0.05)
+                put(partition, 4, seal=True)
+                return await values(items)
+
+        assert run(main()) == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+    def test_no_samples_are_lost_when_they_arrive_at_the_same_time(
+        self, dataset: Build, partition: str, delivery: str
+    ) -> None:
+        """The put and the cancellation race; whoever wins, the next iteration has every sample once."""
+        loader = StreamingDataLoader(dataset(delivery=delivery))
+
+        async def main() -> list[int]:
+            is_waiting = waiting(partition)
+            found: list[int] = []
+
+            async def consume() -> None:
+                async for data, _ in loader:
+                    found.extend(data["x"].tolist())
+
+            for round_ in range(40):
+                task = asyncio.ensure_future(consume())
+                await until(is_waiting)
+                answer = asyncio.ensure_future(
+                    tq.get_client().async_put(numbers(4, 4 * round_), partition_id=partition)
+                )
+                for _ in range(round_ % 8):
+                    await asyncio.sleep(0)
+                if round_ % 3 == 0:
+                    await asyncio.sleep(0.0002 * (round_ % 7))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await answer
+            tq.get_client().seal(partition)
+            await consume()
+            return found
+
+        assert run(main()) == list(range(160))
+
+    def test_a_batch_that_was_claimed_and_not_read_comes_next(
+        self, dataset: Build, partition: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put(partition, 8, seal=True)
+        own = dataset()
+        reading = asyncio.Event()
+        request = async_iteration._run_operation
+
+        async def slow(step: OperationStep) -> Any:
+            if step.operation == "get_data":
+                reading.set()
+                await asyncio.sleep(SECONDS)
+            return await request(step)
+
+        async def main() -> Any:
+            monkeypatch.setattr(async_iteration, "_run_operation", slow)
+            task = asyncio.ensure_future(values(own))
+            await reading.wait()
+            await cancel(task)
+            monkeypatch.undo()
+            return await values(own)
+
+        assert run(main()) == list(range(8))
+
+    def test_it_also_comes_next_in_a_plain_iteration_and_not_after_a_step(
+        self, dataset: Build, partition: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put(partition, 8, seal=True)
+
+        async def claim_only(own: StreamingDataset) -> None:
+            async def fail(step: OperationStep) -> Any:
+                if step.operation == "get_data":
+                    raise asyncio.CancelledError
+                return await request(step)
+
+            request = async_iteration._run_operation
+            with monkeypatch.context() as patch:
+                patch.setattr(async_iteration, "_run_operation", fail)
+                with pytest.raises(asyncio.CancelledError):
+                    await values(own)
+
+        own, moved = dataset(), dataset(task_name="moved", delivery="at_least_once")
+        run(claim_only(own))
+        assert [data["x"].tolist() for data, _ in own] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        run(claim_only(moved))
+        moved.step(partition)
+        assert sorted(value for data, _ in moved for value in data["x"].tolist()) == list(range(8))
+
+    def test_a_users_function_runs_to_its_end_and_its_batch_is_kept(self, dataset: Build, partition: str) -> None:
+        put(partition, 4, seal=True)
+        entered, leave = threading.Event(), threading.Event()
+
+        def fetch(**arguments: Any) -> Any:
+            entered.set()
+            assert leave.wait(SECONDS)
+            return default_fetch_batch_fn(**arguments)
+
+        own = dataset(fetch_batch_fn=fetch)
+
+        async def main() -> Any:
+            task = asyncio.ensure_future(values(own))
+            await until(entered.is_set)
+            assert len(threads()) == 1
+            task.cancel()
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            leave.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await values(own)
+
+        assert run(main()) == [0, 1, 2, 3]
+
+    def test_a_users_function_that_fails_does_not_hide_the_cancellation(self, dataset: Build, partition: str) -> None:
+        entered, leave = threading.Event(), threading.Event()
+
+        def fetch(**arguments: Any) -> Any:
+            entered.set()
+            assert leave.wait(SECONDS)
+            raise tq.WaitTimeoutError("nothing")
+
+        async def main() -> None:
+            task = asyncio.ensure_future(values(dataset(fetch_batch_fn=fetch)))
+            await until(entered.is_set)
+            task.cancel()
+            await asyncio.sleep(0)
+            leave.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        run(main())
+
+    def test_workers_end_with_the_cancelled_iteration(self, dataset: Build, partition: str) -> None:
+        async def main() -> None:
+            is_waiting = waiting(partition)
+            task = asyncio.ensure_future(values(StreamingDataLoader(dataset(), num_workers=2)))
+            await until(is_waiting)
+            assert len(multiprocessing.active_children()) == 2
+            await cancel(task)
+            del task
+            await asyncio.sleep(0)  # asyncio refers to the task until here
+            assert multiprocessing.active_children() == []
+
+        run(main())
+
+    @pytest.mark.parametrize("plain", [True, False])
+    def test_persistent_workers_deliver_to_the_next_iteration(
+        self, dataset: Build, partition: str, plain: bool
+    ) -> None:
+        loader = StreamingDataLoader(dataset(), num_workers=1, persistent_workers=True)
+
+        async def wait_for_nothing() -> list[int]:
+            is_waiting = waiting(partition)
+            task = asyncio.ensure_future(values(loader))
+            await until(is_waiting)
+            there = [child.pid for child in multiprocessing.active_children()]
+            await cancel(task)
+            assert [child.pid for child in multiprocessing.active_children()] == there
+            return there
+
+        run(wait_for_nothing())
+        put(partition, 8, seal=True)
+        if plain:
+            found = [value for data, _ in loader for value in data["x"].tolist()]
+        else:
+            found = run(values(loader))
+        assert found == list(range(8))
+
+    def test_deleting_the_loader_ends_persistent_workers_and_their_thread(self, dataset: Build, partition: str) -> None:
+        async def main() -> None:
+            is_waiting = waiting(partition)
+            loader = StreamingDataLoader(dataset(), num_workers=1, persistent_workers=True)
+            task = asyncio.ensure_future(values(loader))
+            await until(is_waiting)
+            await cancel(task)
+
+        run(main())
+
+
+class TestEnds:
+    def test_an_error_ends_the_iteration(self, dataset: Build, partition: str) -> None:
+        put(partition, 4, seal=True)
+
+        def broken(data: Any, meta: Any, micro_batch_size: int) -> Any:
+            raise StorageKeyNotFoundError("broken")
+
+        async def main(workers: int) -> None:
+            own = dataset(process_batch_fn=broken, task_name=f"t{workers}")
+            items = aiter(StreamingDataLoader(own, num_workers=workers))
+            with pytest.raises(StorageKeyNotFoundError, match="broken"):
+                await anext(items)
+            with pytest.raises(StopAsyncIteration):
+                await anext(items)
+            assert multiprocessing.active_children() == []
+
+        run(main(0))
+        run(main(1))
+
+    def test_wrong_sizes_are_an_error_before_the_first_item(self, dataset: Build) -> None:
+        with pytest.raises(InvalidArgumentError, match="micro_batch_size"):
+            aiter(dataset(micro_batch_size=5))
+        with pytest.raises(InvalidArgumentError, match="micro_batch_size"):
+            aiter(StreamingDataLoader(dataset(micro_batch_size=5), num_workers=1))
+
+    def test_leaving_the_loop_keeps_the_position(self, dataset: Build, partition: str) -> None:
+        put(partition, 8, seal=True)
+        loader = StreamingDataLoader(dataset())
+
+        async def first() -> Any:
+            async for data, _ in loader:
+                return data["x"].tolist()
+            return None
+
+        assert run(first()) == [0, 1]
+        assert run(values(loader)) == list(range(2, 8))
+        loader.reset()
+        assert run(values(loader)) == list(range(8))
+
+    def test_aclose_ends_the_iterator(self, dataset: Build, partition: str) -> None:
+        put(partition, 8)
+
+        async def main(workers: int) -> None:
+            items = aiter(StreamingDataLoader(dataset(task_name=f"t{workers}"), num_workers=workers))
+            await anext(items)
+            await items.aclose()
+            await items.aclose()
+            assert multiprocessing.active_children() == []
+            with pytest.raises(StopAsyncIteration):
+                await anext(items)
+
+        run(main(0))
+        run(main(1))
+
+    def test_two_tasks_cannot_share_an_iterator(self, dataset: Build, partition: str) -> None:
+        async def main() -> None:
+            is_waiting = waiting(partition)
+            items: AsyncIterator[Any] = aiter(dataset())
+            task = asyncio.ensure_future(anext(items))
+            await until(is_waiting)
+            with pytest.raises(RuntimeError, match="another task"):
+                await anext(items)
+            await cancel(task)
+
+        run(main())
+
+    def test_leases_are_acknowledged_with_the_next_batch(self, dataset: Build, partition: str) -> None:
+        put(partition, 8, seal=True)
+
+        async def main() -> None:
+            items = aiter(dataset(delivery="at_least_once", micro_batch_size=4))
+            await anext(items)
+            assert tq.get_client().get_consumption_status("t", partition)[1].tolist() == [0] * 8
+            await anext(items)
+            assert tq.get_client().get_consumption_status("t", partition)[1].tolist() == [1] * 4 + [0] * 4
+            with pytest.raises(StopAsyncIteration):
+                await anext(items)
+
+        run(main())
+        assert tq.get_client().check_consumption_status("t", partition)
+
+
+def test_a_step_that_is_cancelled_gives_its_result_to_the_steps() -> None:
+    """They keep it, and go no further."""
+    leave = threading.Event()
+    kept: list[str] = []
+
+    def steps() -> Steps[None]:
+        kept.append((yield FunctionStep(lambda: "first" if leave.wait(SECONDS) else "")))
+        try:
+            yield FunctionStep(lambda: kept.append("second"))
+        finally:
+            kept.append("closed")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(async_iteration.run_steps_async(steps()))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        leave.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert kept == ["first", "closed"]
