@@ -150,7 +150,7 @@ class HtmlTable:
         }
         head = "".join(
             f'<th scope="col" style="{_CELL};{_alignment(column in numbers)};font-weight:600;opacity:.75">'
-            f"{escape(title)}</th>"
+            f"{_escaped(title)}</th>"
             for column, title in enumerate(self.columns)
         )
         lines = [
