@@ -7,6 +7,8 @@
 # micro-batches of `(data, meta)`. It ends when the partition is sealed and all samples are dealt.
 
 # %%
+import asyncio
+
 import torch
 from tensordict import TensorDict
 
@@ -90,6 +92,21 @@ assert len(meta) == 3
 
 # %%
 assert numbers(loader_of("with_workers", workers=2)) == [[0, 1], [2], [6, 7], [8]]
+
+# %% [markdown]
+# ## In an event loop
+#
+# `async for` waits for a batch without blocking the event loop, with and without workers. A wait may be cancelled: no
+# sample is lost, and the next iteration continues there.
+
+
+# %%
+async def numbers_async(loader: tq.StreamingDataLoader) -> list[list[int]]:
+    """Return the answers of each micro-batch, while other tasks of the event loop run."""
+    return [[int(row[0]) for row in data["tokens"].unbind()] async for data, _ in loader]
+
+
+assert asyncio.run(numbers_async(loader_of("in_event_loop"))) == [[0, 1], [2], [6, 7], [8]]
 
 # %% [markdown]
 # ## Epochs over the same batches

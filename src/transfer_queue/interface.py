@@ -139,7 +139,8 @@ def init(
             starts: a running system of this name is an error. Default: "auto".
 
     Returns:
-        The configuration in force. It can be pickled, and any process can find the system with it.
+        The configuration in force. It can be pickled, and any process can find the system with it. It prints as one
+        line; `OmegaConf.to_yaml(config)` returns all settings as text.
 
     Raises:
         InvalidArgumentError: A value of conf is not allowed, the sampler is unknown, or a key is unknown and `strict`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,8 @@ def config() -> Iterator[Any]:
     tq.close()
 
 
-class Silent:
-    """The address of a controller that accepts connections and never replies."""
+class Unreachable:
+    """The address of a controller that does not run, or that never replies."""
 
     name = EVIL
     key = b"0" * 32
@@ -36,8 +37,9 @@ class Silent:
     store = None
     shares_states = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, alive: bool = False) -> None:
         self.states = folder
+        self.alive = alive
         self.controller = str(folder / "socket")
 
     def log_of(self, target: Any) -> str:
@@ -47,7 +49,7 @@ class Silent:
         return None
 
     def is_alive(self) -> bool:
-        return False
+        return self.alive
 
 
 def test_a_client_shows_the_status_of_its_system(config: Any) -> None:
@@ -82,12 +84,25 @@ def client_system() -> Any:
 
 
 def test_a_system_that_cannot_be_reached_is_no_error(tmp_path: Path) -> None:
-    client = TransferQueueClient(Silent(tmp_path))
+    client = TransferQueueClient(Unreachable(tmp_path))
     text = check_html(client._repr_html_()).text
     assert text.startswith(
         f"TransferQueueClient of the system {EVIL}The system cannot be reached. ConnectionLostError:"
     )
     assert len(repr(client)) < 300
+    client.close()
+
+
+def test_a_controller_that_does_not_reply_is_awaited_for_a_short_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.client.client.DISPLAY_SECONDS", 0.2)
+    client = TransferQueueClient(Unreachable(tmp_path, alive=True))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        text = check_html(client._repr_html_()).text
+    assert "The system cannot be reached. WaitTimeoutError: Timeout: the controller at" in text
     client.close()
 
 

@@ -15,8 +15,10 @@ from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.display import HtmlPage, short_name, short_repr
-from transfer_queue.errors import NotInitializedError, TransferQueueError
+from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
 from transfer_queue.messages.progress_text import status_page
+from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
@@ -163,7 +165,8 @@ class TransferQueueClient(Subscriptions):
         """Return what a notebook shows: the status of the system, or why it cannot be reached."""
         name = short_name(getattr(self._system, "name", "the system"))
         try:
-            status = self.status(timeout=DISPLAY_SECONDS)
+            self._connect()
+            status = self._run(_status_now())
         except Exception as error:
             page = HtmlPage("TransferQueueClient", f"of the system {name}")
             page.alarms.append(f"The system cannot be reached. {type(error).__name__}: {error}")
@@ -187,6 +190,14 @@ class TransferQueueClient(Subscriptions):
         self._renewer = None  # the child does not have its thread
         if state is not None:
             state.after_fork()
+
+
+def _status_now() -> Operation[SystemStatus]:
+    """Return the status. Unlike `status`, a client that does not know its system yet does not ask for that first."""
+    reply = yield Call(CONTROLLER, Status(), within=DISPLAY_SECONDS)
+    if not isinstance(reply, SystemStatus):
+        raise ProtocolError(f"the controller replied to Status with {type(reply).__name__}")
+    return reply
 
 
 CLOSE_SECONDS = 5.0

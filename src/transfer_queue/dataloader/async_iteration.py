@@ -109,7 +109,7 @@ async def run_steps_async(steps: Steps[T]) -> T:
     If the task is cancelled, the step under way is ended early, and the steps get its result if it has one. The next
     step raises the cancellation.
     """
-    advance: Callable[[], Step] | None = partial(next, steps)
+    advance: Callable[[], Step] = partial(next, steps)
     cancelled = None
     try:
         while True:
@@ -128,7 +128,7 @@ async def run_steps_async(steps: Steps[T]) -> T:
                 raise cancelled
             advance = partial(steps.send, result)
     finally:
-        advance = cancelled = None  # an error that refers to itself would keep the iterator until garbage is collected
+        del advance, cancelled  # an error that refers to itself would keep the iterator until garbage is collected
 
 
 def _continue_until_next_step(steps: Steps[Any], result: Any) -> None:
@@ -163,7 +163,7 @@ async def _run_to_its_end(future: asyncio.Future[Any]) -> _Outcome:
             raise cancelled
         return future.result(), cancelled
     finally:
-        cancelled = None  # see above
+        del cancelled  # see above
 
 
 async def _run_operation(step: OperationStep) -> _Outcome:

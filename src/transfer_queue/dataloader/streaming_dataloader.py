@@ -53,6 +53,10 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
     that they had fetched and that were not received are fetched again by the next iteration: a rank-consistent sampler
     returns the same ones, and with other samplers they are lost.
 
+    `async for` yields the same items and does not block the event loop (docs/guides/notebooks.md). A cancelled wait
+    loses no samples, and the same iterator continues it. Leaving the loop early keeps workers until the iterator is
+    deleted; `contextlib.aclosing(aiter(loader))` ends them at once.
+
     Args:
         dataset: The dataset.
         num_workers: The number of worker processes; 0 fetches in this process. Default: 0.
@@ -69,6 +73,11 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         >>> client.seal("train_0")
         >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
         >>> for data, meta in tq.StreamingDataLoader(dataset):
+        ...     print(data["reward"].tolist())
+        [0.0]
+        [1.0]
+        >>> dataset.reset()
+        >>> async for data, meta in tq.StreamingDataLoader(dataset):
         ...     print(data["reward"].tolist())
         [0.0]
         [1.0]

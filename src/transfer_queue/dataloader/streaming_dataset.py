@@ -95,6 +95,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     All datasets with the same task_name, partition_id and dp_rank (rank replicas) get the same batches if the system's
     sampler is rank-consistent.
 
+    `async for` waits for batches without blocking the event loop. If the wait is cancelled, no samples are lost.
+
     By default the stream ends only when the partition is sealed and all samples are dealt. A new iteration
     continues where the last one stopped, also in the middle of a batch. In a plain DataLoader with workers each worker
     has its own position, and worker w of n fetches the batches w, w + n, w + 2n, ... of the rank.
