@@ -212,7 +212,7 @@ def test_samples_that_nobody_uses_are_found(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
     got = found(runtime.check_systems)[str(arena)]
     assert got.level == "warning"
-    assert got.words.startswith("2 MiB of a system that has ended")
+    assert got.words.startswith("2.0 MiB of a system that has ended")
 
 
 def test_every_variable_is_known() -> None:
