@@ -1,0 +1,101 @@
+"""Requests about the timeline: which client is which task, and what happened when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from transfer_queue.messages.base import Finite, Message, Natural, Reply, Request
+
+Rank = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+"""A rank of a task; -1 if it is not known."""
+Name = Annotated[str, Meta(max_length=1024)]
+
+
+class Introduce(Request, frozen=True):
+    """Say of which task and rank the client is, so that its puts have a producer with a name. The reply is `Done`."""
+
+    task: Name
+    rank: Rank = -1
+    host: Name = ""
+    pid: Natural = 0
+
+
+class ReadTimeline(Request, frozen=True):
+    """Ask for the next events of the timeline. The reply is a `TimelineReply`."""
+
+    boot: str = ""
+    """`TimelineReply.boot` of the previous reply; "" for the first request."""
+    position: Natural | None = None
+    """`TimelineReply.position` of the previous reply; None begins `seconds` ago."""
+    seconds: Finite = 60.0
+    """How far back the first request begins, in seconds."""
+    lanes: Natural = 0
+    """The reader knows the lanes below this number."""
+    partitions: Natural = 0
+    """The reader knows the names of the partitions below this number."""
+    fields: Natural = 0
+    """The reader knows the tuples of fields below this number."""
+
+
+class Lane(Message, frozen=True):
+    """A client in one task. A client that claims for several tasks has a lane for each of them."""
+
+    number: int
+    client: str
+    """The client id."""
+    task: str
+    """The task; "" if the client has neither claimed nor said its task."""
+    rank: int = -1
+    """The rank in the task; -1 if it is not known."""
+    host: str = ""
+    """The host of the client's process; "" if it is not known."""
+    pid: int = 0
+    """The process id; 0 if it is not known."""
+
+
+class OpenWait(Message, frozen=True):
+    """A request that waits at the controller."""
+
+    lane: int
+    since: float
+    """When it began to wait, by the controller's clock."""
+    partition: str
+    fields: list[str]
+    """The fields of a claim; empty for a put."""
+    rows: int
+    """The number of rows that it waits to get, or to put."""
+    holds: bool = False
+    """True for a put or reservation, which waits for capacity or for a policy version; False for a claim."""
+    ahead: bool = False
+    """True if the claim is ahead of the batch that its rank needs now, so that its rank does not wait."""
+
+
+class TimelineReply(Reply, frozen=True):
+    """Events of the timeline, and the names that the reader does not know."""
+
+    boot: str
+    """Differs after each start of the controller. Positions and numbers of another boot mean nothing."""
+    now: float
+    """The controller's time."""
+    wall: float
+    """Unix seconds minus the controller's time."""
+    position: int
+    """The position behind the returned events."""
+    end: int
+    """The position behind all events. If it is larger than `position`, ask again at once."""
+    missed: int
+    """The number of events between the requested position and the first returned one, which the ring has lost."""
+    events: bytes
+    """The events in order, as an array of `timeline.events.EVENT`."""
+    lanes: list[Lane]
+    """The lanes from `ReadTimeline.lanes` on, by number. A lane that has changed has a new number."""
+    partitions: dict[int, str]
+    """Number -> name of a partition, from `ReadTimeline.partitions` on."""
+    fields: dict[int, list[str]]
+    """Number -> fields, from `ReadTimeline.fields` on."""
+    open: list[OpenWait] = []
+    """The requests that wait now, if `position` is `end`; otherwise empty."""
+    connected: list[str] = []
+    """The clients that are connected now, if `position` is `end`; otherwise empty."""

@@ -1,0 +1,61 @@
+"""The events of the timeline, as the controller writes them and as readers get them."""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+import numpy as np
+
+
+class EventKind(enum.IntEnum):
+    """What happened."""
+
+    WAIT = 1
+    """A parked claim has ended, with rows or without. `since` is when it was parked."""
+    CLAIM = 2
+    """A claim was answered with rows."""
+    END = 3
+    """A claim was answered with the end of its partition."""
+    PUT = 4
+    """A put was published. `block` is the number of its block."""
+    HOLD = 5
+    """A put or reservation that waited for capacity or for a policy version has ended. `since` is when it was parked."""
+    ACK = 6
+    """Rows of a lease were acknowledged."""
+    POLICY = 7
+    """A policy version was set; `rows` is the version."""
+    GONE = 8
+    """The last connection of the lane's client has ended."""
+
+
+AHEAD = 1
+"""A flag: the claim was ahead of the batch that its rank needed, so that its rank did not wait."""
+TIMED_OUT = 2
+"""A flag of WAIT and HOLD: the wait ended without what it waited for."""
+
+PACKING = struct.Struct("<ddBBHIIIIIQQfi")
+"""How the controller packs one event."""
+EVENT = np.dtype(
+    [
+        ("time", "<f8"),  # the controller's time
+        ("since", "<f8"),  # when the request arrived or was parked; equal to `time` if it was answered at once
+        ("kind", "u1"),  # an EventKind
+        ("flags", "u1"),  # AHEAD, TIMED_OUT
+        ("_unused", "<u2"),
+        ("lane", "<u4"),
+        ("partition", "<u4"),
+        ("fields", "<u4"),
+        ("rows", "<u4"),
+        ("_reserved", "<u4"),
+        ("bytes", "<u8"),
+        ("block", "<u8"),  # PUT: the number of the block; CLAIM: that of a block of one of its rows; 0: none
+        ("age", "<f4"),  # CLAIM: the seconds for which this row was ready before; -1: not known
+        ("staleness", "<i4"),  # CLAIM: the policy version minus that of this row; -1: not known
+    ]
+)
+"""An event as an array element."""
+NO_FIELDS = 0
+"""The number of the empty tuple of fields."""
+
+assert PACKING.size == EVENT.itemsize
