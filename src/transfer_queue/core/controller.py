@@ -42,6 +42,9 @@ from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
 from transfer_queue.core.state.state import State
+from transfer_queue.core.timeline import timeline_handlers
+from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import unit_handlers
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
@@ -66,6 +69,7 @@ HANDLERS = (
     partition_view,
     put_handlers,
     status,
+    timeline_handlers,
     unit_handlers,
     value_locations,
 )
@@ -90,6 +94,7 @@ class Controller:
         marks: Watermarks = DEFAULTS,
         values: Values = copy_containers,
         strict: bool = False,
+        timeline_events: int = DEFAULT_CAPACITY,
     ) -> None:
         """Begin with an empty state, or with that of a controller before this one.
 
@@ -107,12 +112,14 @@ class Controller:
             marks: The fill levels at which blocks are moved to disk.
             values: Decodes a value of a message, for a user's sampler in this process.
             strict: Whether entries of a sampling_config that the sampler does not take are errors.
+            timeline_events: The number of events of the timeline that are kept; 0: none are written.
         """
         self.state = state = State(capacity) if restored is None else restored
         """The state of the system."""
         state.watched = watched_tags(sampler)
         log, measures = RecordLog(state), ControllerMeasures()
         samplers = SamplerRegistry(sampler, values, strict)
+        timeline = TimelineRecorder(log, state, timeline_events)
         self.context = ControllerContext(
             state=state,
             log=log,
@@ -120,7 +127,8 @@ class Controller:
             sampler_calls=SamplerAsks(samplers.default, lambda *args: claim_handler.decide_parked(self.context, *args)),
             measures=measures,
             connections=Connections(state, now, lives),
-            parked=ParkedRequests(log, measures),
+            parked=ParkedRequests(log, measures, timeline),
+            timeline=timeline,
             changes=ChangeLog(log),
             activity=ActivityTracker(),
             lease_deadlines=LeaseDeadlines(state),
@@ -149,6 +157,7 @@ class Controller:
         )
         log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
+        context.timeline.observe(log.observe)
 
     def take_records(self) -> list[r.AnyRecord]:
         """Return the records that were applied since the last call, for the journal."""
@@ -196,6 +205,7 @@ class Controller:
             unit_handlers.forget_unit(context, unit)
         effects: list[Effect] = []
         if context.connections.note_closed(client, peer):
+            context.timeline.note_gone(client)
             effects = context.checkpoints.forget_client(client)
             self._wakeups.release(client)
         return self._settle_after(effects)
@@ -308,7 +318,7 @@ class Controller:
         check_epoch(self.state, request)
         handle = handler(type(request))
         context.activity.note_request(caller.client, request)
-        if self.clears.begin(self.state, caller) or self.wide_puts.begin(self.state, caller):
+        if self.clears.begin(self.state, caller) or self.wide_puts.begin(self.state, caller, context.now):
             return []
         result = handle(context, caller, request)
         if isinstance(result, Decision):

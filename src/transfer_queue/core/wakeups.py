@@ -95,7 +95,7 @@ class Wakeups:
         for waiting in self._context.state.waiting.expired(now):
             peer = self._context.parked.peers.get(waiting.waiter)
             reply = self._expiry_reply(waiting, now)
-            self._context.parked.unpark(waiting.waiter)
+            self._context.parked.unpark(waiting.waiter, met=False)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
         return effects
@@ -179,7 +179,10 @@ class Wakeups:
         if not isinstance(decision, Decision):
             return []  # the request still cannot be met
         context.parked.unpark(waiting.waiter)
-        return context.commit(caller, decision)
+        context.timeline.arrived = waiting.since
+        effects = context.commit(caller, decision)
+        context.timeline.arrived = None
+        return effects
 
     def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
         """Return the reply to a request whose deadline has come."""

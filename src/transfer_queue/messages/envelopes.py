@@ -16,11 +16,12 @@ from transfer_queue.messages import (
     queries,
     storage,
     system,
+    timeline,
     unit_reports,
 )
 from transfer_queue.messages.base import Message, Natural, Reply, Request
 
-TOPICS = (base, checkpoints, claims, partitions, puts, queries, storage, system, unit_reports)
+TOPICS = (base, checkpoints, claims, partitions, puts, queries, storage, system, timeline, unit_reports)
 
 
 def messages_of(topic: ModuleType, kind: type[Message]) -> list[type[Message]]:

@@ -185,7 +185,12 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
         r.RepliesSent([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)])
     )
     effects: list[Effect] = []
+    end = 0
     for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
+        start, end = end, end + len(mine)
+        context.timeline.note_claim(
+            waiting.client, waiting.claim, waiting.since, partition, len(mine), positions[start:end]
+        )
         context.activity.begin_work(waiting.client, consumer_state.consumer_of(waiting.claim))
         effects.append(Send(peer, waiting.sequence, reply))
         if waiting.claim.places and len(waits) <= PLACED:

@@ -47,7 +47,7 @@ def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> li
     if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
         context.parked.park(caller, claim, _wait_of(claim) or math.inf)
         return _begin_long_deal(context, claim, caller.waiter, outcome)
-    return _answer_claim(context, caller, claim, outcome)
+    return _answer_claim(context, caller, claim, outcome, context.now)
 
 
 def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: ComputedDeal | None = None) -> list[Effect]:
@@ -117,9 +117,8 @@ def _effects_of_decision(
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
         return []
     context.parked.unpark(waiter)
-    return _answer_claim(
-        context, Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim)), claim, outcome
-    )
+    caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim))
+    return _answer_claim(context, caller, claim, outcome, waiting.since)
 
 
 def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
@@ -150,9 +149,12 @@ def _begin_long_deal(
 
 
 def _answer_claim(
-    context: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome
+    context: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome, since: float
 ) -> list[Effect]:
+    """Answer a claim that arrived at `since`."""
     client = caller.client
+    if outcome.ended:
+        context.timeline.note_end(client, claim, since)
     if claim.probe or (outcome.rows is None and not outcome.records):
         return [Send(caller.peer, caller.envelope.sequence, empty_reply(context, claim, outcome.ended))]
     rows, records = outcome.rows, lease_decisions.mark_claimed(claim, outcome.records)
@@ -170,7 +172,9 @@ def _answer_claim(
     count = lease_decisions.deliveries(partition, claim.task, rows) if token else None
 
     def reply() -> AnyReply:
-        told = meta_reply(partition, partition.rows.positions_of(rows), rows, claim.fields)
+        positions = partition.rows.positions_of(rows)
+        context.timeline.note_claim(client, claim, since, partition, len(rows), positions)
+        told = meta_reply(partition, positions, rows, claim.fields)
         if token:
             context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
         elif not handed and warning is None:

@@ -45,6 +45,9 @@ def handle_finish(context: ControllerContext, caller: Caller, request: claims.Fi
 def handle_ack(context: ControllerContext, caller: Caller, request: claims.Ack) -> Decision:
     """Acknowledge rows of a lease. The reply says whether the lease had any of them."""
     records = lease_decisions.decide_ack(context.state, request)
+    for record in records:
+        assert isinstance(record, r.LeaseAcked)
+        context.timeline.note_ack(caller.client, record.partition, record.task, len(record.rows) // 8)
     return Decision(records, lambda: Done(bool(records)))
 
 
@@ -102,7 +105,7 @@ def handle_cancel(context: ControllerContext, caller: Caller, request: claims.Ca
     effects: list[Effect] = []
     if there:
         known = context.parked.peers.get(waiter, caller.peer)
-        context.parked.unpark(waiter)
+        context.parked.unpark(waiter, met=False)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
     for record in lease_decisions.return_unseen(context.state, *waiter):
         context.log.apply(record)

@@ -23,6 +23,7 @@ from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.errors import FieldTypeError, TransferQueueError
@@ -42,6 +43,7 @@ class ControllerContext:
     measures: ControllerMeasures
     connections: Connections
     parked: ParkedRequests
+    timeline: TimelineRecorder
     changes: ChangeLog
     activity: ActivityTracker
     """Which clients may still make space or rows, for the deadlock detector."""
@@ -95,5 +97,5 @@ class ControllerContext:
     def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """End the wait of a request that cannot be met any more, and send the error to its client."""
         peer = self.parked.peers.get(waiting.waiter)
-        self.parked.unpark(waiting.waiter)
+        self.parked.unpark(waiting.waiter, met=False)
         return [] if peer is None else [self.failure(peer, waiting.sequence, error)]

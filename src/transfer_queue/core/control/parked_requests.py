@@ -7,15 +7,17 @@ from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import name_of
 
 
 class ParkedRequests:
     """The connections of the requests that wait. The requests themselves are part of the state (`State.waiting`)."""
 
-    def __init__(self, log: RecordLog, measures: ControllerMeasures) -> None:
+    def __init__(self, log: RecordLog, measures: ControllerMeasures, timeline: TimelineRecorder) -> None:
         self._log = log
         self._measures = measures
+        self._timeline = timeline
         self.peers: dict[RequestKey, int] = {}
         """The connection of each parked request. After a restart a request has none until its client sends it again."""
 
@@ -39,15 +41,16 @@ class ParkedRequests:
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         return known is None
 
-    def unpark(self, waiter: RequestKey) -> None:
-        """End the wait of a request."""
+    def unpark(self, waiter: RequestKey, *, met: bool = True) -> None:
+        """End the wait of a request. met: whether it got what it waited for."""
         waiting = self._log.state.waiting.by_waiter[waiter]
         kind, task = name_of(type(waiting.request)), getattr(waiting.request, "task", "")
         self._measures.waits.record(kind, task, self._log.now - waiting.since)
+        self._timeline.note_wait(waiting, met)
         self._log.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
 
     def cancel(self, client: str, peer: int) -> None:
         """End the waits of the requests that a connection would have answered."""
         for waiter in [waiter for waiter, known in self.peers.items() if known == peer and waiter[0] == client]:
-            self.unpark(waiter)
+            self.unpark(waiter, met=False)

@@ -17,6 +17,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
+from transfer_queue.messages.timeline import Introduce
 
 LARGEST = (1 << 63) - 1  # the largest int that a record or a reply can contain
 
@@ -377,6 +378,13 @@ class RepliesSent(Record, frozen=True, tag="Answered"):
     """(client, sequence, reply) of each."""
 
 
+class ClientIntroduced(Record, frozen=True):
+    """A client has said of which task and rank it is."""
+
+    client: str
+    introduction: Introduce
+
+
 class ClientForgotten(Record, frozen=True):
     """A client is gone for long enough that its cached replies are removed."""
 
@@ -492,5 +500,5 @@ AnyRecord = Union[
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent,
+    HoldInherited, RowsPut, RepliesSent, ClientIntroduced,
 ]  # fmt: skip

@@ -118,4 +118,8 @@ def handle_set_policy_version(
     context: ControllerContext, caller: Caller, request: partitions.SetPolicyVersion
 ) -> Decision:
     """Set the policy version of a partition."""
-    return Decision(flow_control.set_version(context.state, request), Done)
+    records = flow_control.set_version(context.state, request)
+    if records:
+        before = context.state.partitions[request.partition].policy_version
+        context.timeline.note_policy(caller.client, request.partition, before, request.version)
+    return Decision(records, Done)

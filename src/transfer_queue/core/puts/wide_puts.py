@@ -50,8 +50,9 @@ TRIES = 3
 class WidePut:
     """A put that is being prepared."""
 
-    def __init__(self, caller: Caller, body: Publish, block: NewBlock) -> None:
+    def __init__(self, caller: Caller, body: Publish, block: NewBlock, arrived: float) -> None:
         self.caller = caller
+        self.arrived = arrived
         self.body = body
         self.block = block
         self.dims = np.frombuffer(block.dims, "<i8")
@@ -207,7 +208,7 @@ class WidePuts:
         self.jobs: deque[WidePut] = deque()
         """The oldest job is prepared first."""
 
-    def begin(self, state: State, caller: Caller) -> bool:
+    def begin(self, state: State, caller: Caller, now: float) -> bool:
         """Begin to prepare a put if it is a wide one. Returns whether it is.
 
         A put that is sent again is answered on its newest connection.
@@ -231,7 +232,7 @@ class WidePuts:
             raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
         if body.rows is not None and len(body.rows) != 8 * body.count:
             raise InvalidArgumentError(f"the put has {body.count} rows of values, but names {len(body.rows) // 8} rows")
-        self.jobs.append(WidePut(caller, body, block))
+        self.jobs.append(WidePut(caller, body, block, now))
         return True
 
     def drop_connection(self, peer: int) -> None:
@@ -253,9 +254,10 @@ class WidePuts:
             if not ends:
                 return []
             context.state.blocks.prepared = job.prepared
+            context.timeline.arrived = job.arrived
             return change(job.caller, job.body)
         except TransferQueueError as error:
             return [context.failure(job.caller.peer, job.caller.envelope.sequence, error)]
         finally:
             job.answered = ends
-            context.state.blocks.prepared = None
+            context.state.blocks.prepared = context.timeline.arrived = None

@@ -24,7 +24,7 @@ def end_deadlock(context: ControllerContext) -> list[Effect]:
     effects: list[Effect] = []
     for waiting in list(context.state.waiting.space.values()):
         peer = context.parked.peers.get(waiting.waiter)
-        context.parked.unpark(waiting.waiter)
+        context.parked.unpark(waiting.waiter, met=False)
         if peer is not None:
             effects.append(context.failure(peer, waiting.sequence, DeadlockError(told)))
     effects += [RefuseLeases(unit, told) for unit, short in context.activity.short.items() if short.writers]

@@ -227,6 +227,14 @@ def _apply_answered(state: State, record: r.RepliesSent) -> None:
             kept.replies[sequence] = reply
 
 
+@applies(r.ClientIntroduced)
+def _apply_client_introduced(state: State, record: r.ClientIntroduced) -> None:
+    kept = state.clients.get(record.client)
+    if kept is None:
+        kept = state.clients[record.client] = ReplyCache()
+    kept.introduction = record.introduction
+
+
 @applies(r.ClientForgotten)
 def _apply_client_forgotten(state: State, record: r.ClientForgotten) -> None:
     state.clients.pop(record.client, None)

@@ -27,6 +27,7 @@ from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.messages.descriptors import DISK, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.timeline import Introduce
 
 MAX_RUNS = 4096  # ranges of finished sequence numbers that are remembered of one client
 
@@ -35,7 +36,7 @@ _decode_replies = msgspec.msgpack.Decoder(dict[int, AnyReply]).decode
 
 
 class ReplyCache(Persisted, array_like=True):
-    """The replies to the mutations of one client, kept for retries."""
+    """The replies to the mutations of one client, kept for retries, and what the client has said of itself."""
 
     acknowledged: int = scalar(int, 0)
     """The client needs no reply up to this sequence number."""
@@ -46,6 +47,10 @@ class ReplyCache(Persisted, array_like=True):
     effect twice.
     """
     replies: dict[int, AnyReply] = value_of(bytes, dict, _encode, _decode_replies)
+    introduction: Introduce | None = custom_column(
+        Column(Introduce | None, lambda: None, save=msgspec.to_builtins, missing=None)
+    )
+    """What the client has said of itself; None if nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +139,7 @@ class State(Persisted):
     partitions: dict[str, Partition] = custom_column(_Partitions(Partition, dict))
     """The partitions by name, in order of creation."""
     clients: dict[str, ReplyCache] = parts_of(str, ReplyCache)
-    """Client -> its cached replies."""
+    """Client -> its cached replies, and what it has said of itself."""
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
     """The writers that are proven dead, the oldest first."""
     draining: set[int] = set_of(Count)
