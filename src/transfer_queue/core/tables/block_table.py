@@ -191,6 +191,8 @@ class BlockTable(PublishedExtents):
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
         self.prepared: Prepared | None = None
         """The prepared parts of the wide block that is put next. Not part of the state."""
+        self.newest_schema: tuple[FieldSpec, ...] = ()
+        """The schema of the block that was added last. Derived."""
 
     def complete_schema(self, block: NewBlock) -> NewBlock:
         """Return a block with its complete schema, which may have been sent in parts."""
@@ -212,9 +214,11 @@ class BlockTable(PublishedExtents):
             chunk = self.chunks[key] = BlockChunk()
         if at >= chunk.capacity:
             chunk.grow(at)
+        schema = self.schemas.add(tuple(block.schema))
+        self.newest_schema = self.schemas[schema]
         row = (
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
-            self.schemas.add(tuple(block.schema)), self.dims.add(block.dims), values, owner,
+            schema, self.dims.add(block.dims), values, owner,
         )  # fmt: skip
         for column, value in zip(chunk.columns.values(), row):  # `strict` would cost as much as four columns
             column[at] = value

@@ -6,12 +6,14 @@ from bisect import bisect_left
 
 import numpy as np
 
-from transfer_queue.timeline.events import EVENT, PACKING
+from transfer_queue.timeline.events import EVENT, NO_FIELDS, PACKING
 
 DEFAULT_CAPACITY = 1 << 18
 
-_SIZE = PACKING.size
-_pack = PACKING.pack_into
+SIZE = PACKING.size
+"""The bytes of an event."""
+
+_WIDE = 1 << 22
 
 
 class EventRing:
@@ -22,43 +24,39 @@ class EventRing:
             page by page when events are written.
     """
 
-    __slots__ = ("_column", "_memory", "capacity", "end")
-
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.end = 0
         """The position behind all events."""
-        column = np.empty(capacity * _SIZE, "u1")
+        column = np.empty(capacity * SIZE, "u1")
         self._column = column.view(EVENT)
-        self._memory = column.data
+        self.memory = column.data
+        """The bytes of the events. An event is written at its position modulo `capacity`."""
 
     @property
     def first(self) -> int:
         """The position of the oldest event that the ring has."""
         return max(0, self.end - self.capacity)
 
-    def append(
-        self,
-        time: float,
-        since: float,
-        kind: int,
-        flags: int,
-        lane: int,
-        partition: int,
-        fields: int,
-        rows: int,
-        nbytes: int = 0,
-        block: int = 0,
-        age: float = -1.0,
-        staleness: int = -1,
-    ) -> None:
-        """Write an event over the oldest one. For the arguments see `timeline.events.EVENT`."""
-        end = self.end
-        _pack(
-            self._memory, end % self.capacity * _SIZE,
-            time, since, kind, flags, 0, lane, partition, fields, rows, 0, nbytes, block, age, staleness,
+    def append(self, time: float, since: float, kind: int, flags: int, lane: int, partition: int, rows: int) -> None:
+        """Write an event without fields over the oldest one. See `timeline.events.EVENT`."""
+        PACKING.pack_into(
+            self.memory, self.end % self.capacity * SIZE,
+            time, since, kind, flags, 0, lane, partition, NO_FIELDS, rows, 0, 0, 0, -1.0, -1,
         )  # fmt: skip
-        self.end = end + 1
+        self.end += 1
+
+    def numbers_in(self, column: str) -> set[int]:
+        """Return the distinct numbers in a column of all events."""
+        numbers = self._column[column][: self.end]
+        if not len(numbers):
+            return set()
+        low, high = int(numbers.min()), int(numbers.max())
+        if high - low > _WIDE:
+            return set(np.unique(numbers).tolist())  # this takes ten times as long
+        found = np.zeros(high - low + 1, bool)
+        found[numbers - low] = True
+        return set((np.flatnonzero(found) + low).tolist())
 
     def position_at(self, time: float) -> int:
         """Return the position of the first event at or after this time."""
@@ -72,6 +70,6 @@ class EventRing:
         if count <= 0:
             return b""
         start = position % self.capacity
-        some = self._memory[start * _SIZE : (start + count) * _SIZE]
+        some = self.memory[start * SIZE : (start + count) * SIZE]
         rest = start + count - self.capacity
-        return bytes(some) if rest <= 0 else b"".join((some, self._memory[: rest * _SIZE]))
+        return bytes(some) if rest <= 0 else b"".join((some, self.memory[: rest * SIZE]))

@@ -29,109 +29,100 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Entry(Generic[K, T]):
-    """What one number means."""
-
-    __slots__ = ("key", "number", "used", "value")
-
-    def __init__(self, number: int, key: K | None, value: T) -> None:
-        self.number = number
-        self.key = key
-        """What the entry is found by; None for an entry that stays for ever."""
-        self.value = value
-        self.used = -1
-        """The position of the last event with this number; -1 if there is none. Who writes events sets it."""
-
-
 class NumberTable(Generic[K, T]):
-    """Entries by number. Numbers ascend and are never reused.
+    """Values by number. Numbers ascend and are never reused.
 
     If the table is full, entries are removed that no event in the ring refers to. If there are none, all further keys
-    share one entry.
+    share one number.
+
+    Args:
+        ring: The ring of events.
+        column: The column of events that has the numbers.
+        most: The number of entries.
+        others: Returns the value of the number that further keys share.
     """
 
-    def __init__(self, ring: EventRing, most: int, others: Callable[[int], T]) -> None:
-        self.by_key: dict[K, Entry[K, T]] = {}
-        self.entries: dict[int, Entry[K, T]] = {}
-        """Number -> entry, ascending."""
+    def __init__(self, ring: EventRing, column: str, most: int, others: Callable[[int], T]) -> None:
+        self.numbers: dict[K, int] = {}
+        """Key -> its newest number."""
+        self.values: dict[int, tuple[K | None, T]] = {}
+        """Number -> (key, value), ascending. The key is None if the entry stays for ever."""
         self.next = 0
         """The next number."""
         self._ring = ring
+        self._column = column
         self._most = most
         self._make_others = others
-        self._others: Entry[K, T] | None = None
+        self._others: int | None = None
         self._prune_at = 0
 
-    def add(self, key: K, make: Callable[[int], T]) -> Entry[K, T]:
-        """Return the entry of a key, a new one if the table has none. `make` returns the value for a number."""
-        found = self.by_key.get(key)
-        if found is not None:
-            return found
-        return self.replace(key, make)
+    def add(self, key: K, make: Callable[[int], T]) -> int:
+        """Return the number of a key, a new one if the table has none. `make` returns the value for a number."""
+        found = self.numbers.get(key)
+        return self.replace(key, make) if found is None else found
 
-    def replace(self, key: K, make: Callable[[int], T]) -> Entry[K, T]:
-        """Return a new entry of a key, with a new number. The former one stays as long as events refer to it."""
-        if (len(self.entries) >= self._most and not self._prune()) or self.next > _LARGEST - 1:
+    def replace(self, key: K, make: Callable[[int], T]) -> int:
+        """Return a new number of a key. The former one stays as long as events refer to it."""
+        if (len(self.values) >= self._most and not self._prune()) or self.next > _LARGEST - 1:
             return self.others
-        made = self.by_key[key] = self.entries[self.next] = Entry(self.next, key, make(self.next))
-        self.next += 1
-        return made
+        number = self.numbers[key] = self._enter(key, make(self.next))
+        return number
 
     @property
-    def others(self) -> Entry[K, T]:
-        """The entry of the keys for which the table had no space."""
+    def others(self) -> int:
+        """The number of the keys for which the table had no space."""
         if self._others is None:
-            self._others = self._add_permanent(self._make_others(self.next))
+            self._others = self._enter(None, self._make_others(self.next))
         return self._others
 
-    def _add_permanent(self, value: T) -> Entry[K, T]:
-        made: Entry[K, T] = Entry(self.next, None, value)
-        self.entries[self.next] = made
+    def since(self, number: int, most: int) -> tuple[dict[int, T], int]:
+        """Return the values from a number on, at most `most`, and the number behind the last one.
+
+        This number is `next` if these are all values.
+        """
+        found: list[int] = []
+        for known in reversed(self.values):
+            if known < number:
+                break
+            found.append(known)
+        found.reverse()
+        return {known: self.values[known][1] for known in found[:most]}, found[most] if len(found) > most else self.next
+
+    def _enter(self, key: K | None, value: T) -> int:
+        number = self.next
+        self.values[number] = key, value
         self.next += 1
-        return made
+        return number
 
     def _prune(self) -> bool:
         """Remove the entries that no event refers to. Returns whether there is space now.
 
-        It looks at all entries, so it does so again only after many events.
+        It reads the whole ring, so it does so again only after many events.
         """
         if self._ring.end < self._prune_at:
             return False
-        first = self._ring.first
-        for number, entry in list(self.entries.items()):
-            if entry.used < first and entry.key is not None:
-                del self.entries[number]
-                if self.by_key.get(entry.key) is entry:
-                    self._forget(entry.key)
+        used = self._ring.numbers_in(self._column)
+        for number, (key, _) in list(self.values.items()):
+            if number not in used and key is not None:
+                del self.values[number]
+                if self.numbers.get(key) == number:
+                    self._forget(key)
         self._prune_at = self._ring.end + self._ring.capacity // 8
-        return len(self.entries) < self._most
+        return len(self.values) < self._most
 
     def _forget(self, key: K) -> None:
-        del self.by_key[key]
-
-    def since(self, number: int, most: int) -> tuple[list[Entry[K, T]], int]:
-        """Return the entries from a number on, at most `most`, and the number behind the last one.
-
-        This number is `next` if these are all entries.
-        """
-        found: list[Entry[K, T]] = []
-        for entry in reversed(self.entries.values()):
-            if entry.number < number:
-                break
-            found.append(entry)
-        found.reverse()
-        return (found, self.next) if len(found) <= most else (found[:most], found[most].number)
+        del self.numbers[key]
 
 
 class PartitionTable(NumberTable[str, str]):
     """The names of partitions. Number 0 is the empty name."""
 
     def __init__(self, ring: EventRing) -> None:
-        super().__init__(ring, MAX_PARTITIONS, lambda number: OTHERS)
-        self.none = self.by_key[""] = self._add_permanent("")
+        super().__init__(ring, "partition", MAX_PARTITIONS, lambda number: OTHERS)
+        self.numbers[""] = self._enter(None, "")
 
-    def of(self, name: str) -> Entry[str, str]:
-        """Return the entry of a partition."""
+    def of(self, name: str) -> int:
+        """Return the number of a partition."""
         name = cut_text(name)
         return self.add(name, lambda number: name)
 
@@ -140,17 +131,16 @@ class FieldTable(NumberTable[tuple[str, ...], list[str]]):
     """Tuples of fields. Number `timeline.events.NO_FIELDS` is the empty tuple."""
 
     def __init__(self, ring: EventRing) -> None:
-        super().__init__(ring, MAX_FIELDS, lambda number: [CUT])
-        self.none = self.by_key[()] = self._add_permanent([])
+        super().__init__(ring, "fields", MAX_FIELDS, lambda number: [CUT])
+        self.numbers[()] = self._enter(None, [])
 
-    def of(self, names: tuple[str, ...]) -> Entry[tuple[str, ...], list[str]]:
-        """Return the entry of these fields."""
+    def of(self, names: tuple[str, ...]) -> int:
+        """Return the number of these fields."""
         key = cut_names(names)
         return self.add(key, lambda number: list(key))
 
 
 LaneKey = tuple[str, str]  # client, task
-LaneEntry = Entry[LaneKey, Lane]
 
 
 class Introduced(Protocol):
@@ -160,61 +150,60 @@ class Introduced(Protocol):
 
 
 class LaneTable(NumberTable[LaneKey, Lane]):
-    """The lanes by (client, task)."""
+    """The lanes by (client, task). Numbers begin with 1."""
 
     def __init__(self, ring: EventRing, clients: Mapping[str, Introduced]) -> None:
         """Make a lane for each introduced client. `clients` are those of the state."""
-        super().__init__(ring, MAX_LANES, lambda number: Lane(number, "", OTHERS))
+        super().__init__(ring, "lane", MAX_LANES, lambda number: Lane(number, "", OTHERS))
         self.next = 1
         self._clients = clients
         self._tasks: dict[str, dict[str, None]] = {}
         """Client -> the tasks of its lanes."""
-        self.current: dict[str, LaneEntry] = {}
+        self.current: dict[str, int] = {}
         """Client -> the lane of its puts: the one that it introduced itself with, or that of its last claim."""
         for client, kept in clients.items():
             if kept.introduction is not None:
                 self.introduce(client)
 
-    def of_client(self, client: str) -> LaneEntry:
+    def of_client(self, client: str) -> int:
         """Return the current lane of a client."""
         found = self.current.get(client)
         if found is None:
             said = self._introduction(client)
-            found = self._enter(self._of(client, "" if said is None else said.task, -1), client)
+            found = self._follow(client, self._of(client, "" if said is None else said.task, -1))
         return found
 
-    def of_task(self, client: str, task: str, sampling: Mapping[str, Any]) -> LaneEntry:
-        """Return the lane of a client in a task. sampling: the sampling_config of a claim, which may have a rank."""
-        rank = sampling.get("dp_rank")
+    def of_task(self, client: str, task: str, rank: Any) -> int:
+        """Return the lane of a client in a task. rank: the dp_rank of a claim, if it has one; any value."""
         return self._of(client, task, rank if type(rank) is int and 0 <= rank < 1 << 31 else -1)
 
-    def of_claim(self, client: str, task: str, sampling: Mapping[str, Any]) -> LaneEntry:
+    def of_claim(self, client: str, task: str, rank: Any) -> int:
         """Return the lane of a client that claims for a task. It becomes the current one of a client without a task."""
-        found, said = self.of_task(client, task, sampling), self._introduction(client)
-        return found if said is not None and said.task else self._enter(found, client)
+        found, said = self.of_task(client, task, rank), self._introduction(client)
+        return found if said is not None and said.task else self._follow(client, found)
 
     def introduce(self, client: str) -> None:
         """Note that a client has introduced itself. Its lane gets a new number if it has changed."""
         said = self._introduction(client)
         assert said is not None
         key = client, cut_text(said.task)
-        found = self.by_key.get(key)
-        if found is None or found.value != self._lane(found.number, key, -1):
+        found = self.numbers.get(key)
+        if found is None or self.values[found][1] != self._lane(found, key, -1):
             found = self.replace(key, lambda number: self._lane(number, key, -1))
-        self._enter(found, client)
+        self._follow(client, found)
 
     def forget(self, client: str) -> None:
         """Note that the state has forgotten a client."""
         self.current.pop(client, None)
 
-    def all_of(self, client: str) -> list[LaneEntry]:
+    def all_of(self, client: str) -> list[int]:
         """Return the newest lanes of a client, at most 64."""
-        return [self.by_key[client, task] for task in list(self._tasks.get(client, ()))[-64:]]
+        return [self.numbers[client, task] for task in list(self._tasks.get(client, ()))[-64:]]
 
-    def replace(self, key: LaneKey, make: Callable[[int], Lane]) -> LaneEntry:
+    def replace(self, key: LaneKey, make: Callable[[int], Lane]) -> int:
         """See `NumberTable`."""
         made = super().replace(key, make)
-        if made.key is not None:
+        if made != self._others:
             self._tasks.setdefault(key[0], {})[key[1]] = None
         return made
 
@@ -222,7 +211,7 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         kept = self._clients.get(client)
         return None if kept is None else kept.introduction
 
-    def _of(self, client: str, task: str, rank: int) -> LaneEntry:
+    def _of(self, client: str, task: str, rank: int) -> int:
         key = client, cut_text(task)
         return self.add(key, lambda number: self._lane(number, key, rank))
 
@@ -236,15 +225,15 @@ class LaneTable(NumberTable[LaneKey, Lane]):
             rank = said.rank
         return Lane(number, client, task, rank, cut_text(said.host), said.pid)
 
-    def _enter(self, lane: LaneEntry, client: str) -> LaneEntry:
-        if lane.key is not None:
+    def _follow(self, client: str, lane: int) -> int:
+        if lane != self._others:
             self.current[client] = lane
         return lane
 
     def _forget(self, key: LaneKey) -> None:
         client, task = key
-        lane = self.by_key.pop(key)
-        if self.current.get(client) is lane:
+        number = self.numbers.pop(key)
+        if self.current.get(client) == number:
             del self.current[client]
         del self._tasks[client][task]
         if not self._tasks[client]:

@@ -27,6 +27,10 @@ class PublicationTimes:
         """The first block of each checkpoint, ascending."""
         self._times: list[float] = []
         """When it was published; NaN: these blocks are copies of older ones."""
+        self.newest = 0
+        """The first block of the newest checkpoint."""
+        self.newest_time = _UNKNOWN
+        """Its time."""
         self.due = -math.inf
         """From this time on a block needs a checkpoint of its own. Before, `note` has no effect."""
 
@@ -47,15 +51,12 @@ class PublicationTimes:
         at = bisect_right(self._numbers, number) - 1
         return self._times[at] if at >= 0 else _UNKNOWN
 
-    def forget(self) -> None:
-        """Forget all blocks."""
-        self._numbers, self._times, self.due = [], [], -math.inf
-
     def _add(self, number: int, time: float) -> None:
         if len(self._numbers) >= MAX_CHECKPOINTS:
             self._thin()
         self._numbers.append(number)
         self._times.append(time)
+        self.newest, self.newest_time = number, time
 
     def _thin(self) -> None:
         """Remove every second checkpoint of the older half, or all of it if most of its blocks are copies."""
@@ -94,9 +95,6 @@ class PolicyHistory:
         at = -1 if known is None else bisect_right(known[0], block) - 1
         return None if known is None or at < 0 else known[1][at]
 
-    def forget(self, partition: str | None = None) -> None:
-        """Forget a partition; None: all partitions."""
-        if partition is None:
-            self._known.clear()
-        else:
-            self._known.pop(partition, None)
+    def forget(self, partition: str) -> None:
+        """Forget a partition."""
+        self._known.pop(partition, None)

@@ -42,6 +42,7 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
     """Return events from a position on. The reply has the names of all numbers in it that the reader does not know."""
     timeline, now = context.timeline, context.now
     ring = timeline.ring
+    timeline.flush()
     if request.boot != context.boot:
         request = ReadTimeline(seconds=request.seconds)
     if request.position is None:
@@ -64,9 +65,9 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
         ring.end,
         position - asked,
         events,
-        [lane.value for lane in lanes],
-        {entry.number: entry.value for entry in partitions},
-        {entry.number: entry.value for entry in fields},
+        list(lanes.values()),
+        partitions,
+        fields,
         waits if caught_up else [],
         _connected(context) if caught_up else [],
     )
@@ -97,18 +98,18 @@ def _open_waits(context: ControllerContext) -> list[OpenWait]:
         if len(found) == MAX_OPEN:
             break
         if isinstance(request, Claim):
-            lane = lanes.of_task(client, request.task, request.sampling)
+            lane = lanes.of_task(client, request.task, request.sampling.get("dp_rank"))
             fields = list(cut_names(tuple(request.fields)))
             found.append(
                 OpenWait(
-                    lane.number, waiting.since, cut_text(request.partition), fields, request.count,
+                    lane, waiting.since, cut_text(request.partition), fields, request.count,
                     ahead=request.ahead > 0,
                 )
             )  # fmt: skip
         elif isinstance(request, (Publish, Reserve)):
             lane = lanes.of_client(client)
             found.append(
-                OpenWait(lane.number, waiting.since, cut_text(request.partition), [], request.count, holds=True)
+                OpenWait(lane, waiting.since, cut_text(request.partition), [], request.count, holds=True)
             )
     return found
 
