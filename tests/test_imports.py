@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "sampler": {"errors", "config", "names", "utils"},
     "wire": LOWEST,
     "metadata": BYTES,
-    "core": LOWEST | {"metrics", "names", "sampler"},
+    "timeline": LOWEST,
+    "core": LOWEST | {"metrics", "names", "sampler", "timeline"},
     "storage": BYTES | SETTINGS,
     "journal": BYTES | SETTINGS | {"core"},
     "net": BYTES | SETTINGS | {"metrics"},
@@ -51,11 +52,12 @@ MAY_IMPORT = {
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 
-# Modules of claims and units that know the state only. The context holds them, so they come before it.
+# Modules of claims, units and the timeline that know the state only. The context holds them, so they come before it.
 SERVICES = {
     *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
-    "units.unit_drains",
+    *("units.unit_drains", "timeline.event_ring", "timeline.number_tables", "timeline.publication_times"),
+    "timeline.recorder",
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [
@@ -67,7 +69,7 @@ CORE_ORDER: list[set[str]] = [
     SERVICES,
     {"control"},
     {"queries"},
-    {"claims", "units"},
+    {"claims", "timeline", "units"},
     {"puts", "checkpoint_handler"},
     {"reports"},
     {"wakeups"},
@@ -75,7 +77,7 @@ CORE_ORDER: list[set[str]] = [
 ]
 
 # Parts that are pure: they know neither torch nor a machine.
-PURE = ("core", "metrics", "sampler", "wire")
+PURE = ("core", "metrics", "sampler", "timeline", "wire")
 TENSORS = {"torch", "tensordict"}
 MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
@@ -96,6 +98,7 @@ TENSORS_INSIDE_FUNCTIONS = {"wire/objects/object_values.py"}
 # What the processes of controller and units import: numpy and msgspec, nothing else from outside.
 SERVER_PARTS = (
     "core",
+    "timeline",
     "metrics",
     "sampler",
     "storage",

@@ -29,6 +29,7 @@ from transfer_queue.attachment import CURRENT, current_client, find_system
 from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
+from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.config.environment import address, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
@@ -122,7 +123,11 @@ def _summary_line(config: DictConfig) -> str:
 
 
 def init(
-    conf: DictConfig | Mapping[str, Any] | None = None, *, attach: Literal["auto", "require", "never"] = "auto"
+    conf: DictConfig | Mapping[str, Any] | None = None,
+    *,
+    attach: Literal["auto", "require", "never"] = "auto",
+    task: str | None = None,
+    rank: int | None = None,
 ) -> DictConfig:
     """Start a system or attach to the running one, and return the configuration in force.
 
@@ -137,6 +142,9 @@ def init(
         conf: The settings to merge over the defaults of `transfer_queue/config.yaml`. Default: none.
         attach: "auto" attaches if a system is running and starts one otherwise. "require" only attaches. "never" only
             starts: a running system of this name is an error. Default: "auto".
+        task: The task of this process, for example "rollout". The timeline shows its puts and waits under this name.
+            Default: the task of its last fetch.
+        rank: The rank of this process in the task, 0 or more. Default: the `dp_rank` of its first fetch.
 
     Returns:
         The configuration in force. It can be pickled, and any process can find the system with it. It prints as one
@@ -144,7 +152,7 @@ def init(
 
     Raises:
         InvalidArgumentError: A value of conf is not allowed, the sampler is unknown, or a key is unknown and `strict`
-            is set (a ValueError).
+            is set (a ValueError). Or `task` or `rank` is not valid.
         StartError: The system did not start. The message has the traceback of the server and the path of its log. Or a
             system is already running, and `attach` is "never".
         AttachError: No system is running, and `attach` is "require".
@@ -158,6 +166,7 @@ def init(
     global _TQ_CONTROLLER
     if attach not in ("auto", "require", "never"):
         raise InvalidArgumentError(f"attach must be 'auto', 'require' or 'never', got {attach!r}")
+    introduction(task, rank)
     for words in unknown_keys(conf):
         _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
@@ -168,6 +177,7 @@ def init(
                 if CURRENT.client.closed:
                     CURRENT.client = TransferQueueClient(CURRENT.system)
                 in_force = _in_force(CURRENT.system, CURRENT.client, conf)
+                CURRENT.client._introduce(task, rank)
                 _TQ_CONTROLLER = CURRENT.system
                 return in_force
             _logger.warning(
@@ -183,9 +193,10 @@ def init(
         if not found.new:
             _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())
-        client = TransferQueueClient(found)
+        client = TransferQueueClient(found, task=task, rank=rank)
         try:
             in_force = _in_force(found, client, conf)
+            client._introduce(task, rank)
         except BaseException:
             client.close()
             found.leave()

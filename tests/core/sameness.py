@@ -39,6 +39,7 @@ LEFT_OUT: dict[type, set[str]] = {
     State: {"waiting", "aging", "counted"},  # clients send waiting requests again; the others are derived
     BlockTable: {
         "changes",
+        "newest_schema",  # of the last put, for the timeline
         "untold",
         "leased_in",
         "stored",

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
@@ -18,6 +19,7 @@ from transfer_queue.display import HtmlPage, short_name, short_repr
 from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
 from transfer_queue.messages.progress_text import status_page
 from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
@@ -40,6 +42,8 @@ class TransferQueueClient(Subscriptions):
 
     Args:
         system: The address of the system.
+        task: The task of this process, which the timeline shows. Default: that of its last fetch.
+        rank: The rank of this process in the task. Default: not known.
 
     Example:
         >>> import torch
@@ -49,8 +53,9 @@ class TransferQueueClient(Subscriptions):
         >>> client = tq.get_client()
     """
 
-    def __init__(self, system: SystemAddress) -> None:
+    def __init__(self, system: SystemAddress, *, task: str | None = None, rank: int | None = None) -> None:
         self._system = system
+        self._introduction = introduction(task, rank)
         self._lock = threading.Lock()
         self._closed = False
         self._state: ClientContext | None = None
@@ -68,7 +73,7 @@ class TransferQueueClient(Subscriptions):
             if self._closed:
                 raise NotInitializedError("this client was closed; call transfer_queue.init() for a new one")
             if self._bound is None:
-                self._state = ClientContext(self._system)
+                self._state = ClientContext(self._system, introduction=self._introduction)
                 self._bound = Operations(self._state)
                 self._renewer = Renewer(self._state.renewals, self._state.session.clock, self._renew)
             return self._bound
@@ -94,6 +99,17 @@ class TransferQueueClient(Subscriptions):
         state = self._state
         if state is not None:
             run_blocking(state.session, operation)
+
+    def _introduce(self, task: str | None, rank: int | None) -> None:
+        """Send the task and rank of this process to the controller. A forked child sends the same ones."""
+        said = introduction(task, rank)
+        if said is not None:
+            self._introduction = said
+            self._run(self._operations._introduce(said))
+
+    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
+        """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
+        return self._run(self._operations._read_timeline(request, timeout=timeout))
 
     @property
     def client_id(self) -> str:

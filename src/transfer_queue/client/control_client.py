@@ -11,6 +11,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
@@ -45,6 +46,10 @@ class ControlClient:
     ) -> str:
         """See `TransferQueueClient.explain`."""
         return str(self.request(Explain(partition_id, global_index, key, task, fields), Done).value)
+
+    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
+        """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
+        return self.request(request, TimelineReply, timeout)
 
     def close(self) -> None:
         """Close the connections."""

@@ -266,6 +266,13 @@ class Settings:
         "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them, "
         "including the names of partitions, fields and tasks.",
     )
+    timeline_events: int = setting(
+        "timeline.events",
+        262_144,
+        WholeNumber(0, 1 << 26, unit="events"),
+        "How many events of the timeline the controller keeps: puts, claims and waits, for `tq top` and others. Each "
+        "takes 64 bytes of memory when it occurs. 0: none.",
+    )
     allow_pickle: bool = setting(
         "security.allow_pickle",
         True,

@@ -20,7 +20,7 @@ class EventKind(enum.IntEnum):
     PUT = 4
     """A put was published. `block` is the number of its block."""
     HOLD = 5
-    """A put or reservation that waited for capacity or for a policy version has ended. `since` is when it was parked."""
+    """A put or reservation does not wait for capacity or a policy version any more. `since` is when it was parked."""
     ACK = 6
     """Rows of a lease were acknowledged."""
     POLICY = 7

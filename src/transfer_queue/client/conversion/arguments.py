@@ -19,6 +19,7 @@ from transfer_queue.client.conversion.data_parser import columns_of_row, parser_
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
+from transfer_queue.messages.timeline import Introduce
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
@@ -28,6 +29,8 @@ DataParser = Callable[[dict[str, Any]], dict[str, Any]]
 Tags = Sequence[Mapping[str, Any]]
 
 LONGEST_TIMEOUT = LONGEST_SECONDS
+LONGEST_TASK = 1024
+"""Characters of the task with which a client introduces itself."""
 
 
 def _as_list(values: Any, what: str) -> list[Any]:
@@ -129,6 +132,18 @@ def validated_text(value: str, what: str) -> str:
 def validated_text_or_none(value: str | None, what: str) -> str | None:
     """Return a plain str, or None."""
     return None if value is None else validated_text(value, what)
+
+
+def introduction(task: str | None, rank: int | None) -> Introduce | None:
+    """Return what a client says of itself; None if it has neither a task nor a rank."""
+    name = validated_text_or_none(task, "task")
+    if rank is not None:
+        rank = validated_count(rank, "rank")
+        if rank >= 1 << 31:
+            raise InvalidArgumentError(f"rank must be less than 2**31, got {rank}")
+    if name is not None and len(name) > LONGEST_TASK:
+        raise InvalidArgumentError(f"task must have at most {LONGEST_TASK} characters, got {len(name)}")
+    return None if name is None and rank is None else Introduce(name or "", -1 if rank is None else rank)
 
 
 def task_names(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:

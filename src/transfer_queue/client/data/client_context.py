@@ -7,6 +7,7 @@ child's client makes a new state, with its own id, extents and locks.
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import threading
 import uuid
@@ -44,6 +45,7 @@ from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
+from transfer_queue.messages.timeline import Introduce
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.session import Session, Target
 from transfer_queue.node.system.client_liveness import ClientLiveness
@@ -121,9 +123,15 @@ class ClientContext:
     """
 
     def __init__(
-        self, system: SystemAddress, client_id: str | None = None, hold: Callable[[Path], HeldSlot] = hold_slot
+        self,
+        system: SystemAddress,
+        client_id: str | None = None,
+        hold: Callable[[Path], HeldSlot] = hold_slot,
+        introduction: Introduce | None = None,
     ) -> None:
         self.system = system
+        self.introduction = introduction
+        """What `learn` sends to the controller, with the host and the pid of this process; None: nothing."""
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
         self.session = Session(
@@ -150,6 +158,7 @@ class ClientContext:
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
         """The system's configuration; empty before `learn` has run."""
+        self._introduced: Introduce | None = None
         self._warned: set[str] = set()
         self.lost_cuts: set[str] = set()
         """The names of pending saves that were interrupted. The next save ends them."""
@@ -218,6 +227,7 @@ class ClientContext:
         if not isinstance(reply, TopologyReply):
             raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
         config = msgspec.json.decode(reply.config)
+        yield from self.introduce()
         with self._lock:
             if self._space is None:
                 self._presence = self.system.start_liveness(self.client_id)
@@ -232,6 +242,14 @@ class ClientContext:
                     self._units_of_tier(DISK), self._nodes(), self.system.node,
                     self._settings.storage_backend != "SimpleStorage",
                 )  # fmt: skip
+
+    def introduce(self) -> Generator[Call, AnyReply, None]:
+        """Send the introduction, if there is one that this process has not sent."""
+        said = self.introduction
+        if said is None or said == self._introduced:
+            return
+        yield Call(CONTROLLER, msgspec.structs.replace(said, host=socket.gethostname(), pid=os.getpid()))
+        self._introduced = said
 
     def _take(self, units: list[UnitInfo]) -> None:
         self._units = {unit.unit: unit for unit in units}

@@ -15,6 +15,7 @@ from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Introduce, ReadTimeline, TimelineReply
 
 
 class StatusOperations(DataPath):
@@ -263,3 +264,13 @@ class StatusOperations(DataPath):
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
         drain = system.Drain(arguments.validated_count(unit, "unit"), arguments.validated_bool(undo, "undo"), wait)
         yield from self._ask(drain, Done, None, parked=wait)
+
+    def _introduce(self, said: Introduce) -> Operation[None]:
+        """Send what this process says of itself, now and in each client that it makes after a fork."""
+        self._state.introduction = said
+        yield from self._state.learn()
+        yield from self._state.introduce()
+
+    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> Operation[TimelineReply]:
+        """Return the next events of the timeline."""
+        return (yield from self._ask(request, TimelineReply, timeout))

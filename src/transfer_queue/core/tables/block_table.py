@@ -192,7 +192,7 @@ class BlockTable(PublishedExtents):
         self.prepared: Prepared | None = None
         """The prepared parts of the wide block that is put next. Not part of the state."""
         self.newest_schema: tuple[FieldSpec, ...] = ()
-        """The schema of the block that was added last. Derived."""
+        """The schema of the block that was added last, for what observes its record. Not part of the state."""
 
     def complete_schema(self, block: NewBlock) -> NewBlock:
         """Return a block with its complete schema, which may have been sent in parts."""

@@ -29,7 +29,7 @@ from transfer_queue.timeline.events import AHEAD, PACKING, TIMED_OUT, EventKind
 MAX_NOTES = 128
 """Notes that are kept until they are written."""
 LOOKED_AT = 64
-"""Fields of a claim among which the block that was put last is searched. A claim with more fields is written at once."""
+"""Fields of a claim among which the block that was put last is searched. A longer claim is written at once."""
 POLICY_TAG = "policy_version"
 """The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 

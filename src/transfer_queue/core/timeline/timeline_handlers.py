@@ -108,9 +108,7 @@ def _open_waits(context: ControllerContext) -> list[OpenWait]:
             )  # fmt: skip
         elif isinstance(request, (Publish, Reserve)):
             lane = lanes.of_client(client)
-            found.append(
-                OpenWait(lane, waiting.since, cut_text(request.partition), [], request.count, holds=True)
-            )
+            found.append(OpenWait(lane, waiting.since, cut_text(request.partition), [], request.count, holds=True))
     return found
 
 

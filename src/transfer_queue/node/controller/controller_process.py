@@ -87,6 +87,7 @@ def build_controller(
         replicas=settings.replicas,
         marks=Watermarks(settings.offload_high, settings.offload_low),
         strict=settings.strict,
+        timeline_events=settings.timeline_events,
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
     journaling = loaded = None

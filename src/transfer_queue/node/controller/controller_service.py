@@ -95,6 +95,7 @@ class ControllerService(EnvelopeService):
         self._departed = departed
         self._controller = controller
         controller.context.measures.load = self.load
+        controller.context.timeline.wall = time.time() - time.monotonic()
         self._states = states
         self._journaling = journaling
         self._worker = BackgroundThread()
