@@ -11,6 +11,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
 from transfer_queue.core.state.apply import apply_record
+from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
@@ -33,8 +34,10 @@ class Core:
     now: The virtual clock. work: The processor seconds of the last work beside the loop.
     """
 
-    def __init__(self, sampler: BaseSampler | None = None, units: int = 1) -> None:
-        self.controller = Controller(sampler or SequentialSampler())
+    def __init__(
+        self, sampler: BaseSampler | None = None, units: int = 1, timeline_events: int = DEFAULT_CAPACITY
+    ) -> None:
+        self.controller = Controller(sampler or SequentialSampler(), timeline_events=timeline_events)
         self.now = 0.0
         self.work = 0.0
         self._sequences: dict[str, int] = {}

@@ -29,6 +29,7 @@ NAMES = (
     "restart",
     "loader",
     "codec",
+    "timeline",
 )
 
 

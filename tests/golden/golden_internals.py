@@ -16,12 +16,13 @@ from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Reading
+from transfer_queue.messages.timeline import Introduce
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
-    "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",
+    "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Introduce", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",
     "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover", "restored", "saved",
     "state_file",
 ]  # fmt: skip

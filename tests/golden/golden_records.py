@@ -15,6 +15,7 @@ import torch
 from golden_internals import (
     Arena,
     FaultyCluster,
+    Introduce,
     Moved,
     Parked,
     Reading,
@@ -349,9 +350,10 @@ def _damage_arena(cluster: FaultyCluster) -> None:
 
 
 def _clients(cluster: FaultyCluster) -> None:
-    """Let clients leave and die, until the controller forgets the first ones."""
+    """Let clients that have introduced themselves leave and die, until the controller forgets the first ones."""
     for number in range(4):
         client = cluster.client(f"short-lived {number}")
+        client.call(client.operations._introduce(Introduce("visit", number)))
         client.put(numbers(1, number), partition_id="visitors")
         client.call(client.leave()) if number % 2 else client.die()
         cluster.advance(1.0)

@@ -229,15 +229,13 @@ def _apply_answered(state: State, record: r.RepliesSent) -> None:
 
 @applies(r.ClientIntroduced)
 def _apply_client_introduced(state: State, record: r.ClientIntroduced) -> None:
-    kept = state.clients.get(record.client)
-    if kept is None:
-        kept = state.clients[record.client] = ReplyCache()
-    kept.introduction = record.introduction
+    state.introductions[record.client] = record.introduction
 
 
 @applies(r.ClientForgotten)
 def _apply_client_forgotten(state: State, record: r.ClientForgotten) -> None:
     state.clients.pop(record.client, None)
+    state.introductions.pop(record.client, None)
 
 
 def _count_deliveries(state: State, partition: Partition, task: str, counted: bytes) -> None:

@@ -14,6 +14,7 @@ from transfer_queue.core.columns.schema import (
     Persisted,
     counter,
     custom_column,
+    dict_form,
     map_of,
     part,
     parts_of,
@@ -36,7 +37,7 @@ _decode_replies = msgspec.msgpack.Decoder(dict[int, AnyReply]).decode
 
 
 class ReplyCache(Persisted, array_like=True):
-    """The replies to the mutations of one client, kept for retries, and what the client has said of itself."""
+    """The replies to the mutations of one client, kept for retries."""
 
     acknowledged: int = scalar(int, 0)
     """The client needs no reply up to this sequence number."""
@@ -47,10 +48,6 @@ class ReplyCache(Persisted, array_like=True):
     effect twice.
     """
     replies: dict[int, AnyReply] = value_of(bytes, dict, _encode, _decode_replies)
-    introduction: Introduce | None = custom_column(
-        Column(Introduce | None, lambda: None, save=msgspec.to_builtins, missing=None)
-    )
-    """What the client has said of itself; None if nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +136,11 @@ class State(Persisted):
     partitions: dict[str, Partition] = custom_column(_Partitions(Partition, dict))
     """The partitions by name, in order of creation."""
     clients: dict[str, ReplyCache] = parts_of(str, ReplyCache)
-    """Client -> its cached replies, and what it has said of itself."""
+    """Client -> its cached replies."""
+    introductions: dict[str, Introduce] = custom_column(
+        Column(dict_form(str, Introduce), dict, save=msgspec.to_builtins, missing={})
+    )
+    """Client -> what it has said of itself. It is forgotten with its replies."""
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
     """The writers that are proven dead, the oldest first."""
     draining: set[int] = set_of(Count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from transfer_queue.core.timeline.event_ring import EventRing
 from transfer_queue.messages.timeline import Introduce, Lane
@@ -143,33 +143,26 @@ class FieldTable(NumberTable[tuple[str, ...], list[str]]):
 LaneKey = tuple[str, str]  # client, task
 
 
-class Introduced(Protocol):
-    """What the state keeps about a client."""
-
-    introduction: Introduce | None
-
-
 class LaneTable(NumberTable[LaneKey, Lane]):
     """The lanes by (client, task). Numbers begin with 1."""
 
-    def __init__(self, ring: EventRing, clients: Mapping[str, Introduced]) -> None:
-        """Make a lane for each introduced client. `clients` are those of the state."""
+    def __init__(self, ring: EventRing, introductions: Mapping[str, Introduce]) -> None:
+        """Make a lane for each introduced client of the state."""
         super().__init__(ring, "lane", MAX_LANES, lambda number: Lane(number, "", OTHERS))
         self.next = 1
-        self._clients = clients
+        self._introductions = introductions
         self._tasks: dict[str, dict[str, None]] = {}
         """Client -> the tasks of its lanes."""
         self.current: dict[str, int] = {}
         """Client -> the lane of its puts: the one that it introduced itself with, or that of its last claim."""
-        for client, kept in clients.items():
-            if kept.introduction is not None:
-                self.introduce(client)
+        for client in introductions:
+            self.introduce(client)
 
     def of_client(self, client: str) -> int:
         """Return the current lane of a client."""
         found = self.current.get(client)
         if found is None:
-            said = self._introduction(client)
+            said = self._introductions.get(client)
             found = self._follow(client, self._of(client, "" if said is None else said.task, -1))
         return found
 
@@ -179,14 +172,12 @@ class LaneTable(NumberTable[LaneKey, Lane]):
 
     def of_claim(self, client: str, task: str, rank: Any) -> int:
         """Return the lane of a client that claims for a task. It becomes the current one of a client without a task."""
-        found, said = self.of_task(client, task, rank), self._introduction(client)
+        found, said = self.of_task(client, task, rank), self._introductions.get(client)
         return found if said is not None and said.task else self._follow(client, found)
 
     def introduce(self, client: str) -> None:
         """Note that a client has introduced itself. Its lane gets a new number if it has changed."""
-        said = self._introduction(client)
-        assert said is not None
-        key = client, cut_text(said.task)
+        key = client, cut_text(self._introductions[client].task)
         found = self.numbers.get(key)
         if found is None or self.values[found][1] != self._lane(found, key, -1):
             found = self.replace(key, lambda number: self._lane(number, key, -1))
@@ -207,10 +198,6 @@ class LaneTable(NumberTable[LaneKey, Lane]):
             self._tasks.setdefault(key[0], {})[key[1]] = None
         return made
 
-    def _introduction(self, client: str) -> Introduce | None:
-        kept = self._clients.get(client)
-        return None if kept is None else kept.introduction
-
     def _of(self, client: str, task: str, rank: int) -> int:
         key = client, cut_text(task)
         return self.add(key, lambda number: self._lane(number, key, rank))
@@ -218,7 +205,7 @@ class LaneTable(NumberTable[LaneKey, Lane]):
     def _lane(self, number: int, key: LaneKey, rank: int) -> Lane:
         """Return a lane, with what its client has said of itself. `rank` is that of a claim."""
         client, task = key
-        said = self._introduction(client)
+        said = self._introductions.get(client)
         if said is None:
             return Lane(number, client, task, rank)
         if rank < 0 or task == cut_text(said.task):

@@ -66,7 +66,7 @@ class TimelineRecorder:
         self._state = state
         self.ring = EventRing(capacity)
         """The events. `flush` must have run."""
-        self.lanes = LaneTable(self.ring, state.clients)
+        self.lanes = LaneTable(self.ring, state.introductions)
         self.partitions = PartitionTable(self.ring)
         self.fields = FieldTable(self.ring)
         self.wall = 0.0

@@ -32,8 +32,7 @@ MAX_CONNECTED = 16_384
 @handles(Introduce)
 def handle_introduce(context: ControllerContext, caller: Caller, request: Introduce) -> Decision:
     """Remember the task and rank of a client."""
-    kept = context.state.clients.get(caller.client)
-    known = kept is not None and kept.introduction == request
+    known = context.state.introductions.get(caller.client) == request
     return Decision([] if known else [r.ClientIntroduced(caller.client, request)], Done)
 
 
