@@ -82,8 +82,8 @@ class TimelineRecorder:
 
     def observe(self, observe: Callable[[Iterable[type], Callable[[Any], None]], None]) -> None:
         """Observe the records of puts and clients. `observe` is `RecordLog.observe`."""
-        observe([r.ClientIntroduced], lambda record: self._introduce(record.client))
-        observe([r.ClientForgotten], lambda record: self._forget_client(record.client))
+        observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
+        observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
         if self.ring.capacity:
             observe([r.RowsPut], self.note_rows_put)
             observe([r.Published], self.note_published)
@@ -200,14 +200,6 @@ class TimelineRecorder:
             self.flush()
             for lane in self.lanes.all_of(client):
                 self.ring.append(self._clock.now, self._clock.now, _GONE, 0, lane, self.partitions.of(""), 0)
-
-    def _introduce(self, client: str) -> None:
-        self.flush()
-        self.lanes.introduce(client)
-
-    def _forget_client(self, client: str) -> None:
-        self.flush()
-        self.lanes.forget(client)
 
     def _forget_partition(self, partition: str) -> None:
         self.flush()

@@ -32,6 +32,7 @@ MAX_CONNECTED = 16_384
 @handles(Introduce)
 def handle_introduce(context: ControllerContext, caller: Caller, request: Introduce) -> Decision:
     """Remember the task and rank of a client."""
+    context.timeline.flush()  # its earlier events are in its former lane
     known = context.state.introductions.get(caller.client) == request
     return Decision([] if known else [r.ClientIntroduced(caller.client, request)], Done)
 

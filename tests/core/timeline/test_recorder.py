@@ -1,0 +1,409 @@
+"""What the controller writes into the timeline, and what a reader gets of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import Harness
+from timeline_reader import Reader, kinds
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.puts import wide_puts
+from transfer_queue.core.timeline import number_tables, recorder, timeline_handlers
+from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.partitions import Seal, SetPolicyVersion
+from transfer_queue.messages.puts import ClearRows
+from transfer_queue.messages.timeline import Introduce, ReadTimeline
+from transfer_queue.sampler import SequentialSampler
+from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+
+REQUESTS = 20  # more than the notes that are written together
+
+
+@pytest.fixture
+def reader(h: Harness) -> Reader:
+    return Reader(h)
+
+
+class TestPuts:
+    def test_a_put(self, h, reader):
+        h.now = 5.0
+        h.put(3, ("x", "y"))
+        (event,) = reader.read()
+        assert event == (EventKind.PUT, 5.0, 5.0, "w", "", "p", ("x", "y"), 3, 0)
+        assert reader.raw[0]["bytes"] == 640
+        assert reader.raw[0]["block"] == 1
+
+    def test_a_put_of_fields_of_existing_rows(self, h, reader):
+        rows = h.put(4)
+        h.put(2, ("y",), rows=rows[:2])
+        assert [(event.fields, event.rows) for event in reader.read()] == [(("x",), 4), (("y",), 2)]
+
+    def test_a_put_of_tags_has_no_block(self, h, reader):
+        rows = h.put(2)
+        h.put(2, None, rows=rows, tags=[{"n": 1}, {"n": 2}])
+        assert [event.fields for event in reader.read()] == [("x",), ()]
+        assert reader.raw[0]["block"].tolist() == [1, 0]
+
+    def test_a_put_that_waited_for_space(self, reader, h):
+        h.controller.state.capacity = 2
+        rows = h.put(2)
+        h.claim(3, wait=50.0)  # otherwise nothing could make space
+        h.now = 1.0
+        h.send(h.publish(2, wait=20.0, name="late"), "late")
+        h.now = 4.0
+        h.clear(rows)
+        events = reader.read()
+        assert kinds(events) == ["put", "hold", "put"]
+        assert events[1][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
+        assert events[2][1:3] == (4.0, 1.0)
+
+    def test_a_put_that_waited_in_vain(self, reader, h):
+        h.controller.state.capacity = 2
+        h.put(2)
+        h.send(h.publish(2, wait=20.0, name="late"), "late")
+        h.tick(21.0)
+        assert reader.read()[1][-2:] == (2, TIMED_OUT)
+
+    def test_a_wide_put_has_its_first_fields(self, h, reader, monkeypatch):
+        monkeypatch.setattr(wide_puts, "WIDE", 300)
+        h.now = 1.0
+        h.send(h.publish(1, [f"f{n}" for n in range(400)]))
+        assert reader.read() == []
+        while h.controller.wide_puts.jobs:
+            h.tick(h.now + 1.0)
+        (event,) = reader.read()
+        assert event.since == 1.0 < event.time
+        assert event.fields == (*(f"f{n}" for n in range(number_tables.MAX_NAMES)), "...")
+
+
+class TestClaims:
+    def test_a_claim_that_is_answered_at_once(self, h, reader):
+        h.put(4)
+        h.claim(2)
+        assert reader.read()[1:] == [(EventKind.CLAIM, 0.0, 0.0, "r", "t", "p", ("x",), 2, 0)]
+
+    def test_a_parked_claim_waits_and_is_answered(self, h, reader):
+        h.claim(2, wait=60.0)
+        h.now = 3.0
+        h.put(2)
+        assert [(event.kind.name, event.time, event.since) for event in reader.read()] == [
+            ("PUT", 3.0, 3.0), ("WAIT", 3.0, 0.0), ("CLAIM", 3.0, 0.0)
+        ]  # fmt: skip
+
+    def test_claims_that_are_answered_together(self, h, reader):
+        for number in range(5):
+            h.claim(2, wait=60.0, name=f"r{number}")
+        h.put(10)
+        events = reader.read()
+        assert sorted(kinds(events)) == ["claim"] * 5 + ["put"] + ["wait"] * 5
+        assert {event.client for event in events} == {"w", *(f"r{number}" for number in range(5))}
+
+    def test_a_wait_without_rows(self, h, reader):
+        sequence = h.claim(2, wait=10.0)
+        h.tick(10.0)
+        with pytest.raises(WaitTimeoutError):
+            h.result(sequence, "r")
+        h.ask(Cancel(h.claim(2, wait=10.0)), "r")
+        h.claim(3, wait=10.0)
+        h.disconnect("r")
+        assert [event[-2:] for event in reader.read()] == [(2, TIMED_OUT), (2, TIMED_OUT), (3, TIMED_OUT), (0, 0)]
+
+    def test_a_claim_ahead(self, h, reader):
+        h.claim(2, wait=10.0, ahead=1)
+        h.put(2)
+        assert [event.flags for event in reader.read()] == [0, AHEAD, AHEAD]
+
+    def test_the_end_of_a_partition(self, h, reader):
+        h.put(2)
+        h.ask(Seal("p"))
+        assert h.dealt(2) is not None
+        assert h.dealt(2) is None
+        assert kinds(reader.read()) == ["put", "claim", "end"]
+
+    def test_the_row_was_ready_for_some_time(self, h, reader):
+        rows = h.put(2)
+        h.now = 10.0
+        h.put(2, ("y",), rows=rows)
+        h.now = 25.0
+        h.claim(2, fields=("x", "y"))
+        h.claim(2, "u", fields=("x",))
+        reader.read()
+        assert reader.raw[0]["block"].tolist() == [1, 2, 2, 1]
+        assert reader.raw[0]["age"].tolist() == [-1.0, -1.0, 15.0, 25.0]
+
+    def test_a_row_that_was_put_before_the_start_has_no_age(self, h):
+        h.put(2)
+        h.restart()
+        h.claim(2)
+        reader = Reader(h)
+        reader.read()
+        assert reader.raw[0]["age"].tolist() == [-1.0]
+
+    def test_the_policy_is_some_versions_newer(self, h, reader):
+        h.put(1)
+        h.ask(SetPolicyVersion("p", 1))
+        h.put(1)
+        h.put(1, tags=[{"policy_version": 0}])
+        h.ask(SetPolicyVersion("p", 3))
+        for _ in range(3):
+            h.claim(1)
+        reader.read()
+        (events,) = reader.raw
+        assert events["staleness"][events["kind"] == EventKind.CLAIM].tolist() == [3, 2, 3]
+
+    def test_without_a_policy_version_nothing_is_stale(self, h, reader):
+        h.put(1, tags=[{"policy_version": 0}])
+        h.claim(1)
+        reader.read()
+        assert reader.raw[0]["staleness"].tolist() == [-1, -1]
+
+
+class TestOtherEvents:
+    def test_an_acknowledgement(self, h, reader):
+        h.put(4)
+        reply = h.lease(4)
+        h.ack(reply, [0, 1])
+        h.ack(reply, [0, 1])  # has no effect
+        assert reader.read()[2:] == [(EventKind.ACK, 0.0, 0.0, "r", "t", "p", (), 2, 0)]
+
+    def test_a_policy_version(self, h, reader):
+        h.put(1)
+        h.ask(SetPolicyVersion("p", 7), "trainer")
+        h.ask(SetPolicyVersion("p", 7), "trainer")
+        assert reader.read()[1:] == [(EventKind.POLICY, 0.0, 0.0, "trainer", "", "p", (), 7, 0)]
+
+    def test_a_client_is_gone_with_its_last_connection(self, h, reader):
+        h.put(1)
+        h.claim(1, "t")
+        h.claim(1, "u")
+        first = h.clients["r"].peer
+        h.connect("r")
+        h.disconnect("r", first)
+        assert kinds(reader.read()) == ["put", "claim", "claim"]
+        h.disconnect("r")
+        assert [(event.kind.name, event.client, event.task) for event in reader.read()] == [
+            ("GONE", "r", "t"), ("GONE", "r", "u")
+        ]  # fmt: skip
+
+    def test_a_client_that_did_nothing_is_not_reported_as_gone(self, h, reader):
+        h.look(ReadTimeline())
+        h.disconnect("onlooker")
+        assert reader.read() == []
+
+
+class TestLanes:
+    def test_the_puts_of_a_client_are_in_the_lane_of_its_last_claim(self, h, reader):
+        h.put(2, name="r")
+        h.claim(1, "reward")
+        h.put(1, name="r")
+        h.claim(1, "train")
+        h.put(1, name="r")
+        assert [event.task for event in reader.read()] == ["", "reward", "reward", "train", "train"]
+
+    def test_the_rank_of_a_claim(self, h, reader):
+        h.put(2)
+        h.claim(2, dp_rank=3)
+        reader.read()
+        assert [lane.rank for lane in reader.lanes.values()] == [-1, 3]
+
+    def test_an_introduced_client(self, h, reader):
+        h.put(2)
+        h.ask(Introduce("rollout", 4, "node-1", 99), "w")
+        h.put(2)
+        h.claim(1, "other", name="w")
+        h.put(2)
+        assert [event.task for event in reader.read()] == ["", "rollout", "other", "rollout"]
+        assert [(lane.task, lane.rank, lane.host, lane.pid) for lane in reader.lanes.values()] == [
+            ("", -1, "", 0), ("rollout", 4, "node-1", 99), ("other", 4, "node-1", 99)
+        ]  # fmt: skip
+
+    def test_a_lane_that_changes_gets_a_new_number(self, h, reader):
+        h.ask(Introduce("rollout", 0))
+        h.put(1)
+        h.ask(Introduce("rollout", 1))
+        h.ask(Introduce("rollout", 1))
+        h.put(1)
+        reader.read()
+        assert [(lane.task, lane.rank) for lane in reader.lanes.values()] == [("rollout", 0), ("rollout", 1)]
+        assert reader.raw[0]["lane"].tolist() == [1, 2]
+
+    def test_an_introduction_is_kept_over_a_restart(self, h):
+        h.ask(Introduce("rollout", 4, "node-1", 99))
+        h.restart()
+        reader = Reader(h)
+        assert reader.read() == []
+        assert next(iter(reader.lanes.values())).task == "rollout"
+        h.put(1)
+        assert [event.task for event in reader.read()] == ["rollout"]
+
+    def test_an_introduction_is_forgotten_with_its_client(self, h, monkeypatch):
+        monkeypatch.setattr("transfer_queue.core.control.connections.MAX_DEPARTED", 1)
+        for name in ("a", "b"):
+            h.ask(Introduce(name), name)
+            h.disconnect(name)
+        assert list(h.state.introductions) == ["b"]
+
+    def test_an_equal_introduction_changes_nothing(self, h):
+        assert isinstance(h.ask(Introduce("rollout", 4)), Done)
+        before = len(h.records)
+        h.ask(Introduce("rollout", 4))
+        assert [type(record).__name__ for record in h.records[before:]] == ["ReplySent"]
+
+
+class TestReading:
+    def test_waits_that_have_not_ended(self, h, reader):
+        h.put(1, partition="z", name="another")  # and might clear its row
+        h.now = 2.0
+        h.claim(2, "t", ("x", "y"), wait=60.0, ahead=2)
+        h.now = 3.0
+        h.controller.state.capacity = 1
+        h.send(h.publish(5, wait=20.0, partition="q"))
+        reader.read()
+        claim, put = reader.last.open
+        assert (claim.since, claim.partition, claim.fields, claim.rows) == (2.0, "p", ["x", "y"], 2)
+        assert claim.ahead
+        assert not claim.holds
+        assert (put.since, put.partition, put.fields, put.rows) == (3.0, "q", [], 5)
+        assert put.holds
+        assert [reader.lanes[each.lane].client for each in (claim, put)] == ["r", "w"]
+
+    def test_only_the_longest_waits_are_reported(self, h, reader, monkeypatch):
+        monkeypatch.setattr(timeline_handlers, "MAX_OPEN", 2)
+        for at in range(4):
+            h.now = float(at)
+            h.claim(2, wait=60.0)
+        reader.read()
+        assert [wait.since for wait in reader.last.open] == [0.0, 1.0]
+
+    def test_connected_clients(self, h, reader):
+        h.put(1)
+        h.claim(1)
+        h.disconnect("r")
+        reader.read()
+        assert sorted(reader.last.connected) == ["onlooker", "unit-0", "w"]
+
+    def test_the_first_request_begins_some_seconds_ago(self, h):
+        for at in range(20):
+            h.now = float(at)
+            h.put(1)
+        assert [event.time for event in Reader(h, seconds=3.0).read()] == [16.0, 17.0, 18.0, 19.0]
+        assert len(Reader(h, seconds=1e18).read()) == 20
+
+    def test_long_timelines_are_read_in_several_replies(self, h, monkeypatch):
+        monkeypatch.setattr(timeline_handlers, "MAX_EVENTS", 3)
+        monkeypatch.setattr(timeline_handlers, "MAX_NUMBERS", 2)
+        for number in range(20):
+            h.put(1, (f"f{number % 7}",), f"p{number % 5}", f"w{number % 6}")
+        events = Reader(h).read()
+        assert [(e.fields, e.partition, e.client) for e in events] == [
+            ((f"f{n % 7}",), f"p{n % 5}", f"w{n % 6}") for n in range(20)
+        ]
+
+    def test_a_reader_of_another_boot_begins_again(self, h):
+        h.put(1)
+        reply = h.look(ReadTimeline("another controller", 1000, 60.0, 1000, 1000, 1000))
+        assert reply.position == 1
+        assert len(reply.events) == 64
+        assert len(reply.lanes) == 1
+
+    def test_a_position_beyond_the_end(self, h):
+        h.put(1)
+        reply = h.look(ReadTimeline("", (1 << 63) - 1))
+        assert (reply.position, reply.end, reply.missed, reply.events) == (1, 1, 0, b"")
+
+    def test_a_reader_that_is_too_slow_sees_how_many_events_it_missed(self, h, monkeypatch):
+        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=REQUESTS)
+        h.clients.clear()
+        reader = Reader(h)
+        h.put(1)
+        assert len(reader.read()) == 1
+        for at in range(3 * REQUESTS + 7):
+            h.now = float(at)
+            h.put(1)
+        assert [event.time for event in reader.read()] == [
+            float(at) for at in range(2 * REQUESTS + 7, 3 * REQUESTS + 7)
+        ]
+        assert reader.missed == 2 * REQUESTS + 7
+
+    def test_without_a_ring_only_waits_are_reported(self, h):
+        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=0)
+        h.clients.clear()
+        h.put(1)
+        h.ask(SetPolicyVersion("p", 1))
+        h.claim(1)
+        h.claim(2, wait=60.0)
+        reader = Reader(h)
+        assert reader.read() == []
+        (wait,) = reader.last.open
+        assert reader.lanes[wait.lane].task == "t"
+        h.disconnect("r")
+        assert reader.read() == []
+
+
+class TestBounds:
+    def test_made_up_names_do_not_fill_memory(self, h, monkeypatch):
+        for name, most in (("MAX_LANES", 8), ("MAX_PARTITIONS", 6), ("MAX_FIELDS", 4)):
+            monkeypatch.setattr(number_tables, name, most)
+        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=64)
+        h.clients.clear()
+        timeline = h.controller.context.timeline
+        h.put(1)
+        for number in range(300):
+            h.claim(1, f"task {number}", (f"f{number}",), f"p{number}", f"r{number % 40}", wait=0.5)
+            h.tick(h.now + 1.0)
+            timeline.flush()
+            assert len(timeline.lanes.values) <= 9
+            assert len(timeline.partitions.values) <= 7
+            assert len(timeline.fields.values) <= 5
+            assert len(timeline.lanes.current) <= 8
+            assert len(timeline.lanes.numbers) <= 8
+        reader = Reader(h, seconds=1e9)
+        events = reader.read()
+        assert len(events) == 64
+        assert number_tables.OTHERS in {event.task for event in events}
+        assert {event.task for event in events} - {number_tables.OTHERS}  # entries without events were replaced
+
+    def test_long_names_are_cut(self, h, reader):
+        h.claim(1, "t" * 10_000, ("x" * 10_000, "y"), "p" * 10_000, wait=1.0)
+        h.ask(Introduce("w" * 1024, 0, "h" * 1024))
+        h.put(1, [f"{n}" + "f" * 100 for n in range(200)], "q" * 10_000)
+        h.tick(2.0)
+        events = reader.read()
+        for event in events:
+            assert len(event.partition) == number_tables.MAX_TEXT + 3
+            assert len(event.task) == number_tables.MAX_TEXT + 3
+            assert sum(map(len, event.fields)) <= number_tables.MAX_NAMES_TEXT + 3
+            assert event.fields[-1] == "..."
+
+    def test_schemas_are_forgotten(self, h, monkeypatch):
+        monkeypatch.setattr(recorder, "MAX_FIELDS", 4)
+        for number in range(20):
+            h.put(1, (f"f{number}",))
+        timeline = h.controller.context.timeline
+        timeline.flush()
+        assert len(timeline._names) <= 4
+
+    def test_extreme_numbers(self, h, reader):
+        h.claim((1 << 63) - 1, wait=1.0, dp_rank=1 << 62)
+        h.claim(1, "u", wait=1.0, dp_rank="zero")
+        h.put(1, tags=[{"policy_version": -(1 << 63)}], partition="q")
+        h.put(1, tags=[{"policy_version": float("inf")}], partition="q")
+        h.ask(SetPolicyVersion("q", (1 << 63) - 1))
+        h.claim(1, partition="q")
+        h.claim(1, partition="q")
+        h.tick(2.0)
+        events = reader.read()
+        assert {event.rows for event in events} == {1, (1 << 32) - 1}
+        staleness = np.concatenate(reader.raw)["staleness"]
+        assert staleness.max() == (1 << 31) - 1
+
+    def test_clearing_does_not_disturb(self, h, reader):
+        """A dealt batch with cleared rows is returned again; its last row has no block any more."""
+        rows = h.put(2)
+        h.ask(ClearRows("p", np.array(rows, "<i8").tobytes()))
+        h.put(2)
+        h.claim(2)
+        assert kinds(reader.read()) == ["put", "put", "claim"]
