@@ -64,6 +64,7 @@ from transfer_queue.messages.partitions import (
 from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
 from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ShowRows, TakeSnapshot, Watch
 from transfer_queue.messages.system import Drain, NodeGone, Status
+from transfer_queue.messages.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.unit_reports import (
     BlocksMovedReport,
     ExtentsFreedReport,
@@ -399,6 +400,7 @@ class Life:
             task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), ShowRows(partition, ["x"]),
             Lookup(partition, rows, None, ["x"]), ListKeys(), ListPartitions(), Explain(partition, 0, None, task),
             Status(), TakeSnapshot(partition), Cancel(max(1, self.sequences.get("r0", 1) - 1)),
+            Introduce(task, 1, "host", 7), ReadTimeline("", self.rng.choice((None, 5))),
         )  # fmt: skip
         self.ask(self.rng.choice(requests), self.rng.choice(("w0", "r0")))
 

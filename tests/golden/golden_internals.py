@@ -22,7 +22,7 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
-    "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Introduce", "Moved", "Parked", "Reading", "Record", "StateLoaded", "Unparked",
-    "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover", "restored", "saved",
+    "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Introduce", "Moved", "Parked", "Reading", "Record", "StateLoaded",
+    "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover", "restored", "saved",
     "state_file",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writes the events of the timeline. The controller calls it where something happens; nothing here is part of the state.
+"""Writes the events of the timeline, where something happens in the controller. Nothing here is part of the state.
 
 Most events are noted as tuples first, and written to the ring some hundred at a time. A loop that only writes events
 takes a third of the time that each event would take alone, because the processor has its code and data at hand.

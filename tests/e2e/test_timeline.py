@@ -1,0 +1,119 @@
+"""The timeline of a real system: processes that say their task and rank, and readers in two kinds of clients."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import transfer_queue as tq
+from transfer_queue.client.control_client import ControlClient
+from transfer_queue.interface import CURRENT
+from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
+from transfer_queue.timeline.events import EVENT, EventKind
+
+PRODUCER = """
+import torch
+import transfer_queue as tq
+
+tq.init(attach="require", task="rollout", rank=3)
+for number in range(4):
+    tq.kv_put(str(number), "p", {"x": torch.zeros(3)})
+"""
+FORKED = """
+import os
+import torch
+import transfer_queue as tq
+
+tq.init(attach="require", task="loader", rank=1)
+child = os.fork()
+tq.kv_put("parent" if child else "child", "q", {"x": torch.zeros(3)})
+if not child:
+    tq.get_client().close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[tq.TransferQueueClient]:
+    monkeypatch.setenv("TQ_SYSTEM", "timeline-test")
+    tq.init()
+    yield tq.get_client()
+    tq.close()
+
+
+def run(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def read(client: tq.TransferQueueClient) -> TimelineReply:
+    return client._read_timeline(ReadTimeline())
+
+
+def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:
+    run(PRODUCER)
+    client.get_meta(["x"], 4, "p", task_name="train")
+    reply = read(client)
+    producer, consumer = reply.lanes
+    assert (producer.task, producer.rank, producer.host) == ("rollout", 3, socket.gethostname())
+    assert producer.pid not in (0, os.getpid())
+    assert (consumer.task, consumer.client, consumer.pid) == ("train", client.client_id, 0)
+    events = np.frombuffer(reply.events, EVENT)
+    kinds = [EventKind(kind) for kind in events["kind"].tolist()]
+    assert kinds == [EventKind.PUT] * 4 + [EventKind.GONE, EventKind.CLAIM]
+    assert events["lane"].tolist() == [producer.number] * 5 + [consumer.number]
+    assert (np.diff(events["time"]) >= 0).all()
+    assert abs(reply.now + reply.wall - time.time()) < 10
+    assert reply.connected
+    assert producer.client not in reply.connected
+
+
+def test_a_forked_process_is_a_client_of_the_same_task(client: tq.TransferQueueClient) -> None:
+    run(FORKED)
+    lanes = read(client).lanes
+    assert [(lane.task, lane.rank) for lane in lanes] == [("loader", 1)] * 2
+    assert len({lane.pid for lane in lanes}) == 2
+    assert len({lane.client for lane in lanes}) == 2
+
+
+def test_a_process_may_say_its_task_later(client: tq.TransferQueueClient) -> None:
+    tq.init(task="trainer")
+    tq.init(task="trainer", rank=np.int64(5))  # type: ignore[arg-type]
+    assert [(lane.task, lane.rank, lane.pid) for lane in read(client).lanes] == [
+        ("trainer", -1, os.getpid()), ("trainer", 5, os.getpid())
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [{"rank": -1}, {"rank": 1 << 31}, {"rank": "one"}, {"task": 7}, {"task": "x" * 2000}])
+def test_a_wrong_task_or_rank_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(tq.InvalidArgumentError, match=next(iter(wrong))):
+        tq.init(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_controller_knows_tasks_after_a_restart(client: tq.TransferQueueClient) -> None:
+    tq.init(task="trainer", rank=2)
+    client.put({"x": torch.zeros(2, 3)}, partition_id="p")
+    before = read(client)
+    system = CURRENT.system
+    assert system is not None
+    controller = psutil.Process(
+        int((system.logs / "controller.log").read_text().rsplit("up, process ", 1)[1].split()[0])
+    )
+    controller.kill()
+    client.put({"x": torch.zeros(2, 3)}, partition_id="p")
+    with ControlClient(system) as other:
+        after = other._read_timeline(ReadTimeline(before.boot, before.position, 60.0, 100, 100, 100))
+    assert after.boot != before.boot
+    assert [(lane.task, lane.rank) for lane in after.lanes] == [("trainer", 2)]
+    events = np.frombuffer(after.events, EVENT)
+    assert events["kind"].tolist() == [EventKind.PUT]
+    assert events["rows"].tolist() == [2]
