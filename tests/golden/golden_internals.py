@@ -23,6 +23,6 @@ from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
     "CLOCK", "CONTROLLER", "Arena", "FaultyCluster", "Introduce", "Moved", "Parked", "Reading", "Record", "StateLoaded",
-    "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover", "restored", "saved",
-    "state_file",
+    "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover", "restored",
+    "saved", "state_file",
 ]  # fmt: skip

@@ -180,9 +180,10 @@ class Wakeups:
             return []  # the request still cannot be met
         context.parked.unpark(waiting.waiter)
         context.timeline.arrived = waiting.since
-        effects = context.commit(caller, decision)
-        context.timeline.arrived = None
-        return effects
+        try:
+            return context.commit(caller, decision)
+        finally:
+            context.timeline.arrived = None
 
     def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
         """Return the reply to a request whose deadline has come."""

@@ -90,12 +90,15 @@ class TimelineReply(Reply, frozen=True):
     events: bytes
     """The events in order, as an array of `timeline.events.EVENT`."""
     lanes: list[Lane]
-    """The lanes from `ReadTimeline.lanes` on, by number. A lane that has changed has a new number."""
+    """The lanes from `ReadTimeline.lanes` on, by number. A lane that has changed has a new number.
+
+    A reply has a limited number of names, and no event or wait with a later one: the next reply has them.
+    """
     partitions: dict[int, str]
     """Number -> name of a partition, from `ReadTimeline.partitions` on."""
     fields: dict[int, list[str]]
     """Number -> fields, from `ReadTimeline.fields` on."""
     open: list[OpenWait] = []
-    """The requests that wait now, if `position` is `end`; otherwise empty."""
+    """The claims, puts and reservations that wait now, the oldest first, if `position` is `end`; otherwise empty."""
     connected: list[str] = []
     """The clients that are connected now, if `position` is `end`; otherwise empty."""

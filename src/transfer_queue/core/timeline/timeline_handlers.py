@@ -56,7 +56,7 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
     fields, next_fields = timeline.fields.since(request.fields, MAX_NUMBERS)
     events = _named_events(timeline, position, next_lane, next_partition, next_fields)
     end = position + len(events) // EVENT.itemsize
-    caught_up = end == ring.end and next_lane == timeline.lanes.next
+    caught_up = end == ring.end
     return TimelineReply(
         context.boot,
         now,
@@ -68,7 +68,7 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
         list(lanes.values()),
         partitions,
         fields,
-        waits if caught_up else [],
+        [wait for wait in waits if wait.lane < next_lane] if caught_up else [],
         _connected(context) if caught_up else [],
     )
 
