@@ -114,8 +114,8 @@ class TestUnknownKeys:
         assert unknown_keys(nested(path, 1)) == [f"{path}: unknown; did you mean {meant}?"]
 
     def test_a_key_that_resembles_none_is_named_alone_and_kept(self):
-        assert unknown_keys({"mine": {"a": 1, "b": {"c": 2}}}) == ["mine: unknown"]
-        assert merge({"mine": {"a": 1}}).mine.a == 1
+        assert unknown_keys({"wandb": {"a": 1, "b": {"c": 2}}}) == ["wandb: unknown"]
+        assert merge({"wandb": {"a": 1}}).wandb.a == 1
 
     def test_every_documented_key_is_known(self):
         assert unknown_keys(None) == unknown_keys({}) == unknown_keys(merge()) == []
@@ -136,10 +136,10 @@ class TestUnknownKeys:
         assert unknown_keys(conf) == []
 
     def test_with_strict_an_unknown_key_is_an_error(self):
-        for conf, strict in (({"mine": 1, "strict": True}, None), ({"mine": 1}, True)):
-            with pytest.raises(InvalidArgumentError, match="mine: unknown"):
+        for conf, strict in (({"wandb": 1, "strict": True}, None), ({"wandb": 1}, True)):
+            with pytest.raises(InvalidArgumentError, match="wandb: unknown"):
                 unknown_keys(conf, strict)
-        assert unknown_keys({"mine": 1, "strict": True}, strict=False) == ["mine: unknown"]
+        assert unknown_keys({"wandb": 1, "strict": True}, strict=False) == ["wandb: unknown"]
         assert Settings.from_config({"strict": True}).strict
 
 
