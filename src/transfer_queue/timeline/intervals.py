@@ -1,5 +1,6 @@
-"""Sets of intervals of many workers on one line: each worker has its own stretch of the line, so that one pass over an
-array merges the intervals of all of them.
+"""Sets of intervals of many workers on one line.
+
+Each worker has its own stretch of the line, so that one pass over an array merges the intervals of all of them.
 """
 
 from __future__ import annotations

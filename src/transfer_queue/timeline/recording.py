@@ -56,6 +56,8 @@ class NameTable(Generic[T]):
         """Add the names that a reply has, by the number that its boot uses."""
         before = len(self._learned)
         for number, value in named:
+            if not 0 <= number < 1 << 32:
+                continue
             self._learned[number] = self._positions.setdefault(value, len(self.values))
             if self._learned[number] == len(self.values):
                 self.values.append(value)
@@ -63,6 +65,10 @@ class NameTable(Generic[T]):
         if len(self._learned) != before:
             self._numbers = np.array(sorted(self._learned), np.int64)
             self._targets = np.array([self._learned[number] for number in self._numbers.tolist()], np.uint32)
+
+    def position_of(self, number: int) -> int:
+        """Return the position of a number; 0 for a number without a name."""
+        return self._learned.get(number, 0)
 
     def positions_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the position of each number; 0 for a number without a name."""
@@ -201,7 +207,7 @@ class Recording:
     def _translated(self, data: bytes, now: float) -> np.ndarray:
         """Return the events with Unix times in order, and with positions instead of numbers."""
         events = np.frombuffer(data, EVENT, len(data) // EVENT.itemsize)
-        events = events[np.isfinite(events["time"]) & np.isfinite(events["since"])]
+        events = np.array(events[np.isfinite(events["time"]) & np.isfinite(events["since"])])
         earliest = float(self.events["time"][-1]) if len(self.events) else -1e15
         times = np.clip(events["time"] + self._wall, earliest, max(now + self._wall, earliest))
         events["time"] = np.maximum.accumulate(times) if len(times) else times
@@ -213,7 +219,7 @@ class Recording:
         return events
 
     def _opened(self, wait: OpenWait) -> OpenWait:
-        lane = int(self._lanes.positions_of(np.array([wait.lane], np.int64))[0])
+        lane = self._lanes.position_of(wait.lane)
         since = wait.since + self._wall if math.isfinite(wait.since) else self.now
         return OpenWait(lane, min(since, self.now), wait.partition, wait.fields, wait.rows, wait.holds, wait.ahead)
 
@@ -236,7 +242,9 @@ class Recording:
         self.gaps = [each for each in self.gaps if each.end >= self.now - self.seconds]
         for column, table in (("lane", self._lanes), ("partition", self._partitions), ("fields", self._fields)):
             if len(table) > NAMES:
-                self.events[column] = _keep_used(table, self.events[column])
+                latest = np.arange(len(table) - NAMES // 4, len(table))
+                moved = table.keep(np.append(np.unique(self.events[column]), latest))
+                self.events[column] = moved[self.events[column]]
 
     def _remember(self, dropped: np.ndarray) -> None:
         """Keep in mind which task put which field, so that a stage that ended long ago still has a name."""
@@ -249,8 +257,3 @@ class Recording:
                     tasks = self.producers.setdefault(field, {})
                     if task in tasks or len(tasks) < FIELDS:
                         tasks[task] = when
-
-
-def _keep_used(table: NameTable[T], column: np.ndarray) -> np.ndarray:
-    latest = np.arange(len(table) - NAMES // 4, len(table))
-    return table.keep(np.append(np.unique(column), latest))[column]

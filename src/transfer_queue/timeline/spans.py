@@ -57,7 +57,8 @@ def find_workers(recording: Recording) -> Workers:
     """Return the workers that the lanes of a recording belong to."""
     numbers: dict[tuple[str, int, str], int] = {}
     tasks: dict[str, int] = {}
-    task, rank, clients, of_lane = [], [], [], [-1]
+    clients: list[str] = []
+    task, rank, of_lane = [], [], [-1]
     for lane in recording.lanes[1:]:
         key = (lane.task, lane.rank, lane.client if lane.rank < 0 else "")
         worker = numbers.setdefault(key, len(numbers))
@@ -67,7 +68,8 @@ def find_workers(recording: Recording) -> Workers:
             rank.append(lane.rank)
             clients.append(lane.client)
         clients[worker] = lane.client
-    return Workers(np.array(task, np.int64), np.array(rank, np.int64), clients, list(tasks), np.array(of_lane, np.int64))
+    numbers_of = [np.array(column, np.int64) for column in (task, rank, of_lane)]
+    return Workers(numbers_of[0], numbers_of[1], clients, list(tasks), numbers_of[2])
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Spans:
     def shares(self) -> np.ndarray:
         """Return the share of the window of each worker in each state. The shares of a worker add up to 1."""
         seconds = self.seconds()
-        return seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-300)
+        shares: np.ndarray = seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-300)
+        return shares
 
 
 def measure_spans(recording: Recording, start: float, end: float, workers: Workers | None = None) -> Spans:
@@ -131,8 +134,8 @@ def _needed(recording: Recording, start: float) -> np.ndarray:
     """Return the events of the window, and from before it the last one of each lane and kind."""
     events = recording.events
     first = int(np.searchsorted(events["time"], start))
-    cells = events["lane"][:first].astype(np.int64) << 8 | events["kind"][:first]
-    last = np.full(len(recording.lanes) << 8, -1, np.int64)
+    cells = events["lane"][:first].astype(np.int64) << 4 | np.minimum(events["kind"][:first], 15)
+    last = np.full(len(recording.lanes) << 4, -1, np.int64)
     last[cells] = np.arange(first)
     before = np.sort(last[last >= 0])
     return np.concatenate([events[before], events[first:]])
@@ -210,6 +213,8 @@ def _absence(recording: Recording, events: np.ndarray, worker: np.ndarray, worke
     A worker whose last claim was answered with the end of its partition is finished, and not gone.
     """
     leaving = events["kind"] == EventKind.GONE
+    if not leaving.any():
+        return line.place(*np.zeros((3, 0)))
     there = np.flatnonzero(np.isin(worker, worker[leaving]) & (worker >= 0))
     there = there[np.argsort(worker[there], kind="stable")]
     at, leaving = worker[there], leaving[there]

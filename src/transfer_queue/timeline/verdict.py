@@ -1,0 +1,336 @@
+"""The verdict: one sentence about what slows a training, and the numbers in it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from transfer_queue.messages.base import Message
+from transfer_queue.messages.system import SystemStatus
+from transfer_queue.timeline.account import Account, TaskAccount, claim_steps, make_account
+from transfer_queue.timeline.bottleneck import (
+    NOTICED,
+    Bottleneck,
+    find_bottleneck,
+    find_last_tasks,
+    rows_and_seconds,
+)
+from transfer_queue.timeline.events import EventKind
+from transfer_queue.timeline.rate_changes import last_rate_change
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.spans import find_workers
+
+WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recording has as much
+STEPS = 4  # the window has so many steps of the task with the longest steps
+STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system counts as stopped
+STOPPED_STEPS = 3  # the same in steps of the slowest task
+FLOWING, SLOW, STOPPED, IDLE = "flowing", "slow", "stopped", "idle"
+
+
+class Verdict(Message, frozen=True):
+    """What slows a training.
+
+    Example:
+        >>> judge(Recording()).text
+        'Idle: no claim is open, and nothing was recorded.'
+    """
+
+    text: str
+    """The verdict in words."""
+    state: str
+    """"flowing": nothing slows the last tasks down. "slow": they wait for another task, or have too much to do.
+    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens."""
+    stage: str | None = None
+    """The slowest task; None if nothing is slow, or if it is no single task."""
+    field: str | None = None
+    """The field that is missing, which the slowest task puts; None if nobody waits for a field of it."""
+    wait_share: float = 0.0
+    """The share of its time, from 0 to 1, for which the task at the end of the pipeline waits; if none does, for which
+    the producer is held that is held most."""
+    queue_rows: int = 0
+    """The rows that are ready for the slowest task and not claimed."""
+    queue_growth: float = 0.0
+    """The rows by which this queue grows, in rows per second; negative if it shrinks."""
+    since: float | None = None
+    """When the rate of the slowest task changed last by more than 25 %, or the number of its ranks, in Unix seconds. If
+    the state is stopped or idle, when the last rows were dealt, or when anything happened last. None if nothing of this
+    was recorded."""
+    cause: str = ""
+    """Why the task is slow, as far as the timeline shows it: ranks that are gone, a slow rank, capacity or policy, a
+    field that nobody puts. "" if it shows none."""
+    advice: str = ""
+    """How many ranks the task needs: the rows that come per second, divided by those of one rank. "" if this is no more
+    than it has, or is not known."""
+
+
+def judge(recording: Recording, status: SystemStatus | None = None, seconds: float | None = None) -> Verdict:
+    """Return the verdict of a recording at its end.
+
+    Args:
+        recording: The events. A recording of 60 s or four steps of the slowest task is enough.
+        status: The progress of the partitions of the same time, for the queues; None if it is not known.
+        seconds: How many seconds before the end are judged. Default: 60, or four steps of the slowest task if these
+            are longer.
+    """
+    workers = find_workers(recording)
+    steps = claim_steps(recording, workers)
+    quiet = max(STOPPED_AFTER, STOPPED_STEPS * max(steps.values(), default=0.0))
+    dealt, happened = _last_times(recording)
+    claims_open = any(not each.holds for each in recording.open)
+    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(recording)):
+        return _idle(recording, happened)
+    if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
+        return _stopped(recording, status, dealt)
+    if seconds is None:
+        longest = max(claim_steps(recording, workers, share=0.9).values(), default=0.0)
+        seconds = max(WINDOW, STEPS * longest)
+    start = max(recording.now - seconds, recording.start)
+    account = make_account(recording, status, start, recording.now)
+    found = find_bottleneck(account)
+    return _flowing(account) if found is None else _describe(account, found, SLOW)
+
+
+def _last_times(recording: Recording) -> tuple[float | None, float | None]:
+    """Return when rows were dealt last, and when anything happened last."""
+    events = recording.events
+    dealt = np.flatnonzero((events["kind"] == EventKind.CLAIM) & (events["rows"] > 0))
+    times = events["time"]
+    return (float(times[dealt[-1]]) if len(dealt) else None), (float(times[-1]) if len(times) else None)
+
+
+def _all_ended(recording: Recording) -> bool:
+    """Return whether the last event of every lane is the end of its partition, or of its connection."""
+    events = recording.events
+    last = np.full(len(recording.lanes), -1, np.int64)
+    claims = events[events["kind"] != EventKind.ACK]
+    last[claims["lane"]] = np.arange(len(claims))
+    kinds = claims["kind"][last[last >= 0]]
+    return bool(np.isin(kinds, (EventKind.END, EventKind.GONE)).all())
+
+
+def _idle(recording: Recording, happened: float | None) -> Verdict:
+    if happened is None:
+        return Verdict("Idle: no claim is open, and nothing was recorded.", IDLE)
+    ago = _duration(recording.now - happened)
+    return Verdict(f"Idle: no claim is open, and the last event was {ago} ago.", IDLE, since=happened)
+
+
+def _flowing(account: Account) -> Verdict:
+    last = [account.tasks[name] for name in find_last_tasks(account)]
+    takers = [each for each in last if each.claim_rate > 0]
+    if takers:
+        words = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
+        return Verdict(f"Flowing: {words} samples each second.", FLOWING)
+    rate = max((each.put_rate for each in account.tasks.values()), default=0.0)
+    return Verdict(f"Flowing: {_rate(rate)} samples are put each second.", FLOWING)
+
+
+def _stopped(recording: Recording, status: SystemStatus | None, dealt: float | None) -> Verdict:
+    """Return the verdict about the time since the last rows were dealt."""
+    since = recording.start if dealt is None else dealt
+    account = make_account(recording, status, since + 1e-3, recording.now)
+    found = find_bottleneck(account) or find_bottleneck(account, NOTICED / 10) or Bottleneck(None, ())
+    verdict = _describe(account, found, STOPPED)
+    text = f"Stopped: nothing was dealt for {_duration(recording.now - since)}"
+    text += f"; {verdict.text}" if verdict.text else "."
+    return _replaced(verdict, text=text, since=dealt)
+
+
+def _replaced(verdict: Verdict, *, text: str, since: float | None) -> Verdict:
+    return Verdict(
+        text, verdict.state, verdict.stage, verdict.field, verdict.wait_share, verdict.queue_rows,
+        verdict.queue_growth, since, verdict.cause, verdict.advice,
+    )  # fmt: skip
+
+
+def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
+    """Return the verdict about a bottleneck."""
+    stage = account.tasks.get(found.stage) if found.stage is not None else None
+    hops = found.walks[0].hops if found.walks else ()
+    waits = next((hop.field for hop in reversed(hops) if not hop.held and hop.field), None)
+    field = hops[-1].field or None if hops and (stage is None or hops[-1].producer == stage.name) else None
+    cause = _cause(account, found, stage)
+    ways = _ways(found)
+    if stage is None:
+        share = hops[0].share if hops else 0.0
+        text = _sentence(["no single task is the slowest"] if state == SLOW and hops else [], [*ways, cause], state)
+        return Verdict(text, state, found.stage, field or waits, share, cause=cause)
+    words = [f"{_task(stage.name)} is the slowest stage"]
+    queue = _queue_words(stage)
+    share = hops[0].share if hops else 0.0
+    advice = _advice(account, found, stage)
+    text = _sentence(words, [*ways, queue, cause], state)
+    return Verdict(
+        text,
+        state,
+        stage.name,
+        field,
+        share,
+        stage.queue_rows,
+        stage.queue_growth,
+        _since(account, stage),
+        cause,
+        advice,
+    )
+
+
+def _sentence(subject: list[str], clauses: list[str], state: str) -> str:
+    clauses = [clause for clause in clauses if clause]
+    if subject and clauses:
+        text = f"{subject[0]}: {'; '.join(clauses)}"
+    else:
+        text = "; ".join(subject + clauses)
+    if not text:
+        return ""
+    if state == SLOW and not subject:
+        text = text[0].upper() + text[1:]
+    elif text.startswith("no single"):
+        text = "N" + text[1:]
+    return text + "."
+
+
+def _ways(found: Bottleneck) -> list[str]:
+    """Return a clause for each step of the heaviest walk, or for the last steps of several walks."""
+    if not found.walks:
+        return []
+    if found.stage is not None or len(found.walks) == 1:
+        return _hop_clauses(found)
+    clauses: dict[str, None] = {}
+    for walk in found.walks[:2]:
+        hop = walk.hops[-1]
+        first = walk.hops[0]
+        if len(walk.hops) == 1 and hop.producer is not None:
+            share = f"{_percent(first.share * walk.weight)} of the time"
+            clauses[f"{_task(hop.task)} waits {share} for `{hop.field}`, which {_task(hop.producer)} puts"] = None
+        else:
+            for each in _hop_clauses(Bottleneck(None, (walk,))):
+                clauses[each] = None
+    return list(clauses)
+
+
+def _hop_clauses(found: Bottleneck) -> list[str]:
+    clauses = []
+    for hop in found.walks[0].hops[:4]:
+        share = f"{_percent(hop.share)} of the time"
+        if hop.held:
+            clauses.append(f"{_task(hop.task)} is held {share}")
+        elif not hop.field:
+            clauses.append(f"{_task(hop.task)} waits {share}")
+        elif hop.producer is None:
+            clauses.append(f"{_task(hop.task)} waits {share} for `{hop.field}`, which no task puts")
+        else:
+            clauses.append(f"{_task(hop.task)} waits {share} for `{hop.field}`, which {_task(hop.producer)} puts")
+    return clauses
+
+
+def _queue_words(stage: TaskAccount) -> str:
+    if not stage.takes or stage.queue_rows <= 0:
+        return ""
+    words = f"{_count(stage.queue_rows, 'sample queues', 'samples queue')} before it"
+    growth = stage.queue_growth
+    if abs(growth) > max(0.05 * stage.arrival_rate, 0.05):
+        words += f", {_rate(abs(growth))} {'more' if growth > 0 else 'fewer'} each second"
+    return words
+
+
+def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> str:
+    """Return why the stage is slow, or why there is no single one; "" if the timeline does not show it."""
+    if stage is not None and stage.gone:
+        return _gone_words(account, stage)
+    if stage is not None and found.slow_rank is not None:
+        name = account.spans.workers.name(found.slow_rank.worker)
+        return f"{name} of {_task(stage.name)} takes {found.slow_rank.factor:.1f} times as long as its other ranks"
+    held = next((hop.task for walk in found.walks for hop in walk.hops if hop.held), None)
+    if held is not None:
+        why = account.hold_causes.get(held, "capacity")
+        reason = "the policy version has to advance" if why == "policy" else "the capacity is used up"
+        return f"{_task(held)} is held because {reason}"
+    if stage is None and found.walks and found.walks[0].hops:
+        hop = found.walks[0].hops[-1]
+        if hop.producer is None and hop.field:
+            return f"no task has put `{hop.field}` while the timeline was recorded"
+    return _long_work_words(account, stage)
+
+
+def _gone_words(account: Account, stage: TaskAccount) -> str:
+    total = stage.alive + stage.gone
+    words = f"{stage.gone:,} of {_count(total, f'{_task(stage.name)} worker', f'{_task(stage.name)} workers')}"
+    words += " is gone" if stage.gone == 1 else " are gone"
+    return words + (f" since {_clock(stage.gone_since)}" if stage.gone_since is not None else "")
+
+
+def _long_work_words(account: Account, stage: TaskAccount | None) -> str:
+    """Say that all ranks of a stage have worked on their last claim for the whole window."""
+    if stage is None or not stage.takes or not stage.alive or stage.claim_rate > 0 or stage.works < 0.999:
+        return ""
+    events, workers = account.recording.events, account.spans.workers
+    claims = events[events["kind"] == EventKind.CLAIM]
+    claims = claims[np.isin(workers.of_lane[claims["lane"]], stage.workers)]
+    since = f" since {_clock(float(claims['time'][-1]))}" if len(claims) else ""
+    return f"all {stage.alive:,} {_task(stage.name)} workers work on their last claim{since}"
+
+
+def _since(account: Account, stage: TaskAccount) -> float | None:
+    """Return when the rate of a stage changed last by more than 25 %, or the number of its ranks."""
+    recording, workers = account.recording, account.spans.workers
+    events = recording.events
+    kind = EventKind.CLAIM if stage.takes else EventKind.PUT
+    chosen = events[events["kind"] == kind]
+    chosen = chosen[np.isin(workers.of_lane[chosen["lane"]], stage.workers)]
+    changed = last_rate_change(chosen["time"], chosen["rows"].astype(np.float64), recording.start, recording.now)
+    return max((each for each in (changed, stage.gone_since) if each is not None), default=None)
+
+
+def _advice(account: Account, found: Bottleneck, stage: TaskAccount) -> str:
+    """Return how many ranks a stage needs for the rows that come, or that the waiting task could take."""
+    rows, seconds = rows_and_seconds(account, stage.name)
+    if rows.sum() <= 0 or seconds.sum() <= 0:
+        return ""
+    each = float(rows.sum() / seconds.sum())
+    hop = found.walks[0].hops[0] if found.walks and found.walks[0].hops else None
+    wanted, words = stage.arrival_rate, "come each second"
+    if hop is not None and hop.share < 0.95:
+        task = account.tasks[hop.task]
+        could = (task.put_rate if hop.held else task.claim_rate) / (1 - hop.share)
+        if could > wanted:
+            verb = "could put" if hop.held else "could take"
+            wanted, words = could, f"is what {_task(hop.task)} {verb} each second"
+    needed = math.ceil(wanted / each - 1e-3)
+    if needed <= stage.alive:
+        return ""
+    ranks = _count(needed, "rank", "ranks")
+    return (
+        f"{_task(stage.name)} needs {ranks} and has {stage.alive:,}: "
+        f"{_rate(wanted)} samples {words}, and one rank does {_rate(each)}."
+    )
+
+
+def _task(name: str) -> str:
+    return name or "a client without a task"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _rate(rows: float) -> str:
+    return f"{rows:,.0f}" if rows >= 100 else f"{rows:,.1f}" if rows >= 0.1 or rows <= 0 else f"{rows:.2g}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def _clock(when: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return "an unknown time"

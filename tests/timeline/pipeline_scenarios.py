@@ -1,0 +1,149 @@
+"""Pipelines with known bottlenecks, as descriptions: stages, ranks, durations, and the verdict that is right.
+
+A description says nothing about who runs it. `pipeline_simulation` makes the events and the status of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A task of a pipeline, whose ranks all do the same in a loop: claim, work, put."""
+
+    name: str
+    ranks: int
+    takes: tuple[str, ...]  # without fields: a stage that makes rows out of nothing
+    puts: tuple[str, ...]
+    batch: int  # rows of a claim of one rank
+    seconds: float  # of work for one batch
+    spread: float = 0.1  # durations are between seconds * (1 - spread) and seconds * (1 + spread)
+    slow: dict[int, float] = field(default_factory=dict)  # rank -> how many times as long it takes
+    gone: dict[int, float] = field(default_factory=dict)  # rank -> when its process dies
+    begins: float = 0.0  # when its processes start
+    pause: tuple[float, float] = (0.0, 0.0)  # between these times no rank begins a batch
+    known: bool = True  # whether it says its ranks
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a verdict has to say."""
+
+    state: str
+    stage: str | None = None
+    field: str | None = None
+    cause: str = ""  # a part of the cause
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A pipeline, and what is right to say about it at any time between two times."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    expected: Expected
+    between: tuple[float, float] = (150.0, 400.0)
+    capacity: int | None = None  # rows that fit
+    step: int = 32  # rows of a training step, after which the policy version rises
+    staleness: int | None = None  # how many versions rollouts may be ahead; None: any number
+
+    def with_stage(self, name: str, **changes: object) -> Scenario:
+        stages = tuple(dataclasses.replace(each, **changes) if each.name == name else each for each in self.stages)
+        return dataclasses.replace(self, stages=stages)
+
+
+def grpo() -> tuple[Stage, ...]:
+    """Rollout makes 8 rows a second, and each other stage can take as many."""
+    return (
+        Stage("rollout", 4, (), ("prompt", "response"), 8, 4.0),
+        Stage("reference", 2, ("prompt", "response"), ("ref_log_prob",), 8, 2.0),
+        Stage("reward", 4, ("response",), ("reward",), 4, 2.0),
+        Stage("train", 2, ("response", "ref_log_prob", "reward"), (), 16, 4.0),
+    )
+
+
+def _slow(name: str, times: float, **changes: object) -> Scenario:
+    base = Scenario("", grpo(), Expected("slow", name))
+    seconds = next(stage.seconds for stage in base.stages if stage.name == name)
+    return base.with_stage(name, seconds=seconds * times, **changes)
+
+
+def _named(scenario: Scenario, name: str, **changes: object) -> Scenario:
+    return dataclasses.replace(scenario, name=name, **changes)
+
+
+FIELDS = {"rollout": "response", "reference": "ref_log_prob", "reward": "reward"}
+LONG_TAILS = {"spread": 0.8}
+
+
+def scenarios() -> list[Scenario]:
+    made = []
+    for times in (1.5, 3.0):
+        for stage, name in FIELDS.items():
+            expected = Expected("slow", stage, name)
+            made.append(_named(_slow(stage, times), f"{stage} takes {times} times as long", expected=expected))
+        made.append(_named(_slow("train", times), f"train takes {times} times as long"))
+    made += [
+        _named(_slow("rollout", 2.0, spread=0.8), "rollout is slow and has long tails"),
+        _named(_slow("reward", 2.0, spread=0.8), "reward is slow and has long tails"),
+        _named(_slow("reward", 2.0, known=False), "reward is slow and its ranks are not known"),
+        _named(
+            _slow("reward", 1.5, slow={2: 6.0}), "one rank of reward is slow",
+            expected=Expected("slow", "reward", "reward", "rank 2 of reward takes"),
+        ),
+        _named(
+            _slow("rollout", 1.5, slow={1: 6.0}), "one rank of rollout is slow",
+            expected=Expected("slow", "rollout", "response", "rank 1 of rollout takes"),
+        ),
+        _named(
+            _slow("train", 2.0), "train is slow and the capacity holds rollout", capacity=96,
+            expected=Expected("slow", "train", None, "rollout is held because the capacity is used up"),
+        ),
+        _named(
+            _slow("train", 2.0), "train is slow and the policy version holds rollout", staleness=2,
+            expected=Expected("slow", "train", None, "rollout is held because the policy version has to advance"),
+        ),
+        _named(_slow("reference", 2.0), "reference is slow and the capacity holds rollout", capacity=96,
+               expected=Expected("slow", "reference", "ref_log_prob")),
+        _named(_slow("reward", 2.0), "reward is slow and the policy version holds rollout", staleness=2,
+               expected=Expected("slow", "reward", "reward")),
+        Scenario("rollout and train take turns", grpo(), Expected("slow", None), staleness=0, step=32),
+        Scenario("no stage is slow", grpo(), Expected("flowing")),
+        _named(_slow("reward", 0.1), "reward is faster than needed", expected=Expected("flowing")),
+        _named(_slow("reference", 0.3), "reference is faster than needed", expected=Expected("flowing")),
+        _named(_slow("rollout", 0.96), "rollout is held a little", expected=Expected("flowing"), staleness=4),
+        _named(
+            _slow("reward", 1.0, gone={0: 100.0, 3: 100.0}), "two of four ranks of reward die", between=(160.0, 380.0),
+            expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone since"),
+        ),
+        _named(
+            _slow("reward", 1.0, gone={0: 100.0, 3: 100.0}, known=False), "two of four clients of reward die",
+            between=(160.0, 380.0), expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone since"),
+        ),
+        _named(
+            _slow("reference", 1.0, gone={0: 100.0, 1: 100.0}), "reference dies", between=(130.0, 155.0),
+            expected=Expected("slow", "reference", "ref_log_prob", "2 of 2 reference workers are gone since"),
+        ),
+        _named(
+            _slow("rollout", 1.0, gone=dict.fromkeys(range(4), 100.0)), "rollout dies and all wait",
+            between=(190.0, 380.0),
+            expected=Expected("stopped", "rollout", None, "4 of 4 rollout workers are gone since"),
+        ),
+        _named(
+            _slow("train", 1.0, gone={0: 100.0, 1: 100.0}), "train dies and the capacity holds rollout", capacity=96,
+            between=(190.0, 380.0), expected=Expected("stopped", "train", None, "2 of 2 train workers are gone since"),
+        ),
+        Scenario("train dies", _slow("train", 1.0, gone={0: 100.0, 1: 100.0}).stages,
+                 Expected("slow", "train", None, "2 of 2 train workers are gone since"), between=(165.0, 380.0)),
+        _named(_slow("rollout", 30.0), "the first rollouts take long", between=(5.0, 55.0),
+               expected=Expected("slow", None, "response", "no task has put `response`")),
+        _named(_slow("rollout", 30.0), "the first rollouts take very long", between=(61.0, 100.0),
+               expected=Expected("stopped", None, "response", "no task has put `response`")),
+        _named(_slow("rollout", 1.0, pause=(100.0, 150.0)), "rollout pauses", between=(135.0, 150.0),
+               expected=Expected("slow", "rollout")),
+        _named(_slow("rollout", 1.0, pause=(100.0, 110.0)), "rollout has paused long ago", between=(220.0, 400.0),
+               expected=Expected("flowing")),
+    ]  # fmt: skip
+    return made
