@@ -6,6 +6,7 @@ A description says nothing about who runs it. `pipeline_simulation` makes the ev
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 
 
@@ -24,6 +25,7 @@ class Stage:
     gone: dict[int, float] = field(default_factory=dict)  # rank -> when its process dies
     begins: float = 0.0  # when its processes start
     pause: tuple[float, float] = (0.0, 0.0)  # between these times no rank begins a batch
+    hangs: float = math.inf  # work that begins after this time does not end
     known: bool = True  # whether it says its ranks
 
 
@@ -61,6 +63,27 @@ def grpo() -> tuple[Stage, ...]:
         Stage("reference", 2, ("prompt", "response"), ("ref_log_prob",), 8, 2.0),
         Stage("reward", 4, ("response",), ("reward",), 4, 2.0),
         Stage("train", 2, ("response", "ref_log_prob", "reward"), (), 16, 4.0),
+    )
+
+
+PROMPTS = Stage("driver", 1, (), ("prompt",), 16384, 0.01, hangs=0.005)  # puts all prompts at once
+
+
+def _with_prompts(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    rollout = dataclasses.replace(stages[0], takes=("prompt",), puts=("response",))
+    return rollout, *stages[1:]
+
+
+def long_steps(slow: str, times: float) -> tuple[Stage, ...]:
+    """Rollout puts many rows at once, and a step takes 40 s."""
+    stages = (
+        Stage("rollout", 4, (), ("prompt", "response"), 64, 40.0, spread=0.2),
+        Stage("reference", 2, ("prompt", "response"), ("ref_log_prob",), 16, 5.0),
+        Stage("reward", 8, ("response",), ("reward",), 4, 5.0, spread=0.5),
+        Stage("train", 2, ("response", "ref_log_prob", "reward"), (), 128, 40.0),
+    )
+    return tuple(
+        dataclasses.replace(each, seconds=each.seconds * times) if each.name == slow else each for each in stages
     )
 
 
@@ -110,7 +133,20 @@ def scenarios() -> list[Scenario]:
         _named(_slow("reward", 2.0), "reward is slow and the policy version holds rollout", staleness=2,
                expected=Expected("slow", "reward", "reward")),
         Scenario("rollout and train take turns", grpo(), Expected("slow", None), staleness=0, step=32),
-        Scenario("no stage is slow", grpo(), Expected("flowing")),
+        Scenario("no stage is slow", grpo(), Expected("flowing"), between=(0.5, 400.0)),
+        _named(_slow("reward", 1.0, hangs=100.0), "all ranks of reward hang", between=(175.0, 380.0),
+               expected=Expected("slow", "reward", "reward", "all 4 reward workers work on their last claim since")),
+        *(
+            _named(dataclasses.replace(each, stages=long_steps(each.expected.stage, times)),
+                   f"with long steps, {each.expected.stage} takes {times} times as long",
+                   between=(450.0, 900.0), step=256)
+            for each in made[:4] for times in (1.5, 3.0)
+        ),
+        Scenario("with long steps, no stage is slow", long_steps("", 1.0), Expected("flowing"), (200.0, 900.0)),
+        *(
+            _named(each, each.name + ", and rollout claims prompts", stages=(PROMPTS, *_with_prompts(each.stages)))
+            for each in made[:8]
+        ),
         _named(_slow("reward", 0.1), "reward is faster than needed", expected=Expected("flowing")),
         _named(_slow("reference", 0.3), "reference is faster than needed", expected=Expected("flowing")),
         _named(_slow("rollout", 0.96), "rollout is held a little", expected=Expected("flowing"), staleness=4),
@@ -138,7 +174,7 @@ def scenarios() -> list[Scenario]:
         Scenario("train dies", _slow("train", 1.0, gone={0: 100.0, 1: 100.0}).stages,
                  Expected("slow", "train", None, "2 of 2 train workers are gone since"), between=(165.0, 380.0)),
         _named(_slow("rollout", 30.0), "the first rollouts take long", between=(5.0, 55.0),
-               expected=Expected("slow", None, "response", "no task has put `response`")),
+               expected=Expected("flowing", None, "response")),
         _named(_slow("rollout", 30.0), "the first rollouts take very long", between=(61.0, 100.0),
                expected=Expected("stopped", None, "response", "no task has put `response`")),
         _named(_slow("rollout", 1.0, pause=(100.0, 150.0)), "rollout pauses", between=(135.0, 150.0),

@@ -95,6 +95,8 @@ class Pipeline:
 
     def duration(self, worker: Worker) -> float:
         stage = worker.stage
+        if self.now >= stage.hangs:
+            return 1e9
         jitter = 1 + stage.spread * (2 * self.random.random() - 1)
         return stage.seconds * jitter * stage.slow.get(worker.rank, 1.0)
 
@@ -194,9 +196,7 @@ class Pipeline:
             stage = next(each for each in self.scenario.stages if each.name == name)
             takes = list(stage.takes)
             open_ += [OpenWait(w.lane, BOOTED + since, PARTITION, takes, stage.batch) for w, since in waiting]
-        open_ += [
-            OpenWait(w.lane, BOOTED + since, PARTITION, [], w.stage.batch, holds=True) for w, since in self.held
-        ]
+        open_ += [OpenWait(w.lane, BOOTED + since, PARTITION, [], w.stage.batch, holds=True) for w, since in self.held]
         caught_up = end == len(self.events)
         return TimelineReply(
             "boot", BOOTED + self.now, WALL, end, len(self.events), 0, np.array(chosen, EVENT).tobytes(),

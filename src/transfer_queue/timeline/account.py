@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -226,7 +226,8 @@ class _Tables:
         wanted = self.events["fields"][waits].astype(np.int64)
         given = np.where(ending >= 0, self.events["fields"][ending], 0).astype(np.int64)
         pairs, pair = np.unique(wanted << 32 | given, return_inverse=True)
-        names = [self._common_field(cell >> 32, cell & 0xFFFFFFFF) for cell in pairs.tolist()]
+        demand = Counter(name for fields in self.takes().values() for name in fields)
+        names = [self._common_field(cell >> 32, cell & 0xFFFFFFFF, demand) for cell in pairs.tolist()]
         missing: dict[str, dict[tuple[str, str | None], float]] = defaultdict(lambda: defaultdict(float))
         ended_by: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         producers = np.append(self.workers.task, -1)[by]
@@ -253,9 +254,11 @@ class _Tables:
         same &= self.events["time"][at] - self.events["time"][found] <= SAME_TIME
         return np.where((found >= 0) & same, found, -1)
 
-    def _common_field(self, wanted: int, given: int) -> str:
+    def _common_field(self, wanted: int, given: int, demand: Counter[str]) -> str:
+        """Return the field of a put that a claim waited for; of several, the one that most tasks take."""
         fields = self.recording.fields[given]
-        return next((name for name in self.recording.fields[wanted] if name in fields), "")
+        common = [name for name in self.recording.fields[wanted] if name in fields]
+        return max(common, key=lambda name: demand[name], default="")
 
     def add_open_waits(
         self,

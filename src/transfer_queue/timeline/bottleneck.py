@@ -13,6 +13,7 @@ from transfer_queue.timeline.spans import SpanState
 
 NOTICED = 0.15  # a last task that waits less is not slowed down
 WAITS_AS_WELL = 0.1  # a task that waits or is held for less counts as one that works
+WAITS_LESS = 0.25  # so does one that waits for less than this part of what the task that waits for it does
 BUSY = 0.9  # a task with a growing queue is the slowest if it works for more
 SINGLE = 0.6  # one task is the slowest if so much of the waiting leads to it
 LEADS = 0.15  # in a circle of tasks, the slowest works for so much more than the next one
@@ -34,8 +35,8 @@ class Hop:
     """The field that it waits for; "" if it is not known, or if the task is held."""
     producer: str | None
     """The task that puts the field; None if nobody puts it."""
-    held: bool = False
-    """True if the task is held."""
+    held: str = ""
+    """What holds the task: "policy" or "capacity"; "" if it waits for a field."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ def find_slow_rank(account: Account, task: str) -> SlowRank | None:
         return None
     mine, rows, seconds = mine[there], rows[there], seconds[there]
     claim = _rows_of_a_claim(account, task)
-    cost = seconds / np.maximum(rows, claim)
+    # A count of whole claims is on average half a claim too small for the seconds.
+    cost = seconds / np.maximum(rows + claim / 2, claim)
     worst = int(np.argmax(cost))
     others = float(np.median(np.delete(cost, worst)))
-    # It has another claim in hand, whose rows do not count yet for it, but may do so for the others.
     certain = seconds[worst] / (rows[worst] + claim)
     long = seconds[worst] > 0.5 * seconds.max()
     if others > 0 and cost[worst] >= SLOW_RANK * others and certain >= 0.75 * SLOW_RANK * others and long:
@@ -153,19 +154,34 @@ def rows_and_seconds(account: Account, task: str) -> tuple[np.ndarray, np.ndarra
 
 def _rows_of_a_claim(account: Account, task: str) -> float:
     kind = EventKind.CLAIM if account.tasks[task].takes else EventKind.PUT
-    events, workers = account.recording.events, account.spans.workers
+    return _rows_of(account, account.tasks[task].workers, kind)
+
+
+def _rows_of(account: Account, workers: np.ndarray, kind: EventKind) -> float:
+    events = account.recording.events
     chosen = events[events["kind"] == kind]
-    chosen = chosen[np.isin(workers.of_lane[chosen["lane"]], account.tasks[task].workers)]
+    chosen = chosen[np.isin(account.spans.workers.of_lane[chosen["lane"]], workers)]
     return max(float(np.median(chosen["rows"])), 1.0) if len(chosen) else 1.0
 
 
 def _falls_behind(account: Account, task: TaskAccount) -> bool:
-    """Return whether a task works all the time and its queue grows by more than the rows of its claims in hand."""
+    """Return whether a task works all the time and its queue grows by more than what one round moves."""
     if not task.alive or not task.takes or task.works < BUSY:
         return False
     grown = task.queue_growth * account.spans.line.length
-    in_hand = 2 * task.alive * _rows_of_a_claim(account, task.name)
+    in_hand = max(task.alive * _rows_of_a_claim(account, task.name), _rows_of_a_burst(account, task))
     return task.queue_growth > GROWS * task.arrival_rate and grown > in_hand
+
+
+def _rows_of_a_burst(account: Account, task: TaskAccount) -> float:
+    """Return how many rows come at once if all ranks of a producer put at the same time."""
+    names = {name for each in task.takes for name in account.producers_of(each) if name in account.tasks}
+    makers = [account.tasks[name] for name in names]
+    return max((each.alive * _rows_of(account, each.workers, EventKind.PUT) for each in makers), default=0.0)
+
+
+def _last_share(hops: tuple[Hop, ...]) -> float:
+    return hops[-1].share if hops and not hops[-1].held else 0.0
 
 
 def _conclude(account: Account, walks: list[Walk]) -> Bottleneck:
@@ -197,7 +213,7 @@ class _Walker:
             self._end(weight, hops, self._leader(hops[[hop.task for hop in hops].index(name) :]))
         elif task is None or self._ends_here(task, hops):
             self._end(weight, hops, name)
-        elif task.waits >= WAITS_AS_WELL and task.waits >= task.held:
+        elif task.waits >= max(WAITS_AS_WELL, _last_share(hops) * WAITS_LESS) and task.waits >= task.held:
             self._to_producers(task, weight, hops)
         elif task.held >= WAITS_AS_WELL:
             self._downstream(task, weight, hops)
@@ -229,10 +245,11 @@ class _Walker:
 
     def _downstream(self, task: TaskAccount, weight: float, hops: tuple[Hop, ...]) -> None:
         """Go from a task that is held to the one that has to free space, or to set the policy version."""
-        hop = Hop(task.name, task.held, "", None, held=True)
+        why = self.account.hold_causes.get(task.name, "capacity")
+        hop = Hop(task.name, task.held, "", None, held=why)
         tasks = self.account.tasks
         after = self._after(task.name)
-        if self.account.hold_causes.get(task.name) == "policy":
+        if why == "policy":
             after = [name for name in self.account.policy_tasks if name in tasks] or after
         if not after:
             self._end(weight, (*hops, hop), None)

@@ -13,6 +13,7 @@ from transfer_queue.timeline.account import Account, TaskAccount, claim_steps, m
 from transfer_queue.timeline.bottleneck import (
     NOTICED,
     Bottleneck,
+    Hop,
     find_bottleneck,
     find_last_tasks,
     rows_and_seconds,
@@ -26,6 +27,8 @@ WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recordin
 STEPS = 4  # the window has so many steps of the task with the longest steps
 STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system counts as stopped
 STOPPED_STEPS = 3  # the same in steps of the slowest task
+MOST_HOPS = 4  # that a text describes
+HOLDS = {"policy": "policy version", "capacity": "capacity"}
 FLOWING, SLOW, STOPPED, IDLE = "flowing", "slow", "stopped", "idle"
 
 
@@ -88,6 +91,12 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
         seconds = max(WINDOW, STEPS * longest)
     start = max(recording.now - seconds, recording.start)
     account = make_account(recording, status, start, recording.now)
+    if recording.start > recording.now - recording.seconds + 1.0:
+        begun = _first_dealt(account)
+        if begun is None and recording.now - recording.start < STOPPED_AFTER:
+            return _starting(account)
+        if begun is not None and begun > start:
+            account = make_account(recording, status, begun, recording.now)
     found = find_bottleneck(account)
     return _flowing(account) if found is None else _describe(account, found, SLOW)
 
@@ -98,6 +107,16 @@ def _last_times(recording: Recording) -> tuple[float | None, float | None]:
     dealt = np.flatnonzero((events["kind"] == EventKind.CLAIM) & (events["rows"] > 0))
     times = events["time"]
     return (float(times[dealt[-1]]) if len(dealt) else None), (float(times[-1]) if len(times) else None)
+
+
+def _first_dealt(account: Account) -> float | None:
+    """Return when each of the last tasks has had its first rows; None if none of them has."""
+    recording, workers = account.recording, account.spans.workers
+    claims = recording.events[recording.events["kind"] == EventKind.CLAIM]
+    last = [workers.tasks.index(name) for name in find_last_tasks(account)]
+    task = np.append(workers.task, -1)[workers.of_lane[claims["lane"]]]
+    firsts = [np.flatnonzero(task == number)[:1] for number in last]
+    return max((float(claims["time"][at[0]]) for at in firsts if len(at)), default=None)
 
 
 def _all_ended(recording: Recording) -> bool:
@@ -115,6 +134,17 @@ def _idle(recording: Recording, happened: float | None) -> Verdict:
         return Verdict("Idle: no claim is open, and nothing was recorded.", IDLE)
     ago = _duration(recording.now - happened)
     return Verdict(f"Idle: no claim is open, and the last event was {ago} ago.", IDLE, since=happened)
+
+
+def _starting(account: Account) -> Verdict:
+    """Return the verdict about a system whose last tasks have had no rows yet."""
+    found = find_bottleneck(account)
+    hops = found.walks[0].hops if found is not None and found.walks else ()
+    if not hops or not hops[-1].field:
+        return _flowing(account)
+    hop = hops[-1]
+    text = f"Starting: {_task(hop.task)} waits for `{hop.field}`, of which no task has put enough yet."
+    return Verdict(text, FLOWING, field=hop.field, wait_share=hops[0].share)
 
 
 def _flowing(account: Account) -> Verdict:
@@ -149,80 +179,51 @@ def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
     """Return the verdict about a bottleneck."""
     stage = account.tasks.get(found.stage) if found.stage is not None else None
     hops = found.walks[0].hops if found.walks else ()
-    waits = next((hop.field for hop in reversed(hops) if not hop.held and hop.field), None)
-    field = hops[-1].field or None if hops and (stage is None or hops[-1].producer == stage.name) else None
-    cause = _cause(account, found, stage)
-    ways = _ways(found)
-    if stage is None:
-        share = hops[0].share if hops else 0.0
-        text = _sentence(["no single task is the slowest"] if state == SLOW and hops else [], [*ways, cause], state)
-        return Verdict(text, state, found.stage, field or waits, share, cause=cause)
-    words = [f"{_task(stage.name)} is the slowest stage"]
-    queue = _queue_words(stage)
     share = hops[0].share if hops else 0.0
-    advice = _advice(account, found, stage)
-    text = _sentence(words, [*ways, queue, cause], state)
+    cause = _cause(account, found, stage)
+    # What holds a task is a part of its clause already.
+    clauses = [*_ways(found), "" if stage is None else _queue_words(stage), "" if _is_held(found, stage) else cause]
+    if stage is None:
+        field = next((hop.field for hop in reversed(hops) if hop.field), None)
+        nobody = bool(hops) and hops[-1].producer is None and not hops[-1].held
+        subject = "" if state == STOPPED or nobody or not hops else "no single task is the slowest"
+        return Verdict(_sentence(subject, clauses), state, found.stage, field, share, cause=cause)
+    subject = "" if state == STOPPED else f"{_task(stage.name)} is the slowest stage"
+    field = hops[-1].field if hops and hops[-1].producer == stage.name else None
     return Verdict(
-        text,
-        state,
-        stage.name,
-        field,
-        share,
-        stage.queue_rows,
-        stage.queue_growth,
-        _since(account, stage),
-        cause,
-        advice,
-    )
+        _sentence(subject, clauses), state, stage.name, field, share, stage.queue_rows, stage.queue_growth,
+        _since(account, stage), cause, _advice(account, found, stage),
+    )  # fmt: skip
 
 
-def _sentence(subject: list[str], clauses: list[str], state: str) -> str:
-    clauses = [clause for clause in clauses if clause]
-    if subject and clauses:
-        text = f"{subject[0]}: {'; '.join(clauses)}"
-    else:
-        text = "; ".join(subject + clauses)
-    if not text:
-        return ""
-    if state == SLOW and not subject:
-        text = text[0].upper() + text[1:]
-    elif text.startswith("no single"):
-        text = "N" + text[1:]
-    return text + "."
+def _sentence(subject: str, clauses: list[str]) -> str:
+    words = "; ".join(clause for clause in clauses if clause)
+    text = f"{subject}: {words}" if subject and words else subject or words
+    # The names of tasks keep their case.
+    return text.replace("no single", "No single", 1) + "." if text else ""
 
 
 def _ways(found: Bottleneck) -> list[str]:
-    """Return a clause for each step of the heaviest walk, or for the last steps of several walks."""
-    if not found.walks:
-        return []
-    if found.stage is not None or len(found.walks) == 1:
-        return _hop_clauses(found)
+    """Return a clause for each step of the heaviest walk, and of the next one if it ends at another task."""
     clauses: dict[str, None] = {}
-    for walk in found.walks[:2]:
-        hop = walk.hops[-1]
-        first = walk.hops[0]
-        if len(walk.hops) == 1 and hop.producer is not None:
-            share = f"{_percent(first.share * walk.weight)} of the time"
-            clauses[f"{_task(hop.task)} waits {share} for `{hop.field}`, which {_task(hop.producer)} puts"] = None
-        else:
-            for each in _hop_clauses(Bottleneck(None, (walk,))):
-                clauses[each] = None
+    walks = found.walks[:1]
+    if found.stage is None:
+        walks += tuple(walk for walk in found.walks[1:] if walk.stage != found.walks[0].stage)[:1]
+    for walk in walks:
+        part = walk.weight if len(walks) > 1 and len(walk.hops) == 1 else 1.0
+        for hop in walk.hops[:MOST_HOPS]:
+            clauses[_hop_words(hop, part)] = None
     return list(clauses)
 
 
-def _hop_clauses(found: Bottleneck) -> list[str]:
-    clauses = []
-    for hop in found.walks[0].hops[:4]:
-        share = f"{_percent(hop.share)} of the time"
-        if hop.held:
-            clauses.append(f"{_task(hop.task)} is held {share}")
-        elif not hop.field:
-            clauses.append(f"{_task(hop.task)} waits {share}")
-        elif hop.producer is None:
-            clauses.append(f"{_task(hop.task)} waits {share} for `{hop.field}`, which no task puts")
-        else:
-            clauses.append(f"{_task(hop.task)} waits {share} for `{hop.field}`, which {_task(hop.producer)} puts")
-    return clauses
+def _hop_words(hop: Hop, part: float) -> str:
+    share = f"{100 * hop.share * part:.0f} % of the time"
+    if hop.held:
+        return f"{_task(hop.task)} is held {share} by the {HOLDS[hop.held]}"
+    if not hop.field:
+        return f"{_task(hop.task)} waits {share}"
+    puts = "" if hop.producer is None else f", which {_task(hop.producer)} puts"
+    return f"{_task(hop.task)} waits {share} for `{hop.field}`{puts}"
 
 
 def _queue_words(stage: TaskAccount) -> str:
@@ -230,7 +231,7 @@ def _queue_words(stage: TaskAccount) -> str:
         return ""
     words = f"{_count(stage.queue_rows, 'sample queues', 'samples queue')} before it"
     growth = stage.queue_growth
-    if abs(growth) > max(0.05 * stage.arrival_rate, 0.05):
+    if abs(growth) > max(0.05 * max(stage.arrival_rate, stage.claim_rate), 0.1):
         words += f", {_rate(abs(growth))} {'more' if growth > 0 else 'fewer'} each second"
     return words
 
@@ -238,32 +239,40 @@ def _queue_words(stage: TaskAccount) -> str:
 def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> str:
     """Return why the stage is slow, or why there is no single one; "" if the timeline does not show it."""
     if stage is not None and stage.gone:
-        return _gone_words(account, stage)
+        return _gone_words(stage)
     if stage is not None and found.slow_rank is not None:
         name = account.spans.workers.name(found.slow_rank.worker)
         return f"{name} of {_task(stage.name)} takes {found.slow_rank.factor:.1f} times as long as its other ranks"
-    held = next((hop.task for walk in found.walks for hop in walk.hops if hop.held), None)
-    if held is not None:
-        why = account.hold_causes.get(held, "capacity")
-        reason = "the policy version has to advance" if why == "policy" else "the capacity is used up"
-        return f"{_task(held)} is held because {reason}"
+    hop = _held_hop(found)
+    if hop is not None:
+        reason = "the policy version has to advance" if hop.held == "policy" else "the capacity is used up"
+        return f"{_task(hop.task)} is held because {reason}"
     if stage is None and found.walks and found.walks[0].hops:
         hop = found.walks[0].hops[-1]
         if hop.producer is None and hop.field:
-            return f"no task has put `{hop.field}` while the timeline was recorded"
-    return _long_work_words(account, stage)
+            return f"no task has put `{hop.field}` since the timeline begins"
+    return "" if stage is None else _long_work_words(account, stage)
 
 
-def _gone_words(account: Account, stage: TaskAccount) -> str:
+def _held_hop(found: Bottleneck) -> Hop | None:
+    return next((hop for walk in found.walks for hop in walk.hops if hop.held), None)
+
+
+def _is_held(found: Bottleneck, stage: TaskAccount | None) -> bool:
+    """Return whether the cause is that a task is held."""
+    return not (stage is not None and (stage.gone or found.slow_rank)) and _held_hop(found) is not None
+
+
+def _gone_words(stage: TaskAccount) -> str:
     total = stage.alive + stage.gone
     words = f"{stage.gone:,} of {_count(total, f'{_task(stage.name)} worker', f'{_task(stage.name)} workers')}"
     words += " is gone" if stage.gone == 1 else " are gone"
     return words + (f" since {_clock(stage.gone_since)}" if stage.gone_since is not None else "")
 
 
-def _long_work_words(account: Account, stage: TaskAccount | None) -> str:
+def _long_work_words(account: Account, stage: TaskAccount) -> str:
     """Say that all ranks of a stage have worked on their last claim for the whole window."""
-    if stage is None or not stage.takes or not stage.alive or stage.claim_rate > 0 or stage.works < 0.999:
+    if not stage.takes or not stage.alive or stage.claim_rate > 0 or stage.works < 0.999:
         return ""
     events, workers = account.recording.events, account.spans.workers
     claims = events[events["kind"] == EventKind.CLAIM]
@@ -290,29 +299,25 @@ def _advice(account: Account, found: Bottleneck, stage: TaskAccount) -> str:
         return ""
     each = float(rows.sum() / seconds.sum())
     hop = found.walks[0].hops[0] if found.walks and found.walks[0].hops else None
-    wanted, words = stage.arrival_rate, "come each second"
+    wanted, words = stage.arrival_rate, "samples come each second"
     if hop is not None and hop.share < 0.95:
         task = account.tasks[hop.task]
         could = (task.put_rate if hop.held else task.claim_rate) / (1 - hop.share)
         if could > wanted:
-            verb = "could put" if hop.held else "could take"
-            wanted, words = could, f"is what {_task(hop.task)} {verb} each second"
+            verb = "put" if hop.held else "take"
+            wanted, words = could, f"samples are what {_task(hop.task)} could {verb} each second"
     needed = math.ceil(wanted / each - 1e-3)
     if needed <= stage.alive:
         return ""
     ranks = _count(needed, "rank", "ranks")
     return (
         f"{_task(stage.name)} needs {ranks} and has {stage.alive:,}: "
-        f"{_rate(wanted)} samples {words}, and one rank does {_rate(each)}."
+        f"{_rate(wanted)} {words}, and one rank does {_rate(each)}."
     )
 
 
 def _task(name: str) -> str:
     return name or "a client without a task"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _rate(rows: float) -> str:
