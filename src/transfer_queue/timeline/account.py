@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.timeline.event_table import EventTable, KindColumns, quantile, sum_by
 from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
-from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.spans import Spans, SpanState, Workers, find_workers, measure_spans
+from transfer_queue.timeline.spans import Spans, SpanState, measure_spans
 
 SAME_TIME = 1e-6  # two events of one moment of the controller's loop differ by less, in seconds
+MOST_CAUSES = 16
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,6 @@ class TaskAccount:
     """The rows that are ready for it and not claimed."""
     step: float
     """The median time between two claims of a worker, in seconds; 0 if it is not known."""
-    ages: tuple[float, float]
-    """The median and the longest time for which claimed rows were ready before, in seconds; -1 if not known."""
-    staleness: tuple[float, int]
-    """The mean and the largest staleness of claimed rows in policy versions; -1 if not known."""
 
     @property
     def busy(self) -> float:
@@ -83,11 +80,23 @@ class FieldFlow:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Values of many claims."""
+
+    median: float
+    """The median."""
+    mean: float
+    """The mean."""
+    largest: float
+    """The largest value."""
+
+
+@dataclass(frozen=True)
 class Account:
     """The account of time of all tasks in a window."""
 
-    recording: Recording
-    """What it is made of."""
+    table: EventTable
+    """The events that it is made of."""
     spans: Spans
     """What each worker did."""
     tasks: dict[str, TaskAccount]
@@ -104,10 +113,45 @@ class Account:
     hold_causes: dict[str, str] = field(default_factory=dict)
     """Task that is held -> "policy" or "capacity"."""
 
+    @cached_property
+    def ages(self) -> dict[str, Spread]:
+        """For how many seconds claimed rows were ready before, by task, where this is known."""
+        return self._spreads("age")
+
+    @cached_property
+    def staleness(self) -> dict[str, Spread]:
+        """By how many policy versions claimed rows were old, by task, where this is known."""
+        return self._spreads("staleness")
+
+    def _spreads(self, column: str) -> dict[str, Spread]:
+        claims = self.table.of(EventKind.CLAIM)
+        first = claims.first_after(self.spans.line.start)
+        values, task = claims.column(column)[first:], claims.task[first:]
+        known = (values >= 0) & (task >= 0)
+        values, task = values[known], task[known]
+        found = {}
+        for number in np.flatnonzero(np.bincount(task)).tolist():
+            mine = values[task == number]
+            found[self.table.task_name(number)] = Spread(quantile(mine, 0.5), float(mine.mean()), float(mine.max()))
+        return found
+
+    def rows_of(self, kind: EventKind) -> np.ndarray:
+        """Return the rows of the events of one kind in the window, for each worker."""
+        events = self.table.of(kind)
+        first = events.first_after(self.spans.line.start)
+        worker = events.worker[first:] + 1
+        return np.bincount(worker, events.rows[first:], minlength=len(self.table.workers) + 1)[1:]
+
+    def usual_rows(self, kind: EventKind, task: str) -> float:
+        """Return the median of the rows of the events of one kind of a task; 1 if there are none."""
+        events = self.table.of(kind)
+        rows = events.rows[events.task == self.table.workers.tasks.index(task)]
+        return max(quantile(rows, 0.5), 1.0) if len(rows) else 1.0
+
     def producers_of(self, name: str) -> dict[str, float]:
         """Return the tasks that put a field, each with rows per second; 0 for one that puts it no longer."""
         found = {flow.task: flow.rows for flow in self.flows if flow.field == name}
-        for task in self.recording.producers.get(name, {}):
+        for task in self.table.recording.producers.get(name, {}):
             found.setdefault(task, 0.0)
         for account in self.tasks.values():
             if name in account.puts:
@@ -115,144 +159,98 @@ class Account:
         return found
 
 
-def make_account(recording: Recording, status: SystemStatus | None, start: float, end: float) -> Account:
+def make_account(table: EventTable, status: SystemStatus | None, start: float, end: float) -> Account:
     """Return the account of time between two moments in Unix seconds.
 
     Args:
-        recording: The events.
+        table: The events.
         status: The progress of the partitions, of which the queues and missing fields are taken; None if not known.
         start: When the window begins.
         end: When the window ends.
     """
-    workers = find_workers(recording)
-    spans = measure_spans(recording, start, end, workers)
-    tables = _Tables(recording, workers, start, max(end - start, 1e-9))
-    missing, ended_by = tables.ended_waits()
-    tables.add_open_waits(missing, status, start)
-    accounts = _task_accounts(tables, spans, status)
-    policy = {tables.task_name(number) for number in np.unique(tables.task[tables.of_kind(EventKind.POLICY)]).tolist()}
+    spans = measure_spans(table, start, end)
+    window = _Window(table, start, max(end - start, 1e-9))
+    missing, ended_by = window.ended_waits()
+    window.add_open_waits(missing, status)
+    accounts = _task_accounts(window, spans, status)
+    setters = table.of(EventKind.POLICY)
+    policy = {table.task_name(number) for number in np.unique(setters.task[setters.first_after(start) :]).tolist()}
     return Account(
-        recording, spans, accounts, missing, ended_by, tables.flows(), frozenset(policy), tables.hold_causes(status)
+        table, spans, accounts, missing, ended_by, window.flows, frozenset(policy), window.hold_causes(status)
     )
 
 
-def claim_steps(recording: Recording, workers: Workers, share: float = 0.5) -> dict[str, float]:
-    """Return a quantile of the times between two claims of a worker, for each task, in seconds."""
-    events = recording.events
-    claims = events[events["kind"] == EventKind.CLAIM][-(1 << 16) :]
-    worker = workers.of_lane[claims["lane"]]
-    order = np.argsort(worker, kind="stable")
-    worker, time = worker[order], claims["time"][order]
-    follows = (worker[1:] == worker[:-1]) & (worker[1:] >= 0) & (time[1:] > time[:-1])
-    steps, task = (time[1:] - time[:-1])[follows], workers.task[worker[1:][follows]]
-    return {workers.tasks[n]: float(np.quantile(steps[task == n], share)) for n in np.unique(task).tolist()}
+Missing = dict[str, dict[tuple[str, str | None], float]]
 
 
-class _Tables:
-    """The events of a window, with the task and worker of each."""
+class _Window:
+    """Sums over the events of a window."""
 
-    def __init__(self, recording: Recording, workers: Workers, start: float, seconds: float) -> None:
-        self.recording = recording
-        self.workers = workers
+    def __init__(self, table: EventTable, start: float, seconds: float) -> None:
+        self.table = table
+        self.recording = table.recording
         self.start = start
         self.seconds = seconds
-        first = int(np.searchsorted(recording.events["time"], start))
-        self.events = recording.events[first:]
-        self.worker = workers.of_lane[self.events["lane"]]
-        task_of = np.append(workers.task, -1)  # the worker -1 has no task
-        self.task = task_of[self.worker]
 
-    def task_name(self, number: int) -> str:
-        return self.workers.tasks[number] if number >= 0 else ""
-
-    def of_kind(self, kind: EventKind) -> np.ndarray:
-        return self.events["kind"] == kind
-
-    def sums(self, kind: EventKind, column: np.ndarray, weights: np.ndarray) -> list[tuple[str, int, float, int]]:
-        """Return the sum of the weights for each task and value of the column, as (task, value, sum, count)."""
-        chosen = self.of_kind(kind)
-        cells = (self.task[chosen] + 1) << 32 | column[chosen].astype(np.int64)
-        found, which, count = np.unique(cells, return_inverse=True, return_counts=True)
-        total = np.bincount(which, weights[chosen].astype(np.float64), minlength=len(found))
-        rows = zip(found.tolist(), total.tolist(), count.tolist())
-        return [(self.task_name((cell >> 32) - 1), cell & 0xFFFFFFFF, value, many) for cell, value, many in rows]
-
+    @cached_property
     def flows(self) -> list[FieldFlow]:
-        """Return who puts which field at what rate."""
+        """Who puts which field at what rate."""
+        puts = self.table.of(EventKind.PUT)
+        first = puts.first_after(self.start)
         rows: dict[tuple[str, str], float] = defaultdict(float)
         nbytes: dict[tuple[str, str], float] = defaultdict(float)
-        for into, name in ((rows, "rows"), (nbytes, "bytes")):
-            for task, at, value, _ in self.sums(EventKind.PUT, self.events["fields"], self.events[name]):
+        for into, weights in ((rows, puts.rows), (nbytes, puts.column("bytes").astype(np.float64))):
+            for (number, at), total in sum_by(weights[first:], puts.task[first:], puts.fields[first:]):
                 for each in self.recording.fields[at]:
-                    into[each, task] += value / self.seconds
+                    into[each, self.table.task_name(number)] += total / self.seconds
         return [FieldFlow(each, task, rate, nbytes[each, task]) for (each, task), rate in sorted(rows.items())]
 
-    def takes(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields that the claims of each task name, from the whole recording."""
-        events, lanes = self.recording.events, self.recording.lanes
-        kinds = np.isin(events["kind"], (EventKind.CLAIM, EventKind.WAIT, EventKind.END))
-        pairs = _unique_pairs(self._task_of(events[kinds]), events["fields"][kinds])
-        found: dict[str, dict[str, None]] = defaultdict(dict)
-        for number, at in pairs:
-            found[self.task_name(number)].update(dict.fromkeys(self.recording.fields[at]))
-        for wait in self.recording.open:
-            if not wait.holds:
-                found[lanes[wait.lane].task].update(dict.fromkeys(wait.fields))
-        return {task: tuple(fields) for task, fields in found.items()}
+    def claimed(self) -> dict[str, float]:
+        """Return the rows per second that each task claims."""
+        claims = self.table.of(EventKind.CLAIM)
+        first = claims.first_after(self.start)
+        sums = sum_by(claims.rows[first:], claims.task[first:])
+        return {self.table.task_name(number): total / self.seconds for (number,), total in sums}
 
-    def puts(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields that each task has put, from the whole recording and before."""
-        events = self.recording.events
-        put = events["kind"] == EventKind.PUT
-        found: dict[str, dict[str, None]] = defaultdict(dict)
-        for number, at in _unique_pairs(self._task_of(events[put]), events["fields"][put]):
-            found[self.task_name(number)].update(dict.fromkeys(self.recording.fields[at]))
-        for name, tasks in self.recording.producers.items():
-            for task in tasks:
-                found[task][name] = None
-        return {task: tuple(fields) for task, fields in found.items()}
-
-    def _task_of(self, events: np.ndarray) -> np.ndarray:
-        task_of = np.append(self.workers.task, -1)
-        of_events: np.ndarray = task_of[self.workers.of_lane[events["lane"]]]
-        return of_events
-
-    def ended_waits(self) -> tuple[dict[str, dict[tuple[str, str | None], float]], dict[str, dict[int, float]]]:
+    def ended_waits(self) -> tuple[Missing, dict[str, dict[int, float]]]:
         """Return for what each task waited, and whose puts ended it (`Account.missing`, `Account.ended_by`)."""
-        waits = np.flatnonzero(self.of_kind(EventKind.WAIT) & (self.events["flags"] & (AHEAD | TIMED_OUT) == 0))
-        ending = self._before(waits, EventKind.PUT)
-        seconds = self.events["time"][waits] - np.maximum(self.events["since"][waits], self.start)
-        by = np.where(ending >= 0, self.worker[ending], -1)
-        wanted = self.events["fields"][waits].astype(np.int64)
-        given = np.where(ending >= 0, self.events["fields"][ending], 0).astype(np.int64)
-        pairs, pair = np.unique(wanted << 32 | given, return_inverse=True)
-        demand = Counter(name for fields in self.takes().values() for name in fields)
-        names = [self._common_field(cell >> 32, cell & 0xFFFFFFFF, demand) for cell in pairs.tolist()]
-        missing: dict[str, dict[tuple[str, str | None], float]] = defaultdict(lambda: defaultdict(float))
-        ended_by: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        producers = np.append(self.workers.task, -1)[by]
-        for (task, at, producer), total in _totals(seconds, self.task[waits], pair, producers):
-            name = names[at]
-            missing[self.task_name(task)][name, self.task_name(producer) if name else None] += total
-        for (task, worker), total in _totals(seconds, self.task[waits], by):
-            ended_by[self.task_name(task)][worker] += total
+        waits, puts, table = self.table.of(EventKind.WAIT), self.table.of(EventKind.PUT), self.table
+        chosen = np.flatnonzero(waits.flags & (AHEAD | TIMED_OUT) == 0)
+        chosen = chosen[np.searchsorted(chosen, waits.first_after(self.start)) :]
+        ending = self._before(waits, chosen, puts)
+        seconds = waits.time[chosen] - np.maximum(waits.since[chosen], self.start)
+        seconds = np.maximum(seconds, 0.0)
+        given, by, producer = (
+            _take(puts.fields, ending, 0),
+            _take(puts.worker, ending, -1),
+            _take(puts.task, ending, -1),
+        )
+        task = waits.task[chosen]
+        demand = Counter(name for fields in self.table.takes.values() for name in fields)
+        missing: Missing = defaultdict(lambda: defaultdict(float))
+        for (number, wanted, put, maker), total in sum_by(seconds, task, waits.fields[chosen], given, producer):
+            name = self._common_field(wanted, put, demand)
+            missing[table.task_name(number)][name, table.task_name(maker) if name else None] += total
+        ended_by: dict[str, dict[int, float]] = defaultdict(dict)
+        for (number, worker), total in sum_by(seconds, task, by):
+            ended_by[table.task_name(number)][worker] = total
         return missing, ended_by
 
-    def _before(self, at: np.ndarray, *kinds: EventKind) -> np.ndarray:
-        """Return the last event of these kinds before each event, of the same moment and partition; -1 if none."""
-        wanted = np.isin(self.events["kind"], kinds)
-        wanted[at] = True
-        among = np.flatnonzero(wanted)
-        among = among[np.argsort(self.events["partition"][among], kind="stable")]
-        is_cause = np.isin(self.events["kind"][among], kinds)
-        order = np.arange(len(among))
-        last = np.maximum.accumulate(np.where(is_cause, order, -1)) if len(among) else order
-        cause = np.full(len(self.events), -1, np.int64)
-        cause[among] = np.where(last >= 0, among[last], -1)
-        found = cause[at]
-        same = self.events["partition"][found] == self.events["partition"][at]
-        same &= self.events["time"][at] - self.events["time"][found] <= SAME_TIME
-        return np.where((found >= 0) & same, found, -1)
+    def _before(self, ended: KindColumns, chosen: np.ndarray, causes: KindColumns) -> np.ndarray:
+        """Return for each event its cause: the last one before it of the same moment and partition; -1 if none."""
+        last = np.searchsorted(causes.position, ended.position[chosen]) - 1
+        time, partition = ended.time[chosen], ended.partition[chosen]
+        found = np.full(len(chosen), -1, np.int64)
+        # Causes of other partitions may lie between, but they are few: most often there is one cause in a moment.
+        for _ in range(MOST_CAUSES):
+            among = last >= 0
+            among &= time - _take(causes.time, last, 0) <= SAME_TIME
+            same = among & (_take(causes.partition, last, 0) == partition)
+            found = np.where((found < 0) & same, last, found)
+            last = np.where(among & ~same & (found < 0), last - 1, -1)
+            if not (last >= 0).any():
+                break
+        return found
 
     def _common_field(self, wanted: int, given: int, demand: Counter[str]) -> str:
         """Return the field of a put that a claim waited for; of several, the one that most tasks take."""
@@ -260,12 +258,7 @@ class _Tables:
         common = [name for name in self.recording.fields[wanted] if name in fields]
         return max(common, key=lambda name: demand[name], default="")
 
-    def add_open_waits(
-        self,
-        missing: dict[str, dict[tuple[str, str | None], float]],
-        status: SystemStatus | None,
-        start: float,
-    ) -> None:
+    def add_open_waits(self, missing: Missing, status: SystemStatus | None) -> None:
         """Add the waits that have not ended. What they wait for is the field with the fewest rows."""
         open_ = [each for each in self.recording.open if not each.holds and not each.ahead and each.lane > 0]
         produced = _produced(status)
@@ -273,35 +266,29 @@ class _Tables:
         seconds: dict[tuple[str, str, tuple[str, ...]], float] = defaultdict(float)
         for wait in open_:
             task = self.recording.lanes[wait.lane].task
-            seconds[task, wait.partition, tuple(wait.fields)] += max(self.recording.now - max(wait.since, start), 0.0)
+            seconds[task, wait.partition, tuple(wait.fields)] += max(
+                self.recording.now - max(wait.since, self.start), 0.0
+            )
             for name in wait.fields:
                 wanted_by[name].add(task)
-        puts = self.puts()
-        latest = self._latest_producers()
+        rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
             rows = produced.get(partition, {})
             # Where several fields have equally many rows, the one that most tasks wait for is made first.
             name = min(fields, key=lambda each: (rows.get(each, 0), -len(wanted_by[each])), default="")
-            makers = [each for each in puts if name in puts[each] and each != task]
-            producer = max(makers, key=lambda each: latest.get((each, name), 0.0), default=None)
+            makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]
+            producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
-
-    def _latest_producers(self) -> dict[tuple[str, str], float]:
-        """Return the rows that each task put of each field in the window."""
-        found: dict[tuple[str, str], float] = defaultdict(float)
-        for task, at, value, _ in self.sums(EventKind.PUT, self.events["fields"], self.events["rows"]):
-            for name in self.recording.fields[at]:
-                found[task, name] += value
-        return found
 
     def hold_causes(self, status: SystemStatus | None) -> dict[str, str]:
         """Return for each task that was held whether the policy version or the capacity held it for longer."""
-        holds = np.flatnonzero(self.of_kind(EventKind.HOLD))
-        ending = self._before(holds, EventKind.POLICY)
-        seconds = self.events["time"][holds] - self.events["since"][holds]
+        holds, table = self.table.of(EventKind.HOLD), self.table
+        chosen = np.arange(holds.first_after(self.start), len(holds))
+        policy_set = self._before(holds, chosen, table.of(EventKind.POLICY)) >= 0
+        seconds = np.maximum(holds.time[chosen] - holds.since[chosen], 0.0)
         total: dict[tuple[str, bool], float] = defaultdict(float)
-        for (task, policy), value in _totals(seconds, self.task[holds], (ending >= 0).astype(np.int64)):
-            total[self.task_name(task), bool(policy)] += value
+        for (number, policy), value in sum_by(seconds, holds.task[chosen], policy_set.astype(np.int64)):
+            total[table.task_name(number), bool(policy)] += value
         full = _partitions_at_limit(status)
         for wait in self.recording.open:
             if wait.holds and wait.lane > 0:
@@ -310,37 +297,10 @@ class _Tables:
         tasks = {task for task, _ in total}
         return {task: "policy" if total[task, True] > total[task, False] else "capacity" for task in tasks}
 
-    def medians(self, column: str) -> dict[str, tuple[float, float, float]]:
-        """Return the median, the mean and the largest value of a column of the claims, by task; -1 if not known."""
-        chosen = self.of_kind(EventKind.CLAIM) & (self.events[column] >= 0)
-        task, values = self.task[chosen], self.events[column][chosen]
-        found = {}
-        for number in np.unique(task).tolist():
-            mine = values[task == number]
-            found[self.task_name(number)] = float(np.median(mine)), float(mine.mean()), float(mine.max())
-        return found
 
-
-def _unique_pairs(task: np.ndarray, at: np.ndarray) -> list[tuple[int, int]]:
-    cells = np.unique((task.astype(np.int64) + 1) << 32 | at)
-    return [((cell >> 32) - 1, cell & 0xFFFFFFFF) for cell in cells.tolist()]
-
-
-def _totals(seconds: np.ndarray, *keys: np.ndarray) -> Iterable[tuple[tuple[int, ...], float]]:
-    """Return the sum of the seconds for each combination of keys, which are numbers from -1 on."""
-    if not len(seconds):
-        return []
-    cells, sizes = np.zeros(len(seconds), np.int64), []
-    for key in keys:
-        sizes.append(int(key.max()) + 2)
-        cells = cells * sizes[-1] + key + 1
-    found, which = np.unique(cells, return_inverse=True)
-    total = np.bincount(which, np.maximum(seconds, 0.0))
-    parts = []
-    for size in reversed(sizes):
-        parts.append((found % size - 1).tolist())
-        found = found // size
-    return list(zip(zip(*reversed(parts)), total.tolist()))
+def _take(column: np.ndarray, at: np.ndarray, unknown: int) -> np.ndarray:
+    """Return the elements of a column at some positions, and another value at the position -1."""
+    return np.where(at >= 0, column[at], unknown) if len(column) else np.full(len(at), unknown, column.dtype)
 
 
 def _produced(status: SystemStatus | None) -> dict[str, dict[str, int]]:
@@ -370,18 +330,14 @@ def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...]) 
     return total
 
 
-def _task_accounts(tables: _Tables, spans: Spans, status: SystemStatus | None) -> dict[str, TaskAccount]:
-    workers, seconds = tables.workers, spans.seconds()
-    takes, puts, flows = tables.takes(), tables.puts(), tables.flows()
-    steps = claim_steps(tables.recording, workers)
-    ages, staleness = tables.medians("age"), tables.medians("staleness")
-    claimed: dict[str, float] = defaultdict(float)
-    for task, _, value, _ in tables.sums(EventKind.CLAIM, tables.events["partition"], tables.events["rows"]):
-        claimed[task] += value / tables.seconds
+def _task_accounts(window: _Window, spans: Spans, status: SystemStatus | None) -> dict[str, TaskAccount]:
+    workers, seconds = window.table.workers, spans.seconds
+    takes, puts, steps = window.table.takes, window.table.puts, window.table.steps
+    flows, claimed = window.flows, window.claimed()
     rates: dict[str, dict[str, float]] = defaultdict(dict)
     for flow in flows:
         rates[flow.field][flow.task] = flow.rows
-    attendance = _Attendance(tables.recording, spans)
+    attendance = _Attendance(window.table, spans)
     found = {}
     for number, name in enumerate(workers.tasks):
         mine = np.flatnonzero(workers.task == number)
@@ -389,14 +345,12 @@ def _task_accounts(tables: _Tables, spans: Spans, status: SystemStatus | None) -
         alive = max(float(total[SpanState.IDLE : SpanState.GONE].sum()), 1e-300)
         share = {state: float(total[state]) / alive for state in SpanState}
         arrivals = [rate for each in takes.get(name, ()) if (rate := sum(rates[each].values())) > 0]
-        mid_age, stale = ages.get(name, (-1.0,) * 3), staleness.get(name, (-1.0,) * 3)
         found[name] = TaskAccount(
             name, mine, *attendance.of(mine),
             share[SpanState.WAITS], share[SpanState.HELD], share[SpanState.WORKS], share[SpanState.IDLE],
-            takes.get(name, ()), puts.get(name, ()), claimed[name],
+            takes.get(name, ()), puts.get(name, ()), claimed.get(name, 0.0),
             max((rates[each].get(name, 0.0) for each in puts.get(name, ())), default=0.0),
-            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ())), steps.get(name, 0.0),
-            (mid_age[0], mid_age[2]), (stale[1], int(stale[2])),
+            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ())), steps.get(name, (0.0, 0.0))[0],
         )  # fmt: skip
     return found
 
@@ -404,30 +358,19 @@ def _task_accounts(tables: _Tables, spans: Spans, status: SystemStatus | None) -
 class _Attendance:
     """Which workers are connected, and which are gone."""
 
-    def __init__(self, recording: Recording, spans: Spans) -> None:
-        workers, events = spans.workers, recording.events
+    def __init__(self, table: EventTable, spans: Spans) -> None:
+        known = bool(table.recording.connected)
         last = spans.end >= spans.line.end - SAME_TIME
-        self.gone = np.zeros(len(workers), bool)
+        there = np.zeros(len(table.workers), bool)
+        there[spans.worker[last]] = True
+        self.gone = np.zeros(len(table.workers), bool)
         """The workers whose connection has ended before the end of their partition."""
         self.gone[spans.worker[last & (spans.state == SpanState.GONE)]] = True
-        there = np.zeros(len(workers), bool)
-        there[spans.worker[last]] = True
-        self.ranks = workers.rank
-        self.alive = there & ~self.gone
+        self.alive = table.connected if known else there & ~self.gone
         """The workers that are connected."""
-        if recording.connected:
-            self.alive = np.zeros(len(workers), bool)
-            lanes = [lane.client in recording.connected for lane in recording.lanes]
-            self.alive[workers.of_lane[np.array(lanes, bool) & (workers.of_lane >= 0)]] = True
-        # A rank without an event that is kept, and without a connection, ended before the recording began.
-        self.lost = ~there & ~self.alive & bool(recording.connected)
-        self.left = np.full(len(workers), np.nan)
-        self.first = np.full(len(workers), np.inf)
-        worker = workers.of_lane[events["lane"]]
-        known = worker >= 0
-        np.minimum.at(self.first, worker[known], events["since"][known])
-        ends = known & (events["kind"] == EventKind.GONE)
-        self.left[worker[ends]] = events["time"][ends]
+        self.lost = ~there & ~self.alive & known
+        """The workers without an event that is kept, and without a connection."""
+        self.ranks, self.left, self.first = table.workers.rank, table.last_left, table.first_seen
 
     def of(self, mine: np.ndarray) -> tuple[int, int, float | None]:
         """Return how many workers are connected, how many are gone, and when the last of the latter ended."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transfer_queue.timeline.account import Account, TaskAccount
+from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.spans import SpanState
 
@@ -81,7 +82,7 @@ def find_bottleneck(account: Account, noticed: float = NOTICED) -> Bottleneck | 
         noticed: Less waiting of the last tasks than this share is none.
     """
     tasks = account.tasks
-    ends = [tasks[name] for name in find_last_tasks(account) if tasks[name].alive]
+    ends = [tasks[name] for name in find_last_tasks(account.table) if name in tasks and tasks[name].alive]
     waiting = [each for each in ends if each.waits >= noticed]
     if waiting:
         start = max(waiting, key=lambda each: each.waits * each.alive)
@@ -102,14 +103,13 @@ def find_bottleneck(account: Account, noticed: float = NOTICED) -> Bottleneck | 
     return None
 
 
-def find_last_tasks(account: Account) -> list[str]:
+def find_last_tasks(table: EventTable) -> list[str]:
     """Return the tasks with claims whose puts no other task takes, unless what it puts comes back to them."""
-    names = [task.name for task in account.tasks.values() if task.takes]
-    takes = {name: set(account.tasks[name].takes) for name in names}
+    names = list(table.takes)
     gives = np.zeros((len(names), len(names)), bool)
     for row, name in enumerate(names):
-        puts = set(account.tasks[name].puts)
-        gives[row] = [bool(puts & takes[other]) for other in names]
+        puts = set(table.puts.get(name, ()))
+        gives[row] = [not puts.isdisjoint(table.takes[other]) for other in names]
     for via in range(len(names)):
         gives |= gives[:, via : via + 1] & gives[via]
     return [name for row, name in enumerate(names) if not (gives[row] & ~gives[:, row]).any()]
@@ -137,31 +137,16 @@ def find_slow_rank(account: Account, task: str) -> SlowRank | None:
 
 def rows_and_seconds(account: Account, task: str) -> tuple[np.ndarray, np.ndarray]:
     """Return for each worker of a task the rows that it claimed, or put if it claims none, and its seconds of work."""
-    spans, mine = account.spans, account.tasks[task].workers
-    seconds = spans.seconds()[mine]
-    works = seconds[:, SpanState.WORKS]
-    kind = EventKind.CLAIM
+    mine, seconds = account.tasks[task].workers, account.spans.seconds
+    works, kind = seconds[mine, SpanState.WORKS], EventKind.CLAIM
     if not account.tasks[task].takes:
-        works, kind = works + seconds[:, SpanState.IDLE], EventKind.PUT
-    events = account.recording.events
-    events = events[np.searchsorted(events["time"], spans.line.start) :]
-    events = events[events["kind"] == kind]
-    worker = spans.workers.of_lane[events["lane"]]
-    known = worker >= 0
-    rows = np.bincount(worker[known], events["rows"][known], minlength=len(spans.workers))
-    return rows[mine], works
+        works, kind = works + seconds[mine, SpanState.IDLE], EventKind.PUT
+    return account.rows_of(kind)[mine], works
 
 
 def _rows_of_a_claim(account: Account, task: str) -> float:
     kind = EventKind.CLAIM if account.tasks[task].takes else EventKind.PUT
-    return _rows_of(account, account.tasks[task].workers, kind)
-
-
-def _rows_of(account: Account, workers: np.ndarray, kind: EventKind) -> float:
-    events = account.recording.events
-    chosen = events[events["kind"] == kind]
-    chosen = chosen[np.isin(account.spans.workers.of_lane[chosen["lane"]], workers)]
-    return max(float(np.median(chosen["rows"])), 1.0) if len(chosen) else 1.0
+    return account.usual_rows(kind, task)
 
 
 def _falls_behind(account: Account, task: TaskAccount) -> bool:
@@ -177,7 +162,7 @@ def _rows_of_a_burst(account: Account, task: TaskAccount) -> float:
     """Return how many rows come at once if all ranks of a producer put at the same time."""
     names = {name for each in task.takes for name in account.producers_of(each) if name in account.tasks}
     makers = [account.tasks[name] for name in names]
-    return max((each.alive * _rows_of(account, each.workers, EventKind.PUT) for each in makers), default=0.0)
+    return max((each.alive * account.usual_rows(EventKind.PUT, each.name) for each in makers), default=0.0)
 
 
 def _last_share(hops: tuple[Hop, ...]) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from transfer_queue.timeline.event_table import EventTable, Workers, order_of
 from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
 from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
-from transfer_queue.timeline.recording import Recording
 
 
 class SpanState(enum.IntEnum):
@@ -30,49 +31,6 @@ class SpanState(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Workers:
-    """The ranks of tasks. A client whose rank is not known is a worker of its own."""
-
-    task: np.ndarray
-    """The position in `tasks` for each worker."""
-    rank: np.ndarray
-    """The rank of each worker; -1 if it is not known."""
-    clients: list[str]
-    """The newest client of each worker."""
-    tasks: list[str]
-    """The names of the tasks; "" for clients that have neither claimed nor said their task."""
-    of_lane: np.ndarray
-    """The worker of each lane; -1 for the lane that is not known."""
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    def name(self, worker: int) -> str:
-        """Return the name of a worker, for people."""
-        rank = int(self.rank[worker])
-        return f"rank {rank}" if rank >= 0 else f"client {self.clients[worker]}"
-
-
-def find_workers(recording: Recording) -> Workers:
-    """Return the workers that the lanes of a recording belong to."""
-    numbers: dict[tuple[str, int, str], int] = {}
-    tasks: dict[str, int] = {}
-    clients: list[str] = []
-    task, rank, of_lane = [], [], [-1]
-    for lane in recording.lanes[1:]:
-        key = (lane.task, lane.rank, lane.client if lane.rank < 0 else "")
-        worker = numbers.setdefault(key, len(numbers))
-        of_lane.append(worker)
-        if worker == len(clients):
-            task.append(tasks.setdefault(lane.task, len(tasks)))
-            rank.append(lane.rank)
-            clients.append(lane.client)
-        clients[worker] = lane.client
-    numbers_of = [np.array(column, np.int64) for column in (task, rank, of_lane)]
-    return Workers(numbers_of[0], numbers_of[1], clients, list(tasks), numbers_of[2])
-
-
-@dataclass(frozen=True)
 class Spans:
     """What the workers did in a window. The spans of a worker cover the window without overlap, but for UNKNOWN."""
 
@@ -89,8 +47,9 @@ class Spans:
     state: np.ndarray
     """The `SpanState` of each span."""
 
+    @cached_property
     def seconds(self) -> np.ndarray:
-        """Return the seconds of each worker in each state: an array of (worker, state)."""
+        """The seconds of each worker in each state: an array of (worker, state)."""
         states = len(SpanState)
         cells = self.worker * states + self.state
         total = np.bincount(cells, self.end - self.start, minlength=len(self.workers) * states)
@@ -100,139 +59,123 @@ class Spans:
 
     def shares(self) -> np.ndarray:
         """Return the share of the window of each worker in each state. The shares of a worker add up to 1."""
-        seconds = self.seconds()
+        seconds = self.seconds
         shares: np.ndarray = seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-300)
         return shares
 
 
-def measure_spans(recording: Recording, start: float, end: float, workers: Workers | None = None) -> Spans:
+def measure_spans(table: EventTable, start: float, end: float) -> Spans:
     """Return what each worker did between two times.
 
     Args:
-        recording: The events.
+        table: The events.
         start: When the window begins, in Unix seconds.
         end: When the window ends, in Unix seconds.
-        workers: The workers of the recording, if the caller has them already.
     """
-    workers = find_workers(recording) if workers is None else workers
-    line = Line(start, max(end, start), len(workers))
-    events = _needed(recording, start)
-    lane = events["lane"]
-    worker = workers.of_lane[lane]
+    line = Line(start, max(end, start), len(table.workers))
     layers = [
-        merge(_presence(recording, events, worker, workers, line)),
-        merge(_work(recording, events, lane, workers, line)),
-        merge(_parked(recording, events, worker, workers, line, holds=True)),
-        merge(_parked(recording, events, worker, workers, line, holds=False)),
-        merge(_absence(recording, events, worker, workers, line)),
+        merge(_presence(table, line)),
+        merge(_work(table, line)),
+        merge(_parked(table, line, holds=True)),
+        merge(_parked(table, line, holds=False)),
+        merge(_absence(table, line)),
     ]
     places, layer = paint(layers)
-    return Spans(workers, line, *line.locate(places), layer + 1)
+    return Spans(table.workers, line, *line.locate(places), layer + 1)
 
 
-def _needed(recording: Recording, start: float) -> np.ndarray:
-    """Return the events of the window, and from before it the last one of each lane and kind."""
-    events = recording.events
-    first = int(np.searchsorted(events["time"], start))
-    cells = events["lane"][:first].astype(np.int64) << 4 | np.minimum(events["kind"][:first], 15)
-    last = np.full(len(recording.lanes) << 4, -1, np.int64)
-    last[cells] = np.arange(first)
-    before = np.sort(last[last >= 0])
-    return np.concatenate([events[before], events[first:]])
-
-
-def _parked(
-    recording: Recording, events: np.ndarray, worker: np.ndarray, workers: Workers, line: Line, *, holds: bool
-) -> Intervals:
+def _parked(table: EventTable, line: Line, *, holds: bool) -> Intervals:
     """Return the times for which claims waited that were needed at once, or for which puts waited."""
-    kind = EventKind.HOLD if holds else EventKind.WAIT
-    ended = (events["kind"] == kind) & (events["flags"] & AHEAD == 0)
-    open_ = [each for each in recording.open if each.holds == holds and not each.ahead]
-    at = workers.of_lane[[each.lane for each in open_]] if open_ else np.zeros(0, np.int64)
+    ended = table.of(EventKind.HOLD if holds else EventKind.WAIT)
+    first = ended.first_after(line.start)
+    needed = ended.flags[first:] & AHEAD == 0
+    open_ = [each for each in table.recording.open if each.holds == holds and not each.ahead]
+    at = table.workers.of_lane[[each.lane for each in open_]] if open_ else np.zeros(0, np.int64)
     since = np.array([each.since for each in open_], np.float64)
     return line.place(
-        np.concatenate([worker[ended], at]),
-        np.concatenate([events["since"][ended], since]),
-        np.concatenate([events["time"][ended], np.full(len(open_), recording.now)]),
+        np.concatenate([ended.worker[first:][needed], at]),
+        np.concatenate([ended.since[first:][needed], since]),
+        np.concatenate([ended.time[first:][needed], np.full(len(open_), table.recording.now)]),
     )
 
 
-def _work(recording: Recording, events: np.ndarray, lane: np.ndarray, workers: Workers, line: Line) -> Intervals:
+def _work(table: EventTable, line: Line) -> Intervals:
     """Return the times from the answer of a claim until a claim of the lane ends without rows, or the lane ends.
 
     Waiting hides work (`SpanState`), so the waits that ended with rows need not end the work.
     """
-    kind, late = events["kind"], (events["flags"] & TIMED_OUT) != 0
-    starts = (kind == EventKind.CLAIM) & (events["rows"] > 0)
-    fails = (kind == EventKind.WAIT) & late & (events["flags"] & AHEAD == 0)
-    stops = fails | (kind == EventKind.END) | (kind == EventKind.GONE)
-    gap_lane, gap_time = _every_lane_at_gaps(recording)
-    lanes = np.concatenate([lane[starts], lane[stops], gap_lane])
-    # A wait that timed out ends the work when it begins; events of other kinds do so when they happen.
-    when = np.where(fails, events["since"], events["time"])
-    times = np.concatenate([events["time"][starts], when[stops], gap_time])
-    begins = np.arange(len(lanes)) < np.count_nonzero(starts)
-    order = np.lexsort((~begins, times, lanes))
-    lanes, times, begins = lanes[order], times[order], begins[order]
-    follows = np.zeros(len(lanes), bool)
-    follows[1:] = lanes[1:] == lanes[:-1]
-    first = begins & ~(follows & np.append(False, begins[:-1]))
-    # Between two kept entries of a lane there is work if the first one is a start.
-    kept = first | ~begins
-    lanes, times, begins = lanes[kept], times[kept], begins[kept]
-    end = np.full(len(lanes), line.end)
-    same = lanes[1:] == lanes[:-1]
-    end[:-1][same] = times[1:][same]
-    return line.place(workers.of_lane[lanes[begins]], times[begins], end[begins])
+    claims, beginning = table.of(EventKind.CLAIM), table.recording.start
+    pitch = table.recording.now - beginning + 1.0  # lanes one after the other on one line, as in `Line`
+    order = claims.by_lane[claims.rows[claims.by_lane] > 0]
+    lane, time = claims.lane[order], claims.time[order]
+    places = lane * pitch + (time - beginning)
+    stop_lane, stop_time = _stops(table)
+    stops = np.sort(stop_lane * pitch + np.clip(stop_time - beginning, 0.0, pitch - 1.0))
+    # A run of work begins with the first claim of a lane, and with the first one after each stop.
+    first = np.flatnonzero(np.diff(lane, prepend=-1) != 0)
+    begins = np.union1d(first, np.searchsorted(places, stops, side="right"))
+    begins = begins[begins < len(places)].astype(np.int64)
+    if len(stops):
+        # The end of a run is the next stop of its lane.
+        at = np.searchsorted(stops, places[begins])
+        found = stops[np.minimum(at, len(stops) - 1)]
+        stopped = (at < len(stops)) & (found // pitch == lane[begins])
+        end = np.where(stopped, found - lane[begins] * pitch + beginning, line.end)
+    else:
+        end = np.full(len(begins), line.end)
+    return line.place(table.workers.of_lane[lane[begins]], time[begins], end)
 
 
-def _every_lane_at_gaps(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
-    lanes = np.arange(len(recording.lanes), dtype=np.uint32)
+def _stops(table: EventTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lanes and times at which work ends."""
+    recording, waits = table.recording, table.of(EventKind.WAIT)
+    # A claim that waited and got nothing ended the work when it began.
+    fails = (waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0)
+    ends, gone = table.of(EventKind.END), table.of(EventKind.GONE)
+    lanes = np.arange(len(recording.lanes))
     gaps = np.array([gap.start for gap in recording.gaps], np.float64)
-    return np.tile(lanes, len(gaps)), np.repeat(gaps, len(lanes))
+    return (
+        np.concatenate([waits.lane[fails], ends.lane, gone.lane, np.tile(lanes, len(gaps))]),
+        np.concatenate([waits.since[fails], ends.time, gone.time, np.repeat(gaps, len(lanes))]),
+    )
 
 
-def _presence(recording: Recording, events: np.ndarray, worker: np.ndarray, workers: Workers, line: Line) -> Intervals:
+def _presence(table: EventTable, line: Line) -> Intervals:
     """Return the time from the first that is known of each worker on, without the gaps of the recording."""
-    first = np.full(len(workers), np.inf)
-    known = worker >= 0
-    np.minimum.at(first, worker[known], events["since"][known])
-    for wait in recording.open:
-        if workers.of_lane[wait.lane] >= 0:
-            first[workers.of_lane[wait.lane]] = min(first[workers.of_lane[wait.lane]], wait.since)
-    edges = [line.start, *(edge for gap in recording.gaps for edge in (gap.start, gap.end)), line.end]
+    gaps = table.recording.gaps
+    edges = [line.start, *(edge for gap in gaps for edge in (gap.start, gap.end)), line.end]
     starts, ends = np.array(edges[::2]), np.array(edges[1::2])
-    everyone = np.repeat(np.arange(len(workers)), len(starts))
-    starts, ends = np.tile(starts, len(workers)), np.tile(ends, len(workers))
-    return line.place(everyone, np.maximum(starts, first[everyone]), ends)
+    everyone = np.repeat(np.arange(len(table.workers)), len(starts))
+    starts, ends = np.tile(starts, len(table.workers)), np.tile(ends, len(table.workers))
+    return line.place(everyone, np.maximum(starts, table.first_seen[everyone]), ends)
 
 
-def _absence(recording: Recording, events: np.ndarray, worker: np.ndarray, workers: Workers, line: Line) -> Intervals:
+def _absence(table: EventTable, line: Line) -> Intervals:
     """Return the times from the end of a worker's connection until it is back.
 
     A worker whose last claim was answered with the end of its partition is finished, and not gone.
     """
-    leaving = events["kind"] == EventKind.GONE
-    if not leaving.any():
+    left = np.flatnonzero(np.isfinite(table.last_left))
+    if not len(left):
         return line.place(*np.zeros((3, 0)))
-    there = np.flatnonzero(np.isin(worker, worker[leaving]) & (worker >= 0))
-    there = there[np.argsort(worker[there], kind="stable")]
-    at, leaving = worker[there], leaving[there]
-    time, since, kind = events["time"][there], events["since"][there], events["kind"][there]
+    concerned = np.zeros(len(table.workers) + 1, bool)
+    concerned[left] = True
+    worker = table.workers.of_lane[table.lanes]
+    there = np.flatnonzero(concerned[worker])
+    there = there[order_of(worker[there])]
+    at, events = worker[there], table.recording.events
+    time, since, kind = events["time"][there], events["since"][there], table.kind[there]
+    leaving = kind == EventKind.GONE
     order = np.arange(len(at))
     begin = np.searchsorted(at, at)  # where the events of the same worker begin
-    left = np.maximum.accumulate(np.where(leaving, order, -1))
-    away = left >= begin
-    returns = ~leaving & (~away | (since > time[left]))  # an older request that ends now is no sign of life
+    last = np.maximum.accumulate(np.where(leaving, order, -1))
+    away = last >= begin
+    returns = ~leaving & (~away | (since > time[last]))  # an older request that ends now is no sign of life
     back = np.minimum.accumulate(np.where(returns, order, len(at))[::-1])[::-1]
     back = np.where(back < len(at), back, 0)
     until = np.where((back > order) & (at[back] == at), since[back], line.end)
     asked = np.maximum.accumulate(np.where((kind == EventKind.CLAIM) | (kind == EventKind.END), order, -1))
     finished = (asked >= begin) & (kind[asked] == EventKind.END)
-    connected = np.zeros(len(workers), bool)
-    for lane, number in zip(recording.lanes, workers.of_lane.tolist()):
-        if number >= 0 and lane.client in recording.connected:
-            connected[number] = True
-    returned = connected[at] & (until >= line.end)
+    returned = table.connected[at] & (until >= line.end)
     gone = leaving & ~finished & ~returned
     return line.place(at[gone], time[gone], until[gone])

@@ -9,7 +9,7 @@ import numpy as np
 
 from transfer_queue.messages.base import Message
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.timeline.account import Account, TaskAccount, claim_steps, make_account
+from transfer_queue.timeline.account import Account, TaskAccount, make_account
 from transfer_queue.timeline.bottleneck import (
     NOTICED,
     Bottleneck,
@@ -18,10 +18,10 @@ from transfer_queue.timeline.bottleneck import (
     find_last_tasks,
     rows_and_seconds,
 )
+from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.rate_changes import last_rate_change
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.spans import find_workers
 
 WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recording has as much
 STEPS = 4  # the window has so many steps of the task with the longest steps
@@ -77,56 +77,48 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
         seconds: How many seconds before the end are judged. Default: 60, or four steps of the slowest task if these
             are longer.
     """
-    workers = find_workers(recording)
-    steps = claim_steps(recording, workers)
-    quiet = max(STOPPED_AFTER, STOPPED_STEPS * max(steps.values(), default=0.0))
-    dealt, happened = _last_times(recording)
+    table = EventTable(recording)
+    quiet = max(STOPPED_AFTER, STOPPED_STEPS * max((median for median, _ in table.steps.values()), default=0.0))
+    dealt, happened = _last_times(table)
     claims_open = any(not each.holds for each in recording.open)
-    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(recording)):
+    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(table)):
         return _idle(recording, happened)
     if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
-        return _stopped(recording, status, dealt)
+        return _stopped(table, status, dealt)
     if seconds is None:
-        longest = max(claim_steps(recording, workers, share=0.9).values(), default=0.0)
-        seconds = max(WINDOW, STEPS * longest)
+        seconds = max(WINDOW, STEPS * max((long for _, long in table.steps.values()), default=0.0))
     start = max(recording.now - seconds, recording.start)
-    account = make_account(recording, status, start, recording.now)
-    if recording.start > recording.now - recording.seconds + 1.0:
-        begun = _first_dealt(account)
+    begun = _first_dealt(table)
+    if recording.start > recording.now - recording.seconds + 1.0:  # the recording has the beginning of the system
         if begun is None and recording.now - recording.start < STOPPED_AFTER:
-            return _starting(account)
-        if begun is not None and begun > start:
-            account = make_account(recording, status, begun, recording.now)
+            return _starting(make_account(table, status, start, recording.now))
+        start = start if begun is None else max(start, begun)
+    account = make_account(table, status, start, recording.now)
     found = find_bottleneck(account)
     return _flowing(account) if found is None else _describe(account, found, SLOW)
 
 
-def _last_times(recording: Recording) -> tuple[float | None, float | None]:
+def _last_times(table: EventTable) -> tuple[float | None, float | None]:
     """Return when rows were dealt last, and when anything happened last."""
-    events = recording.events
-    dealt = np.flatnonzero((events["kind"] == EventKind.CLAIM) & (events["rows"] > 0))
-    times = events["time"]
-    return (float(times[dealt[-1]]) if len(dealt) else None), (float(times[-1]) if len(times) else None)
+    claims, events = table.of(EventKind.CLAIM), table.recording.events
+    dealt = claims.time[claims.rows > 0]
+    return float(dealt[-1]) if len(dealt) else None, float(events["time"][-1]) if len(events) else None
 
 
-def _first_dealt(account: Account) -> float | None:
+def _first_dealt(table: EventTable) -> float | None:
     """Return when each of the last tasks has had its first rows; None if none of them has."""
-    recording, workers = account.recording, account.spans.workers
-    claims = recording.events[recording.events["kind"] == EventKind.CLAIM]
-    last = [workers.tasks.index(name) for name in find_last_tasks(account)]
-    task = np.append(workers.task, -1)[workers.of_lane[claims["lane"]]]
-    firsts = [np.flatnonzero(task == number)[:1] for number in last]
-    return max((float(claims["time"][at[0]]) for at in firsts if len(at)), default=None)
+    claims, tasks = table.of(EventKind.CLAIM), table.workers.tasks
+    numbers = [tasks.index(name) for name in find_last_tasks(table) if name in tasks]
+    firsts = [np.flatnonzero(claims.task == number)[:1] for number in numbers]
+    return max((float(claims.time[at[0]]) for at in firsts if len(at)), default=None)
 
 
-def _all_ended(recording: Recording) -> bool:
+def _all_ended(table: EventTable) -> bool:
     """Return whether the last event of every lane is the end of its partition, or of its connection."""
-    events = recording.events
-    last = np.full(len(recording.lanes), -1, np.int64)
-    claims = events[events["kind"] != EventKind.ACK]
-    last[claims["lane"]] = np.arange(len(claims))
-    kinds = claims["kind"][last[last >= 0]]
-    return bool(np.isin(kinds, (EventKind.END, EventKind.GONE)).all())
+    matters = np.flatnonzero(table.kind != EventKind.ACK)
+    last = np.full(len(table.recording.lanes), -1, np.int64)
+    last[table.lanes[matters]] = matters
+    return bool(np.isin(table.kind[last[last >= 0]], (EventKind.END, EventKind.GONE)).all())
 
 
 def _idle(recording: Recording, happened: float | None) -> Verdict:
@@ -148,7 +140,7 @@ def _starting(account: Account) -> Verdict:
 
 
 def _flowing(account: Account) -> Verdict:
-    last = [account.tasks[name] for name in find_last_tasks(account)]
+    last = [account.tasks[name] for name in find_last_tasks(account.table) if name in account.tasks]
     takers = [each for each in last if each.claim_rate > 0]
     if takers:
         words = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
@@ -157,10 +149,11 @@ def _flowing(account: Account) -> Verdict:
     return Verdict(f"Flowing: {_rate(rate)} samples are put each second.", FLOWING)
 
 
-def _stopped(recording: Recording, status: SystemStatus | None, dealt: float | None) -> Verdict:
+def _stopped(table: EventTable, status: SystemStatus | None, dealt: float | None) -> Verdict:
     """Return the verdict about the time since the last rows were dealt."""
+    recording = table.recording
     since = recording.start if dealt is None else dealt
-    account = make_account(recording, status, since + 1e-3, recording.now)
+    account = make_account(table, status, since + 1e-3, recording.now)
     found = find_bottleneck(account) or find_bottleneck(account, NOTICED / 10) or Bottleneck(None, ())
     verdict = _describe(account, found, STOPPED)
     text = f"Stopped: nothing was dealt for {_duration(recording.now - since)}"
@@ -274,21 +267,17 @@ def _long_work_words(account: Account, stage: TaskAccount) -> str:
     """Say that all ranks of a stage have worked on their last claim for the whole window."""
     if not stage.takes or not stage.alive or stage.claim_rate > 0 or stage.works < 0.999:
         return ""
-    events, workers = account.recording.events, account.spans.workers
-    claims = events[events["kind"] == EventKind.CLAIM]
-    claims = claims[np.isin(workers.of_lane[claims["lane"]], stage.workers)]
-    since = f" since {_clock(float(claims['time'][-1]))}" if len(claims) else ""
+    claims = account.table.of(EventKind.CLAIM)
+    times = claims.time[np.isin(claims.worker, stage.workers)]
+    since = f" since {_clock(float(times[-1]))}" if len(times) else ""
     return f"all {stage.alive:,} {_task(stage.name)} workers work on their last claim{since}"
 
 
 def _since(account: Account, stage: TaskAccount) -> float | None:
     """Return when the rate of a stage changed last by more than 25 %, or the number of its ranks."""
-    recording, workers = account.recording, account.spans.workers
-    events = recording.events
-    kind = EventKind.CLAIM if stage.takes else EventKind.PUT
-    chosen = events[events["kind"] == kind]
-    chosen = chosen[np.isin(workers.of_lane[chosen["lane"]], stage.workers)]
-    changed = last_rate_change(chosen["time"], chosen["rows"].astype(np.float64), recording.start, recording.now)
+    recording, events = account.table.recording, account.table.of(EventKind.CLAIM if stage.takes else EventKind.PUT)
+    mine = np.isin(events.worker, stage.workers)
+    changed = last_rate_change(events.time[mine], events.rows[mine], recording.start, recording.now)
     return max((each for each in (changed, stage.gone_since) if each is not None), default=None)
 
 

@@ -1,0 +1,268 @@
+"""The events of a recording by kind, as columns, with the worker and the task of each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from transfer_queue.timeline.events import EventKind
+from transfer_queue.timeline.recording import Recording
+
+DENSE = 1 << 22  # sums over at most this many cells are made without sorting
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The ranks of tasks. A client whose rank is not known is a worker of its own."""
+
+    task: np.ndarray
+    """The position in `tasks` for each worker."""
+    rank: np.ndarray
+    """The rank of each worker; -1 if it is not known."""
+    clients: list[str]
+    """The newest client of each worker."""
+    tasks: list[str]
+    """The names of the tasks; "" for clients that have neither claimed nor said their task."""
+    of_lane: np.ndarray
+    """The worker of each lane; -1 for the lane that is not known."""
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def name(self, worker: int) -> str:
+        """Return the name of a worker, for people."""
+        rank = int(self.rank[worker])
+        return f"rank {rank}" if rank >= 0 else f"client {self.clients[worker]}"
+
+
+def find_workers(recording: Recording) -> Workers:
+    """Return the workers that the lanes of a recording belong to."""
+    numbers: dict[tuple[str, int, str], int] = {}
+    tasks: dict[str, int] = {}
+    clients: list[str] = []
+    task, rank, of_lane = [], [], [-1]
+    for lane in recording.lanes[1:]:
+        key = (lane.task, lane.rank, lane.client if lane.rank < 0 else "")
+        worker = numbers.setdefault(key, len(numbers))
+        of_lane.append(worker)
+        if worker == len(clients):
+            task.append(tasks.setdefault(lane.task, len(tasks)))
+            rank.append(lane.rank)
+            clients.append(lane.client)
+        clients[worker] = lane.client
+    numbers_of = [np.array(column, np.int64) for column in (task, rank, of_lane)]
+    return Workers(numbers_of[0], numbers_of[1], clients, list(tasks), numbers_of[2])
+
+
+class KindColumns:
+    """The events of one kind, in order. Columns are copied when they are read first."""
+
+    def __init__(self, table: EventTable, kind: EventKind) -> None:
+        self._table = table
+        self.position = np.flatnonzero(table.kind == kind)
+        """The positions of the events in the recording."""
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of `EVENT`."""
+        column: np.ndarray = self._table.recording.events[name][self.position]
+        return column
+
+    @cached_property
+    def time(self) -> np.ndarray:
+        """When each event happened."""
+        return self.column("time")
+
+    @cached_property
+    def since(self) -> np.ndarray:
+        """When each request arrived or was parked."""
+        return self.column("since")
+
+    @cached_property
+    def flags(self) -> np.ndarray:
+        """The flags of each event."""
+        return self.column("flags")
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The rows of each event."""
+        return self.column("rows").astype(np.float64)
+
+    @cached_property
+    def fields(self) -> np.ndarray:
+        """The position of the fields of each event."""
+        return self.column("fields").astype(np.int64)
+
+    @cached_property
+    def partition(self) -> np.ndarray:
+        """The position of the partition of each event."""
+        return self.column("partition").astype(np.int64)
+
+    @cached_property
+    def lane(self) -> np.ndarray:
+        """The position of the lane of each event."""
+        return self.column("lane").astype(np.int64)
+
+    @cached_property
+    def worker(self) -> np.ndarray:
+        """The worker of each event; -1 if its lane is not known."""
+        worker: np.ndarray = self._table.workers.of_lane[self.lane]
+        return worker
+
+    @cached_property
+    def task(self) -> np.ndarray:
+        """The number of the task of each event; -1 if its lane is not known."""
+        task: np.ndarray = self._table.task_of_worker[self.worker]
+        return task
+
+    @cached_property
+    def by_lane(self) -> np.ndarray:
+        """The order of the events by lane and then by time."""
+        return order_of(self.lane)
+
+    def first_after(self, start: float) -> int:
+        """Return the position of the first event from a time on."""
+        return int(np.searchsorted(self.time, start))
+
+
+class EventTable:
+    """The events of a recording by kind. It is valid until the recording gets the next reply."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        """The events."""
+        self.workers = find_workers(recording)
+        """The workers."""
+        self.kind = np.array(recording.events["kind"])
+        """The kind of each event."""
+        self.task_of_worker = np.append(self.workers.task, -1)
+        """The number of the task of each worker. That of the worker -1, which stands for unknown ones, is -1."""
+        self._kinds: dict[EventKind, KindColumns] = {}
+
+    def of(self, kind: EventKind) -> KindColumns:
+        """Return the events of one kind."""
+        if kind not in self._kinds:
+            self._kinds[kind] = KindColumns(self, kind)
+        return self._kinds[kind]
+
+    def task_name(self, number: int) -> str:
+        """Return the name of a task by its number; "" for -1."""
+        return self.workers.tasks[number] if number >= 0 else ""
+
+    @cached_property
+    def takes(self) -> dict[str, tuple[str, ...]]:
+        """The fields that the claims of each task name."""
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        for kind in (EventKind.CLAIM, EventKind.WAIT, EventKind.END):
+            self._add_fields(found, kind)
+        for wait in self.recording.open:
+            if not wait.holds:
+                found[self.recording.lanes[wait.lane].task].update(dict.fromkeys(wait.fields))
+        return {task: tuple(fields) for task, fields in found.items() if fields}
+
+    @cached_property
+    def puts(self) -> dict[str, tuple[str, ...]]:
+        """The fields that each task puts, or has put before the events that are kept."""
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        self._add_fields(found, EventKind.PUT)
+        for name, tasks in self.recording.producers.items():
+            for task in tasks:
+                found[task][name] = None
+        return {task: tuple(fields) for task, fields in found.items()}
+
+    def _add_fields(self, found: dict[str, dict[str, None]], kind: EventKind) -> None:
+        events = self.of(kind)
+        for (number, at), _ in sum_by(events.rows, events.task, events.fields):
+            found[self.task_name(number)].update(dict.fromkeys(self.recording.fields[at]))
+
+    @cached_property
+    def steps(self) -> dict[str, tuple[float, float]]:
+        """The median and the 90th percentile of the times between two claims of a lane, by task, in seconds."""
+        claims = self.of(EventKind.CLAIM)
+        lane, time, task = claims.lane[claims.by_lane], claims.time[claims.by_lane], claims.task[claims.by_lane]
+        steps = np.diff(time)
+        follows = (lane[1:] == lane[:-1]) & (steps > 0) & (task[1:] >= 0)
+        steps, task = steps[follows], task[1:][follows]
+        found = {}
+        for number in np.flatnonzero(np.bincount(task)).tolist():
+            mine = steps[task == number]
+            found[self.task_name(number)] = quantile(mine, 0.5), quantile(mine, 0.9)
+        return found
+
+    @cached_property
+    def lanes(self) -> np.ndarray:
+        """The position of the lane of each event."""
+        return self.recording.events["lane"].astype(np.int64)
+
+    @cached_property
+    def first_seen(self) -> np.ndarray:
+        """When the first of each worker is known, as a wait or as any other event; infinity if nothing is."""
+        first = np.full(len(self.workers), np.inf)
+        since = self.recording.events["since"]
+        waits, holds = self.of(EventKind.WAIT), self.of(EventKind.HOLD)
+        for lanes, times in ((self.lanes, since), (waits.lane, waits.since), (holds.lane, holds.since)):
+            at = np.full(len(self.workers.of_lane), -1, np.int64)
+            at[lanes[::-1]] = np.arange(len(lanes))[::-1]
+            seen = np.flatnonzero((at >= 0) & (self.workers.of_lane >= 0))
+            np.minimum.at(first, self.workers.of_lane[seen], times[at[seen]])
+        for wait in self.recording.open:
+            worker = self.workers.of_lane[wait.lane]
+            if worker >= 0:
+                first[worker] = min(first[worker], wait.since)
+        return first
+
+    @cached_property
+    def connected(self) -> np.ndarray:
+        """Whether a client of each worker is connected at the end; False for all if that is not known."""
+        there = np.zeros(len(self.workers), bool)
+        lanes = np.array([lane.client in self.recording.connected for lane in self.recording.lanes], bool)
+        there[self.workers.of_lane[lanes & (self.workers.of_lane >= 0)]] = True
+        return there
+
+    @cached_property
+    def last_left(self) -> np.ndarray:
+        """When the connection of each worker ended last; NaN if it did not."""
+        gone = self.of(EventKind.GONE)
+        left = np.full(len(self.workers) + 1, np.nan)  # the last one is the worker -1
+        left[gone.worker] = gone.time
+        return left[:-1]
+
+
+def quantile(values: np.ndarray, share: float) -> float:
+    """Return the value that this share of the values does not exceed."""
+    at = int(share * (len(values) - 1) + 0.5)
+    return float(np.partition(values, at)[at])
+
+
+def order_of(numbers: np.ndarray) -> np.ndarray:
+    """Return the order that sorts natural numbers, and keeps the order of equal ones."""
+    small = not len(numbers) or int(numbers.max()) < 1 << 16
+    return np.argsort(numbers.astype(np.uint16) if small else numbers, kind="stable")
+
+
+def sum_by(weights: np.ndarray, *keys: np.ndarray) -> list[tuple[tuple[int, ...], float]]:
+    """Return the sum of the weights for each combination of keys, which are numbers from -1 on."""
+    if not len(weights):
+        return []
+    cells, sizes, product = np.zeros(len(weights), np.int64), [], 1
+    for key in keys:
+        sizes.append(int(key.max()) + 2)
+        product *= sizes[-1]
+        cells = cells * sizes[-1] + (key + 1)
+    if product <= DENSE:
+        count = np.bincount(cells, minlength=product)
+        found = np.flatnonzero(count)
+        total = np.bincount(cells, weights, minlength=product)[found]
+    else:
+        found, which = np.unique(cells, return_inverse=True)
+        total = np.bincount(which, weights)
+    parts = []
+    for size in reversed(sizes):
+        parts.append((found % size - 1).tolist())
+        found = found // size
+    return list(zip(zip(*reversed(parts)), total.tolist()))
