@@ -156,7 +156,8 @@ def scenarios() -> list[Scenario]:
         ),
         _named(
             _slow("reward", 1.0, gone={0: 100.0, 3: 100.0}, known=False), "two of four clients of reward die",
-            between=(160.0, 380.0), expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone since"),
+            between=(160.0, 380.0),
+            expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone since"),
         ),
         _named(
             _slow("reference", 1.0, gone={0: 100.0, 1: 100.0}), "reference dies", between=(130.0, 155.0),

@@ -1,0 +1,197 @@
+"""The verdict is right about pipelines with known bottlenecks, and silent where there is none."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_scenarios import Expected, Scenario, Stage, grpo, scenarios
+from pipeline_simulation import Pipeline
+from timeline_replies import LANES, event, reply
+
+from transfer_queue.messages.timeline import OpenWait
+from transfer_queue.timeline.events import EVENT, EventKind
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.trace import trace_json
+from transfer_queue.timeline.verdict import judge
+
+SEEDS = 3
+PHASES = 5
+SCENARIOS = {each.name: each for each in scenarios()}
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_verdict_names_the_known_bottleneck(name):
+    scenario = SCENARIOS[name]
+    expected = scenario.expected
+    for seed in range(SEEDS):
+        phases = random.Random(seed)
+        pipeline = Pipeline(scenario, seed)
+        first, last = scenario.between
+        for until in sorted([first, last, *(phases.uniform(first, last) for _ in range(PHASES - 2))]):
+            pipeline.run(until)
+            verdict = judge(pipeline.recording(), pipeline.status())
+            where = f"seed {seed} at {until:.1f} s: {verdict}"
+            assert (verdict.state, verdict.stage) == (expected.state, expected.stage), where
+            assert expected.field in (None, verdict.field), where
+            assert expected.cause in verdict.cause, where
+
+
+def verdict_of(name: str, until: float, seed: int = 0):
+    pipeline = Pipeline(SCENARIOS[name], seed).run(until)
+    return judge(pipeline.recording(), pipeline.status())
+
+
+def test_verdict_works_without_a_status_but_knows_no_queue():
+    pipeline = Pipeline(SCENARIOS["reward takes 3.0 times as long"]).run(200)
+    verdict = judge(pipeline.recording())
+    assert (verdict.state, verdict.stage, verdict.field, verdict.queue_rows) == ("slow", "reward", "reward", 0)
+
+
+def test_since_is_when_ranks_ended():
+    verdict = verdict_of("two of four ranks of reward die", 180)
+    assert verdict.since == pytest.approx(1_700_005_100, abs=5)
+
+
+def test_since_is_when_the_rate_changed():
+    base = Scenario("", grpo(), Expected("slow", "reward")).with_stage("reward", pause=(200.0, 240.0))
+    pipeline = Pipeline(base).run(239)
+    verdict = judge(pipeline.recording(), pipeline.status())
+    assert verdict.stage == "reward"
+    assert verdict.since == pytest.approx(1_700_005_200, abs=15)
+
+
+def test_since_is_unknown_if_nothing_changed():
+    assert verdict_of("reference takes 3.0 times as long", 350).since is None
+
+
+def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
+    verdict = verdict_of("reference takes 3.0 times as long", 200)
+    assert verdict.advice.startswith("reference needs 7 ranks and has 2: ")  # 8 rows come, and a rank does 8 in 6 s
+    assert verdict_of("no stage is slow", 200).advice == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "until", "text"),
+    [
+        (
+            "two of four ranks of reward die", 180.0,
+            "reward is the slowest stage: train waits 53 % of the time for `reward`, which reward puts; 304 samples "
+            "queue before it, 3.9 more each second; 2 of 4 reward workers are gone since 23:55:00.",
+        ),
+        ("no stage is slow", 300.0, "Flowing: train takes 8.0 samples each second."),
+        (
+            "train is slow and the capacity holds rollout", 200.0,
+            "train is the slowest stage: rollout is held 47 % of the time by the capacity; 64 samples queue before it.",
+        ),
+        (
+            "rollout dies and all wait", 300.0,
+            "Stopped: nothing was dealt for 3 minutes; train waits 99 % of the time for `response`, which rollout "
+            "puts; 4 of 4 rollout workers are gone since 23:55:00.",
+        ),
+        ("the first rollouts take long", 30.0, "Starting: reward waits for `response`, of which no task has put enough yet."),
+        (
+            "the first rollouts take very long", 90.0,
+            "Stopped: nothing was dealt for 90 s; reward waits 100 % of the time for `response`; no task has put "
+            "`response` since the timeline begins.",
+        ),
+        (
+            "rollout and train take turns", 200.0,
+            "No single task is the slowest: train waits 50 % of the time for `ref_log_prob`, which reference puts.",
+        ),
+    ],
+)  # fmt: skip
+def test_texts(name, until, text):
+    assert verdict_of(name, until).text == text
+
+
+def test_two_stages_that_are_equally_slow_are_both_named():
+    stages = (
+        Stage("rollout", 1, (), ("response",), 16, 1.0),
+        Stage("reference", 1, ("response",), ("ref_log_prob",), 16, 4.0, spread=0.9),
+        Stage("reward", 1, ("response",), ("reward",), 16, 4.0, spread=0.9),
+        Stage("train", 1, ("response", "ref_log_prob", "reward"), (), 16, 1.0),
+    )
+    pipeline = Pipeline(Scenario("", stages, Expected("slow", None), capacity=32), 1).run(280)
+    verdict = judge(pipeline.recording(), pipeline.status())
+    assert (verdict.state, verdict.stage) == ("slow", None)
+    assert "which reference puts" in verdict.text
+    assert "which reward puts" in verdict.text
+
+
+def test_a_system_without_claims_is_idle():
+    assert judge(Recording()).state == "idle"
+    recording = Recording()
+    recording.add(reply([event(EventKind.PUT, 10, 2, fields=2), event(EventKind.CLAIM, 11, 0, fields=2)], 200.0))
+    verdict = judge(recording)
+    assert verdict.text == "Idle: no claim is open, and the last event was 3 minutes ago."
+    assert verdict.since == 1_700_000_011
+
+
+def test_a_system_at_the_end_of_its_partitions_is_idle_at_once():
+    recording = Recording()
+    recording.add(reply([event(EventKind.CLAIM, 9, 0, fields=2), event(EventKind.END, 10, 0, fields=2)], 11.0))
+    assert judge(recording).state == "idle"
+
+
+def test_a_field_that_nobody_puts_is_named():
+    waits = [OpenWait(0, 1.0, "train_0", ["response", "reward"], 8)]
+    recording = Recording()
+    events = [event(EventKind.CLAIM, 0.5, 0, fields=3), event(EventKind.PUT, 0.6, 2, fields=1)]
+    recording.add(reply(events, 50.0, open_=waits))
+    verdict = judge(recording)
+    assert verdict.stage is None
+    assert verdict.cause == "no task has put `reward` since the timeline begins"
+
+
+numbers = st.integers(0, 6)
+times = st.one_of(st.floats(0, 100), st.sampled_from([0.0, 50.0, 1e300, -1e300, float("nan"), float("inf")]))
+rows = st.tuples(
+    times, times, st.integers(0, 255), st.integers(0, 255), st.just(0), numbers, numbers, numbers,
+    st.integers(0, 2**32 - 1), st.just(0), st.integers(0, 2**64 - 1), numbers,
+    st.sampled_from([-1.0, 0.5, float("nan")]), st.integers(-(2**31), 2**31 - 1),
+)  # fmt: skip
+events_of_time = st.tuples(
+    times, times, st.integers(0, 9), st.integers(0, 3), numbers, numbers, st.integers(0, 64)
+).map(lambda e: event(e[2], e[0], e[4], e[1], flags=e[3], fields=e[5], rows=e[6], block=e[6]))
+opens = st.builds(
+    OpenWait, lane=st.integers(-5, 2**63), since=times, partition=st.sampled_from(["train_0", "x"]),
+    fields=st.lists(st.sampled_from(["response", "reward", "?"]), max_size=3), rows=st.integers(0, 2**40),
+    holds=st.booleans(), ahead=st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(rows, events_of_time), max_size=40), min_size=1, max_size=3),
+    st.lists(opens, max_size=5), st.booleans(), st.binary(max_size=70), st.booleans(),
+)  # fmt: skip
+def test_random_events_never_raise(batches, open_, restarts, more, named):
+    recording = Recording(limit=64)
+    status = Pipeline(SCENARIOS["no stage is slow"]).run(5).status()
+    for number, batch in enumerate(batches):
+        made = reply(
+            np.array(batch, EVENT), 40.0 * (number + 1), boot=f"{number * restarts}", open_=open_, missed=number,
+            lanes=LANES if named else [], connected=["a"] * named,
+        )  # fmt: skip
+        made = type(made)(**{name: getattr(made, name) for name in made.__struct_fields__ if name != "events"},
+                          events=made.events + more)  # fmt: skip
+        recording.add(made)
+        verdict = judge(recording, status)
+        assert verdict.state in ("flowing", "slow", "stopped", "idle")
+        assert verdict.text.endswith(".")
+        assert 0 <= verdict.wait_share <= 1 + 1e-9
+        trace_json(recording)
