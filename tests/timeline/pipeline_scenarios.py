@@ -26,6 +26,7 @@ class Stage:
     begins: float = 0.0  # when its processes start
     pause: tuple[float, float] = (0.0, 0.0)  # between these times no rank begins a batch
     hangs: float = math.inf  # work that begins after this time does not end
+    timeout: float = math.inf  # after which a claim ends without rows, and the rank claims again
     known: bool = True  # whether it says its ranks
 
 
@@ -112,6 +113,8 @@ def scenarios() -> list[Scenario]:
         _named(_slow("rollout", 2.0, spread=0.8), "rollout is slow and has long tails"),
         _named(_slow("reward", 2.0, spread=0.8), "reward is slow and has long tails"),
         _named(_slow("reward", 2.0, known=False), "reward is slow and its ranks are not known"),
+        _named(_slow("reward", 2.0).with_stage("train", timeout=1.0), "reward is slow and claims of train time out",
+               expected=Expected("slow", "reward", "reward")),
         _named(
             _slow("reward", 1.5, slow={2: 6.0}), "one rank of reward is slow",
             expected=Expected("slow", "reward", "reward", "rank 2 of reward takes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pipeline_scenarios import Scenario, Stage
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, PolicyProgress, TaskProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.timeline import Lane, OpenWait, TimelineReply
-from transfer_queue.timeline.events import EVENT, EventKind
+from transfer_queue.timeline.events import EVENT, TIMED_OUT, EventKind
 from transfer_queue.timeline.recording import Recording
 
 BOOTED = 5000.0  # the controller's time when a scenario begins
@@ -76,8 +77,8 @@ class Pipeline:
         block, age, staleness = more.get("block", 0), more.get("age", -1.0), more.get("staleness", -1)
         number = self.fields.index(fields)
         self.events.append(
-            (BOOTED + self.now, BOOTED + since, kind, 0, 0, worker.lane, 1, number, rows, 0, rows * 4096, block, age,
-             staleness)
+            (BOOTED + self.now, BOOTED + since, kind, more.get("flags", 0), 0, worker.lane, 1, number, rows, 0,
+             rows * 4096, block, age, staleness)
         )  # fmt: skip
 
     def begin(self, worker: Worker) -> None:
@@ -92,6 +93,16 @@ class Pipeline:
         else:
             self.waiting[stage.name].append((worker, self.now))
             self.deal(stage)
+            if stage.timeout < math.inf and (worker, self.now) in self.waiting[stage.name]:
+                since = self.now
+                self.at(self.now + stage.timeout, lambda: self.time_out(worker, since))
+
+    def time_out(self, worker: Worker, since: float) -> None:
+        waiting = self.waiting[worker.stage.name]
+        if (worker, since) in waiting:
+            waiting.remove((worker, since))
+            self.write(EventKind.WAIT, worker, since, worker.stage.takes, worker.stage.batch, flags=TIMED_OUT)
+            self.at(self.now + 0.001, lambda: self.begin(worker))
 
     def duration(self, worker: Worker) -> float:
         stage = worker.stage

@@ -272,8 +272,9 @@ class _Window:
             for name in wait.fields:
                 wanted_by[name].add(task)
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
+        put = {flow.field: flow.rows * self.seconds for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
-            rows = produced.get(partition, {})
+            rows = produced.get(partition, put)
             # Where several fields have equally many rows, the one that most tasks wait for is made first.
             name = min(fields, key=lambda each: (rows.get(each, 0), -len(wanted_by[each])), default="")
             makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]

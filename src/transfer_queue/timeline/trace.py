@@ -203,8 +203,8 @@ class _Trace:
 def find_sources(puts: KindColumns, claims: KindColumns) -> np.ndarray:
     """Return for each claim the put of the row that it names, as a position in `puts`; -1 if it is not recorded.
 
-    This is the put with the block of the claim. If there is none in the partition, because the block of the row has been
-    merged into another one, it is the put with the largest smaller number.
+    This is the put with the block of the claim. If there is none in the partition, because the block of the row has
+    been merged into another one, it is the put with the largest smaller number.
     """
     found = np.full(len(claims), -1, np.int64)
     put_block, claim_block = puts.column("block"), claims.column("block")

@@ -27,6 +27,7 @@ WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recordin
 STEPS = 4  # the window has so many steps of the task with the longest steps
 STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system counts as stopped
 STOPPED_STEPS = 3  # the same in steps of the slowest task
+SCATTER = 0.05  # of rates; so much more than a whole number of ranks is that number
 MOST_HOPS = 4  # that a text describes
 HOLDS = {"policy": "policy version", "capacity": "capacity"}
 FLOWING, SLOW, STOPPED, IDLE = "flowing", "slow", "stopped", "idle"
@@ -295,7 +296,7 @@ def _advice(account: Account, found: Bottleneck, stage: TaskAccount) -> str:
         if could > wanted:
             verb = "put" if hop.held else "take"
             wanted, words = could, f"samples are what {_task(hop.task)} could {verb} each second"
-    needed = math.ceil(wanted / each - 1e-3)
+    needed = math.ceil(wanted / each * (1 - SCATTER))
     if needed <= stage.alive:
         return ""
     ranks = _count(needed, "rank", "ranks")
