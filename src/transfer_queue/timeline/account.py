@@ -11,7 +11,7 @@ import numpy as np
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.event_table import EventTable, KindColumns, quantile, sum_by
 from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
-from transfer_queue.timeline.spans import Spans, SpanState, measure_spans
+from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
 
 SAME_TIME = 1e-6  # two events of one moment of the controller's loop differ by less, in seconds
 MOST_CAUSES = 16
@@ -24,7 +24,7 @@ class TaskAccount:
     name: str
     """The name of the task; "" for clients that have no task."""
     workers: np.ndarray
-    """The positions of its workers in `Workers`."""
+    """The positions of its workers in `TaskWorkers`."""
     alive: int
     """The number of workers that are connected."""
     gone: int
@@ -97,7 +97,7 @@ class Account:
 
     table: EventTable
     """The events that it is made of."""
-    spans: Spans
+    spans: WorkerSpans
     """What each worker did."""
     tasks: dict[str, TaskAccount]
     """The tasks by name."""
@@ -331,7 +331,7 @@ def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...]) 
     return total
 
 
-def _task_accounts(window: _Window, spans: Spans, status: SystemStatus | None) -> dict[str, TaskAccount]:
+def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | None) -> dict[str, TaskAccount]:
     workers, seconds = window.table.workers, spans.seconds
     takes, puts, steps = window.table.takes, window.table.puts, window.table.steps
     flows, claimed = window.flows, window.claimed()
@@ -359,7 +359,7 @@ def _task_accounts(window: _Window, spans: Spans, status: SystemStatus | None) -
 class _Attendance:
     """Which workers are connected, and which are gone."""
 
-    def __init__(self, table: EventTable, spans: Spans) -> None:
+    def __init__(self, table: EventTable, spans: WorkerSpans) -> None:
         known = bool(table.recording.connected)
         last = spans.end >= spans.line.end - SAME_TIME
         there = np.zeros(len(table.workers), bool)

@@ -57,7 +57,7 @@ class SlowRank:
     """A rank that takes much longer than the others of its task."""
 
     worker: int
-    """Its position in `Workers`."""
+    """Its position in `TaskWorkers`."""
     factor: float
     """How many times as long it takes for a row."""
 

@@ -15,7 +15,7 @@ DENSE = 1 << 22  # sums over at most this many cells are made without sorting
 
 
 @dataclass(frozen=True)
-class Workers:
+class TaskWorkers:
     """The ranks of tasks. A client whose rank is not known is a worker of its own."""
 
     task: np.ndarray
@@ -38,7 +38,7 @@ class Workers:
         return f"rank {rank}" if rank >= 0 else f"client {self.clients[worker]}"
 
 
-def find_workers(recording: Recording) -> Workers:
+def find_workers(recording: Recording) -> TaskWorkers:
     """Return the workers that the lanes of a recording belong to."""
     numbers: dict[tuple[str, int, str], int] = {}
     tasks: dict[str, int] = {}
@@ -54,7 +54,7 @@ def find_workers(recording: Recording) -> Workers:
             clients.append(lane.client)
         clients[worker] = lane.client
     numbers_of = [np.array(column, np.int64) for column in (task, rank, of_lane)]
-    return Workers(numbers_of[0], numbers_of[1], clients, list(tasks), numbers_of[2])
+    return TaskWorkers(numbers_of[0], numbers_of[1], clients, list(tasks), numbers_of[2])
 
 
 class KindColumns:

@@ -16,6 +16,7 @@ SECONDS = 300.0  # how much time a recording keeps, by default
 EVENTS = 1 << 18  # how many events a recording keeps, by default
 NAMES = 1 << 16  # a table with more names forgets those that no event refers to
 GAPS = 64
+FIRST = 4096  # events among which the one with the earliest beginning is
 FIELDS = 1024  # of whose producers a recording keeps the memory
 
 T = TypeVar("T")
@@ -126,6 +127,8 @@ class Recording:
         self._boot, self._position, self._wall = "", -1, 0.0
         self.now = 0.0
         """The time of the last reply."""
+        self.start = 0.0
+        """When the recording begins: with its first event or the oldest open wait, at most `seconds` ago."""
         self.caught_up = False
         """True if the last reply had no more events behind it, so that `open` and `connected` are complete."""
         self.open: list[OpenWait] = []
@@ -157,14 +160,6 @@ class Recording:
         """The tuples of fields, by their position."""
         return self._fields.values
 
-    @property
-    def start(self) -> float:
-        """When the recording begins: the first event that is kept, or the oldest open wait; at most `seconds` ago."""
-        begins = [self.now, *(each.since for each in self.open)]
-        if len(self.events):
-            begins.append(float(self.events["since"].min()))
-        return max(min(begins), self.now - self.seconds)
-
     def request(self) -> ReadTimeline:
         """Return the request whose reply `add` takes next."""
         if self._position < 0:
@@ -177,15 +172,15 @@ class Recording:
         now, wall = reply.now, reply.wall
         if not (math.isfinite(now) and math.isfinite(wall)) or max(abs(now), abs(wall)) > 1e15:
             return
-        begins = self._position < 0
-        if begins or reply.boot != self._boot:
+        first = self._position < 0
+        if first or reply.boot != self._boot:
             self._lanes.forget_boot()
             self._partitions.forget_boot()
             self._fields.forget_boot()
             self._wall = wall
         self._learn(reply)
         added = self._translated(reply.events, now)
-        if not begins and (reply.boot != self._boot or reply.missed > 0):
+        if not first and (reply.boot != self._boot or reply.missed > 0):
             missed = reply.missed if reply.boot == self._boot else 0
             resumed = float(added["since"].min()) if len(added) else now + self._wall
             self.gaps = [*self.gaps, Gap(self.now, max(resumed, self.now), missed)][-GAPS:]
@@ -196,6 +191,8 @@ class Recording:
         self._trim()
         self.open = [self._opened(each) for each in reply.open] if self.caught_up else []
         self.connected = frozenset(reply.connected) if self.caught_up else frozenset()
+        begins = [self.now, *(each.since for each in self.open), *self.events["since"][:FIRST].tolist()]
+        self.start = max(min(begins), self.now - self.seconds)
 
     def _learn(self, reply: TimelineReply) -> None:
         self._lanes.learn(

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from transfer_queue.timeline.event_table import EventTable, Workers, order_of
+from transfer_queue.timeline.event_table import EventTable, TaskWorkers, order_of
 from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
 from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
 
@@ -31,10 +31,10 @@ class SpanState(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Spans:
+class WorkerSpans:
     """What the workers did in a window. The spans of a worker cover the window without overlap, but for UNKNOWN."""
 
-    workers: Workers
+    workers: TaskWorkers
     """The workers."""
     line: Line
     """The window."""
@@ -64,7 +64,7 @@ class Spans:
         return shares
 
 
-def measure_spans(table: EventTable, start: float, end: float) -> Spans:
+def measure_spans(table: EventTable, start: float, end: float) -> WorkerSpans:
     """Return what each worker did between two times.
 
     Args:
@@ -81,7 +81,7 @@ def measure_spans(table: EventTable, start: float, end: float) -> Spans:
         merge(_absence(table, line)),
     ]
     places, layer = paint(layers)
-    return Spans(table.workers, line, *line.locate(places), layer + 1)
+    return WorkerSpans(table.workers, line, *line.locate(places), layer + 1)
 
 
 def _parked(table: EventTable, line: Line, *, holds: bool) -> Intervals:

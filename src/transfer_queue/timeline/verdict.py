@@ -25,6 +25,8 @@ from transfer_queue.timeline.recording import Recording
 
 WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recording has as much
 STEPS = 4  # the window has so many steps of the task with the longest steps
+WARM_UP = 20.0  # seconds after the first rows of the last tasks, at least, that say nothing yet
+WARM_UP_STEPS = 2  # the same in steps of the task with the longest steps
 STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system counts as stopped
 STOPPED_STEPS = 3  # the same in steps of the slowest task
 SCATTER = 0.05  # of rates; so much more than a whole number of ranks is that number
@@ -86,13 +88,15 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
         return _idle(recording, happened)
     if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
         return _stopped(table, status, dealt)
-    if seconds is None:
-        seconds = max(WINDOW, STEPS * max((long for _, long in table.steps.values()), default=0.0))
+    longest = max((long for _, long in table.steps.values()), default=0.0)
+    seconds = max(WINDOW, STEPS * longest) if seconds is None else seconds
     start = max(recording.now - seconds, recording.start)
     begun = _first_dealt(table)
     if recording.start > recording.now - recording.seconds + 1.0:  # the recording has the beginning of the system
         if begun is None and recording.now - recording.start < STOPPED_AFTER:
             return _starting(make_account(table, status, start, recording.now))
+        if begun is not None and recording.now - begun < max(WARM_UP, WARM_UP_STEPS * longest):
+            return _flowing(make_account(table, status, start, recording.now))
         start = start if begun is None else max(start, begun)
     account = make_account(table, status, start, recording.now)
     found = find_bottleneck(account)
