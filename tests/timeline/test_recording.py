@@ -106,3 +106,15 @@ def test_tables_of_names_stay_bounded():
 def test_arguments_are_checked(seconds, limit):
     with pytest.raises(ValueError, match="must be a positive"):
         Recording(seconds, limit)
+
+
+def test_a_recording_knows_whether_it_has_everything_since_the_start_of_the_controller():
+    recording = Recording(10)
+    assert not recording.from_boot
+    recording.add(reply([event(EventKind.PUT, 1, 0)], 2, position=1))
+    assert recording.from_boot
+    recording.add(reply([event(EventKind.PUT, 30, 0)], 31, position=2))
+    assert not recording.from_boot  # the first event is too old
+    late = Recording()
+    late.add(reply([event(EventKind.PUT, 1, 0)], 2, position=5))
+    assert not late.from_boot

@@ -129,6 +129,8 @@ class Recording:
         """The time of the last reply."""
         self.start = 0.0
         """When the recording begins: with its first event or the oldest open wait, at most `seconds` ago."""
+        self.from_boot = False
+        """True if no event since the start of the controller is missing."""
         self.caught_up = False
         """True if the last reply had no more events behind it, so that `open` and `connected` are complete."""
         self.open: list[OpenWait] = []
@@ -169,7 +171,7 @@ class Recording:
 
     def add(self, reply: TimelineReply) -> None:
         """Add a reply. Events that cannot be true, such as those of the future, are made harmless or left out."""
-        now, wall = reply.now, reply.wall
+        now, wall = float(reply.now), float(reply.wall)
         if not (math.isfinite(now) and math.isfinite(wall)) or max(abs(now), abs(wall)) > 1e15:
             return
         first = self._position < 0
@@ -180,6 +182,8 @@ class Recording:
             self._wall = wall
         self._learn(reply)
         added = self._translated(reply.events, now)
+        before = reply.position - len(reply.events) // EVENT.itemsize
+        self.from_boot = (before <= 0 if first else self.from_boot and reply.boot == self._boot) and reply.missed <= 0
         if not first and (reply.boot != self._boot or reply.missed > 0):
             missed = reply.missed if reply.boot == self._boot else 0
             resumed = float(added["since"].min()) if len(added) else now + self._wall
@@ -235,6 +239,7 @@ class Recording:
         first = int(np.searchsorted(self.events["time"], self.now - self.seconds))
         first = max(first, len(self.events) - self.limit)
         self._remember(self.events[:first])
+        self.from_boot &= first == 0
         self._begin += first
         self.gaps = [each for each in self.gaps if each.end >= self.now - self.seconds]
         for column, table in (("lane", self._lanes), ("partition", self._partitions), ("fields", self._fields)):

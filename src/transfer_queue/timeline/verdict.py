@@ -92,7 +92,7 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
     seconds = max(WINDOW, STEPS * longest) if seconds is None else seconds
     start = max(recording.now - seconds, recording.start)
     begun = _first_dealt(table)
-    if recording.start > recording.now - recording.seconds + 1.0:  # the recording has the beginning of the system
+    if recording.from_boot:
         if begun is None and recording.now - recording.start < STOPPED_AFTER:
             return _starting(make_account(table, status, start, recording.now))
         if begun is not None and recording.now - begun < max(WARM_UP, WARM_UP_STEPS * longest):
