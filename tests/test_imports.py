@@ -22,7 +22,7 @@ LOWEST = {"errors", "messages", "display"}
 SETTINGS = {"config", "names", "utils"}
 BYTES = LOWEST | {"wire"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
-CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node"}
+CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node", "timeline"}
 MAY_IMPORT = {
     "errors": set(),
     "display": set(),
@@ -83,8 +83,10 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: copies over two threads; the sampler that balances lengths decodes lengths that are arrays of one element.
+# Exceptions: the verdict shows times of day; copies over two threads; the sampler that balances lengths decodes lengths
+# that are arrays of one element.
 EXCUSED = {
+    ("timeline/verdict.py", "time"),
     ("wire/buffers/copies.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }

@@ -55,6 +55,7 @@ def test_a_folder_in_place_of_a_file_of_settings_is_an_error(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("trace", "trace.json", "--last", "0"), "must be a positive number of seconds, got '0'"),
         (("start", "--set", "foo"), "must be KEY=VALUE, got 'foo'"),
         (("start", "--set", "=3"), "must be KEY=VALUE, got '=3'"),
         (("start", "--set", "a.b=["), "the value '[' of a.b is not valid YAML"),

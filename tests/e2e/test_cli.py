@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -85,6 +87,29 @@ def test_explain_says_what_is_missing(started: subprocess.CompletedProcess[str])
     told = command("explain", "p", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
     assert told.returncode == 0, told.stderr
     assert "is missing the fields ['y']" in told.stdout
+
+
+def test_a_trace_has_a_track_for_each_task(started: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
+    client = tq.get_client()
+    client.put(TensorDict({"prompt": torch.zeros(3, 2)}, batch_size=[3]), partition_id="train_0")
+    client.get_meta(["prompt"], 2, "train_0", task_name="update", sampling_config={"dp_rank": 1})
+    path = tmp_path / "trace.json"
+    written = command("trace", str(path), "--name", NAME)
+    assert written.returncode == 0, written.stderr
+    assert written.stdout.startswith("wrote 2 events to ")
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any("update" in str(event.get("args", {}).get("name")) for event in events if event["ph"] == "M")
+    assert [found.name for found in tmp_path.iterdir()] == ["trace.json"]
+    missing = command("trace", str(tmp_path / "no" / "folder.json"), "--name", NAME)
+    assert missing.returncode == 1
+    assert "No such file or directory" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+def test_a_status_begins_with_the_verdict(started: subprocess.CompletedProcess[str]) -> None:
+    assert command("status", "--name", NAME).stdout.startswith("Idle: no claim is open, and nothing was recorded.\n\n")
+    found = json.loads(command("status", "--json", "--name", NAME).stdout)["verdict"]
+    assert (found["state"], found["stage"]) == ("idle", None)
 
 
 def test_stop_ends_it(started: subprocess.CompletedProcess[str]) -> None:

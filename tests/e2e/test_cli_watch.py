@@ -27,6 +27,8 @@ from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.verdict import Verdict
 
 LONG = "600"  # seconds between two looks where the next one must come by itself, of an end
 
@@ -75,7 +77,9 @@ class Said:
         self.shown: list[tuple[str, dict[Any, float] | None]] = []
         self.lines: list[str] = []
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: dict[Any, float] | None) -> None:
+    def show(
+        self, system: RunningSystem, status: SystemStatus, speeds: dict[Any, float] | None, verdict: Verdict
+    ) -> None:
         self.shown.append((system.name, speeds))
         if len(self.shown) == self.looks:
             raise KeyboardInterrupt
@@ -94,6 +98,9 @@ class FakeClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def read_timeline(self, recording: Recording, timeout: float) -> None:
         pass
 
     def status(self, timeout: float) -> SystemStatus:
@@ -175,7 +182,9 @@ def test_status_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str
 def test_watch_ends_with_the_system(system: RunningSystem) -> None:
     process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
     assert process.stdout is not None
-    first = [process.stdout.readline() for _ in range(5)]
+    verdict, empty, *first = [process.stdout.readline() for _ in range(7)]
+    assert verdict.startswith("Idle: no claim is open")
+    assert empty == "\n"
     assert first[0].startswith("p: 1 sample,")
     assert first[1].split()[:4] == ["field", "x", "produced", "1/1"]
     assert first[2] == "\n"

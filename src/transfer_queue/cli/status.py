@@ -41,12 +41,16 @@ def run(options: argparse.Namespace) -> int:
 
         return watch(options.name, options.watch, options.json)
     from transfer_queue.client.control_client import ControlClient
+    from transfer_queue.timeline.recording import Recording
+    from transfer_queue.timeline.verdict import judge
 
-    system = find_system(options.name)
+    system, recording = find_system(options.name), Recording()
     with ControlClient(system) as onlooker:
+        onlooker.read_timeline(recording)
         status = onlooker.status()
+    verdict = judge(recording, status)
     if options.json:
-        print(json_line(system, status))
+        print(json_line(system, status, verdict))
     else:
-        print(f"{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        print(f"{verdict.text}\n\n{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
     return 0

@@ -18,6 +18,7 @@ from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
     from transfer_queue.node.system.launcher import RunningSystem
+    from transfer_queue.timeline.verdict import Verdict
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows per second that were produced or consumed."""
@@ -132,11 +133,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def json_line(system: RunningSystem, status: SystemStatus, **more: Any) -> str:
-    """Return one line of JSON with the system, the progress, and in `more` the rates."""
+def json_line(system: RunningSystem, status: SystemStatus, verdict: Verdict, speeds: Rates | None = None) -> str:
+    """Return one line of JSON with the system, the verdict, the progress and the rates."""
     its = system.description
     about = {
         "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
         "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
     }  # fmt: skip
-    return json.dumps({"system": about, **status_as_json(status, **more)})
+    return json.dumps({"system": about, "verdict": _plain(verdict), **status_as_json(status, speeds)})

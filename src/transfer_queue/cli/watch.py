@@ -24,6 +24,8 @@ from transfer_queue.errors import (
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.node.system.processes import Process
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.verdict import Verdict, judge
 
 ANSWER_SECONDS = 10.0  # timeout of one query; the next one tries again
 RESTART_SECONDS = 2.0  # how long to wait for another system to start after the system has ended
@@ -35,8 +37,8 @@ _LEFT = (ConnectionLostError, AttachError, AuthenticationError)  # errors of a c
 class Display(Protocol):
     """The output of statuses and messages."""
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None) -> None:
-        """Show a status, with the rates since the previous one."""
+    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict) -> None:
+        """Show a status with its verdict, and with the rates since the previous one."""
 
     def say(self, line: str) -> None:
         """Show a message about an event."""
@@ -71,10 +73,12 @@ def follow_all(name: str | None, system: RunningSystem, seconds: float, display:
 def follow(system: RunningSystem, seconds: float, display: Display) -> None:
     """Show a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
+    recording = Recording()
     its = system.description
     with ControlClient(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
         while True:
             try:
+                onlooker.read_timeline(recording, timeout=ANSWER_SECONDS)
                 status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
                 display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
@@ -83,7 +87,7 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
             else:
                 now = time.monotonic()
                 speeds = None if before is None else rates(before[1], status, max(now - before[0], 1e-3))
-                display.show(system, status, speeds)
+                display.show(system, status, speeds, judge(recording, status))
                 before = now, status
             if _wait_for_end(system, supervisor, seconds):
                 return
@@ -118,10 +122,10 @@ class Lines:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None) -> None:
+    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict) -> None:
         """See `Display`."""
-        text = json_line(system, status, speeds=speeds) if self._as_json else format_table(status, speeds) + "\n"
-        print(text, flush=True)
+        table = f"{verdict.text}\n\n{format_table(status, speeds)}\n"
+        print(json_line(system, status, verdict, speeds) if self._as_json else table, flush=True)
 
     def say(self, line: str) -> None:
         """See `Display`."""
@@ -165,10 +169,11 @@ class Screen:
         os.kill(os.getpid(), signal.SIGSTOP)
         self._write(self._ENTER)
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None) -> None:
+    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict) -> None:
         """See `Display`."""
         self._shown = (
-            f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}\n\n{format_table(status, speeds)}"
+            f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}\n\n"
+            f"{verdict.text}\n\n{format_table(status, speeds)}"
         )
         self._draw()
 

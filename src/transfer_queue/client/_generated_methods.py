@@ -18,6 +18,7 @@ from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.timeline.verdict import Verdict
 
 T = TypeVar("T")
 
@@ -1691,6 +1692,42 @@ class GeneratedMethods(ABC):
             ['train_0']
         """
         return await self._run_async(self._operations.status(timeout=timeout))
+
+    def verdict(self, *, timeout: float | None = None) -> Verdict:
+        """Return what slows the training down: the slowest stage, who waits for it, and since when.
+
+        The verdict is about the last minute, or about the last four steps of the slowest task if these take longer.
+        Producers have names in it if they call `tq.init(task=...)` or claim samples themselves.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The verdict. `text` is a sentence for people; `stage` is None if nothing slows the training down.
+
+        Example:
+            >>> client.verdict().stage is None
+            True
+        """
+        return self._run(self._operations.verdict(timeout=timeout))
+
+    async def async_verdict(self, *, timeout: float | None = None) -> Verdict:
+        """Return what slows the training down: the slowest stage, who waits for it, and since when.
+
+        The verdict is about the last minute, or about the last four steps of the slowest task if these take longer.
+        Producers have names in it if they call `tq.init(task=...)` or claim samples themselves.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The verdict. `text` is a sentence for people; `stage` is None if nothing slows the training down.
+
+        Example:
+            >>> (await client.async_verdict()).stage is None
+            True
+        """
+        return await self._run_async(self._operations.verdict(timeout=timeout))
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
         """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from transfer_queue.node.system.launcher import RunningSystem
+    from transfer_queue.timeline.recording import Recording
 
 T = TypeVar("T")
 
@@ -50,6 +51,12 @@ class ControlClient:
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
         """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
         return self.request(request, TimelineReply, timeout)
+
+    def read_timeline(self, recording: Recording, timeout: float | None = None) -> None:
+        """Add to a recording what has happened since its last event."""
+        recording.add(self._read_timeline(recording.request(), timeout=timeout))
+        while not recording.caught_up:
+            recording.add(self._read_timeline(recording.request(), timeout=timeout))
 
     def close(self) -> None:
         """Close the connections."""

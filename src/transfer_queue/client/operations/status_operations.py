@@ -16,6 +16,8 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.timeline import Introduce, ReadTimeline, TimelineReply
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.verdict import Verdict, judge
 
 
 class StatusOperations(DataPath):
@@ -245,6 +247,27 @@ class StatusOperations(DataPath):
             ['train_0']
         """
         return (yield from self._ask(system.Status(), SystemStatus, timeout))
+
+    def verdict(self, *, timeout: float | None = None) -> Operation[Verdict]:
+        """Return what slows the training down: the slowest stage, who waits for it, and since when.
+
+        The verdict is about the last minute, or about the last four steps of the slowest task if these take longer.
+        Producers have names in it if they call `tq.init(task=...)` or claim samples themselves.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The verdict. `text` is a sentence for people; `stage` is None if nothing slows the training down.
+
+        Example:
+            >>> client.verdict().stage is None
+            True
+        """
+        recording = Recording()
+        while not recording.caught_up:
+            recording.add((yield from self._read_timeline(recording.request(), timeout=timeout)))
+        return judge(recording, (yield from self.status(timeout=timeout)))
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
         """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
