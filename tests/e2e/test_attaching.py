@@ -103,13 +103,13 @@ def test_the_configuration_in_force_equals_every_conf_whose_settings_are_in_forc
 
 
 def test_the_starter_gets_the_same_settings_from_every_call(caplog: pytest.LogCaptureFixture) -> None:
-    conf = {"system": {"name": f"{NAME}-mine"}, "controller": {"sampler": tq.RankAwareSampler()}, "mine": 5}
+    conf = {"system": {"name": f"{NAME}-mine"}, "controller": {"sampler": tq.RankAwareSampler()}, "wandb": 5}
     try:
         first = tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))
-        assert warnings_of(caplog) == ["the configuration has a key without an effect: mine: unknown"]
+        assert warnings_of(caplog) == ["the configuration has a key without an effect: wandb: unknown"]
         assert tq.init() == first
         assert isinstance(first.controller.sampler, tq.RankAwareSampler)
-        assert first.mine == 5
+        assert first.wandb == 5
     finally:
         tq.close()
 

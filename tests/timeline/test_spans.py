@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timeline_replies import LANES, WALL, event, reply
 
@@ -124,6 +124,7 @@ timed = st.tuples(st.sampled_from(list(EventKind)), st.floats(0, 50), st.floats(
 
 
 @settings(deadline=None)
+@example([], 59.5, False)
 @given(st.lists(timed, max_size=60), st.floats(0, 60), st.booleans())
 def test_shares_are_between_0_and_1_and_add_up(chosen, start, known):
     events = [event(kind, time, lane, time - before, flags=flags, rows=rows)

@@ -53,7 +53,7 @@ class WorkerSpans:
         states = len(SpanState)
         cells = self.worker * states + self.state
         total = np.bincount(cells, self.end - self.start, minlength=len(self.workers) * states)
-        total = total.reshape(len(self.workers), states)
+        total = total.astype(np.float64).reshape(len(self.workers), states)  # without spans, bincount counts integers
         total[:, SpanState.UNKNOWN] = np.maximum(self.line.length - total.sum(axis=1), 0.0)
         return total
 
