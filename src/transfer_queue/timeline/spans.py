@@ -52,8 +52,9 @@ class WorkerSpans:
         """The seconds of each worker in each state: an array of (worker, state)."""
         states = len(SpanState)
         cells = self.worker * states + self.state
-        total = np.bincount(cells, self.end - self.start, minlength=len(self.workers) * states)
-        total = total.astype(np.float64).reshape(len(self.workers), states)  # without spans, bincount counts integers
+        counted = np.bincount(cells, self.end - self.start, minlength=len(self.workers) * states)
+        # Without spans, bincount counts integers.
+        total = counted.astype(np.float64).reshape(len(self.workers), states)
         total[:, SpanState.UNKNOWN] = np.maximum(self.line.length - total.sum(axis=1), 0.0)
         return total
 
