@@ -123,7 +123,7 @@ class SampleEvent(Message, frozen=True):
     time: float
     """When it happened."""
     kind: str
-    """"put", "replaced" (it put fields that the sample had), "tagged", "claimed", "acknowledged", "returned" (a lease
+    """"put", "replaced" (some of its fields were put before), "tagged", "claimed", "acknowledged", "returned" (a lease
     ended without an acknowledgement) or "cleared"."""
     client: str
     """The client; "" for the controller itself."""
@@ -132,7 +132,7 @@ class SampleEvent(Message, frozen=True):
     rank: int
     """Its rank; -1 if it is not known."""
     fields: list[str] = []
-    """The fields that were put or claimed; in a "replaced" event those that were put again."""
+    """The fields that were put or claimed."""
     rows: int = 0
     """The number of samples of the event."""
     block: int = 0
