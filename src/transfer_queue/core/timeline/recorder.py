@@ -101,6 +101,8 @@ class TimelineRecorder:
         """The events that are not written yet, in order."""
         self._times = PublicationTimes()
         self._policies = PolicyHistory()
+        self._reserved = 0, 0
+        """The first global index and the number of the rows that were reserved last, until the next put."""
         self._dropped: dict[str, int] = {}
         """Partition that was dropped -> the global index below which all its rows are."""
         self._names: dict[int, tuple[Schema, tuple[str, ...]]] = {}
@@ -137,10 +139,14 @@ class TimelineRecorder:
             self.flush()
 
     def note_published(self, record: r.Published) -> None:
-        """Note a put of existing rows, which was applied."""
+        """Note a put of existing rows, or of rows that were just reserved, which was applied."""
         block, now, arrived = record.block, self._clock.now, self.arrived
+        flags, (first, count) = 0, self._reserved
+        if count and len(record.rows) == 8 * count and int.from_bytes(record.rows[:8], "little") == first:
+            flags = NEW_ROWS
+        self._reserved = 0, 0
         self._notes.append((
-            _PUT, now, now if arrived is None else arrived, 0, record.writer, None, None, record.partition,
+            _PUT, now, now if arrived is None else arrived, flags, record.writer, None, None, record.partition,
             () if block is None else self._state.blocks.newest_schema, len(record.rows) // 8,
             0 if block is None else block.nbytes, record.block_number, None, record.rows,
         ))  # fmt: skip
@@ -273,6 +279,7 @@ class TimelineRecorder:
     def _note_reserved(self, record: r.RowsReserved) -> None:
         if record.count and not record.pre_allocated:
             self.reservation_times.note(record.first_index, self._clock.now)
+            self._reserved = record.first_index, record.count
 
     def _forget_times(self) -> None:
         """Forget the times of blocks and versions, because a loaded state has others."""
