@@ -66,7 +66,8 @@ class ReportText:
         yield from self._history()
         if report.explanation:
             yield ""
-            yield from textwrap.wrap(printable_name(report.explanation), self._width, break_on_hyphens=False)
+            for line in report.explanation.splitlines():
+                yield from textwrap.wrap(printable_name(line), self._width, break_on_hyphens=False)
 
     def _heading(self) -> Iterator[str]:
         report, style = self._report, self._style
@@ -138,7 +139,7 @@ class ReportText:
             type_text(field, 40 if wide else 20),
             "?" if field.nbytes is None else size_text(field.nbytes),
             f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
-            who(field.task, field.rank, field.client, 40 if wide else 14),
+            who(field.task, field.rank, field.client if wide or not field.task else "", 40 if wide else 18),
             age,
         )
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from transfer_queue.node.system.launcher import RunningSystem
 
 
 def add_json(command: argparse.ArgumentParser, summary: str = "print one JSON document") -> None:
@@ -26,6 +29,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
+
+
+def system_as_json(system: RunningSystem) -> dict[str, Any]:
+    """Return what identifies a running system."""
+    its = system.description
+    return {
+        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
+        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
+    }  # fmt: skip
 
 
 def print_json(value: Any) -> None:
