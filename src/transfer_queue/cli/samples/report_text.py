@@ -16,8 +16,8 @@ from transfer_queue.cli.shell.terminal import (
     middle_cut,
 )
 from transfer_queue.display import count_text, listed_names, printable_name, short_name, short_repr, size_text
+from transfer_queue.display.progress_text import tier_name
 from transfer_queue.messages import samples
-from transfer_queue.messages.progress_text import tier_name
 from transfer_queue.messages.samples import SampleEvent, SampleField, SampleGroup, SampleReport, SampleTask
 
 COLORS = {

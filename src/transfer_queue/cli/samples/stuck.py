@@ -61,8 +61,8 @@ def _limit(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the samples."""
-    from transfer_queue.client.control_client import ControlClient
     from transfer_queue.cli.shell.terminal import Styles, width_of_output
+    from transfer_queue.client.control_client import ControlClient
     from transfer_queue.names import did_you_mean
 
     with ControlClient(find_system(options.name)) as onlooker:

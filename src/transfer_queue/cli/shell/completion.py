@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         return 1
     parser = options.whole
     _mark_values(parser)
-    print(shtab.complete(parser, options.shell, preamble=PREAMBLES), end="")
+    preamble: Any = PREAMBLES  # its annotation says str
+    print(shtab.complete(parser, options.shell, preamble=preamble), end="")
     return 0
 
 
