@@ -132,6 +132,7 @@ class ReportText:
 
     def _field(self, field: SampleField) -> tuple[str, ...]:
         wide = self._width > 100
+        known = bool(field.client or field.task)
         age = "" if field.time is None else f"{duration_text(self._report.now - field.time)} ago"
         copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
         return (
@@ -139,7 +140,9 @@ class ReportText:
             type_text(field, 40 if wide else 20),
             "?" if field.nbytes is None else size_text(field.nbytes),
             f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
-            who(field.task, field.rank, field.client if wide or not field.task else "", 40 if wide else 18),
+            who(field.task, field.rank, field.client if wide or not field.task else "", 40 if wide else 18)
+            if known
+            else "",
             age,
         )
 
@@ -176,7 +179,7 @@ class ReportText:
         if not report.history:
             yield self._style(f"history: {'no events' if report.complete else 'not kept'}", "bold")
             return
-        yield self._style(f"history, the newest last{kept}", "bold")
+        yield self._style(cut(f"history, the newest last{kept}", self._width), "bold")
         rows = [self._event(event) for event in report.history]
         lines = columns_text(rows, right=frozenset({1}))
         for event, line in zip(report.history, lines):

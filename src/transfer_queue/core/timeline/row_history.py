@@ -108,7 +108,7 @@ class RowHistory:
 
     def reaches_start(self) -> bool:
         """Return whether no event and no row was lost so far."""
-        return self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first
+        return 0 < self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first
 
     def _before(self, position: int) -> int:
         return int(self._places["before"][position % self._ring.capacity])
