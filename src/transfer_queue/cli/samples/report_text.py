@@ -132,7 +132,7 @@ class ReportText:
 
     def _field(self, field: SampleField) -> tuple[str, ...]:
         wide = self._width > 100
-        known = bool(field.client or field.task)
+        client = field.client if wide or not field.task else ""
         age = "" if field.time is None else f"{duration_text(self._report.now - field.time)} ago"
         copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
         return (
@@ -140,9 +140,7 @@ class ReportText:
             type_text(field, 40 if wide else 20),
             "?" if field.nbytes is None else size_text(field.nbytes),
             f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
-            who(field.task, field.rank, field.client if wide or not field.task else "", 40 if wide else 18)
-            if known
-            else "",
+            who(field.task, field.rank, client, 40 if wide else 18) if client or field.task else "",
             age,
         )
 
