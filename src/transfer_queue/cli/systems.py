@@ -181,7 +181,7 @@ def _cells(system: ListedSystem, now: float) -> tuple[str, ...]:
     return (
         short_name(system.name, 24),
         system.state,
-        "" if system.started_at is None else f"for {duration_text(now - system.started_at)}",
+        "" if system.started_at is None else f"for {duration_text(now - system.started_at, units=1)}",
         "" if system.pid is None else f"pid {system.pid}",
         "" if system.memory is None else size_text(system.memory),
         rows + ("" if system.rows is None else count_text(system.rows, "sample")),

@@ -133,7 +133,7 @@ class ReportText:
     def _field(self, field: SampleField) -> tuple[str, ...]:
         wide = self._width > 100
         client = field.client if wide or not field.task else ""
-        age = "" if field.time is None else f"{duration_text(self._report.now - field.time)} ago"
+        age = "" if field.time is None else f"{duration_text(self._report.now - field.time, 2 if wide else 1)} ago"
         copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
         return (
             short_name(field.name, 40 if wide else 18),
@@ -188,7 +188,7 @@ class ReportText:
         others = f" (with {count_text(event.rows - 1, 'other')})" if event.rows > 1 and wide else ""
         return (
             clock_text(event.time, self._report.now),
-            f"{duration_text(self._report.now - event.time)} ago",
+            f"{duration_text(self._report.now - event.time, 2 if wide else 1)} ago",
             event.kind,
             who(event.task, event.rank, event.client, 40 if wide else 20),
             (listed_names(event.fields) if event.fields else "") + others,

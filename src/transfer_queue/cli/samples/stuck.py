@@ -97,30 +97,34 @@ def lines_of(report: StuckReport, width: int, style: Styles) -> Iterator[str]:
         yield ""
         name = f", prompt {short_name(prompt)}" if prompt else ""
         yield style(f"{short_name(partition)}{name}", "cyan")
-        yield from _group_lines(list(some), report.now, width, style)
+        yield from _group_lines(list(some), report.now, width)
     left = report.total - len(report.samples)
     if left > 0:
         yield ""
         yield f"{left:,} more {'is' if left == 1 else 'are'} not shown; --limit shows more"
 
 
-def _group_lines(some: list[StuckSample], now: float, width: int, style: Styles) -> Iterator[str]:
+def _group_lines(some: list[StuckSample], now: float, width: int) -> Iterator[str]:
     from transfer_queue.cli.samples.report_text import who
     from transfer_queue.cli.shell.terminal import columns_text, cut, duration_text
     from transfer_queue.display import short_name
 
     wide = width > 100
-    rows = [
-        (
-            short_name(each.key, 40 if wide else 20) if each.key is not None else str(each.index),
-            "since the start" if each.time is None else f"{duration_text(now - each.time)}",
-            f"by {who(each.task, each.rank, each.client, 36 if wide else 20)}" if each.client else "",
-            _lacks(each),
+    rows = []
+    for each in some:
+        client = each.client if wide or not each.task else ""
+        writer = who(each.task, each.rank, client, 36 if wide else 18)
+        age = None if each.time is None else duration_text(now - each.time, 2 if wide else 1)
+        rows.append(
+            (
+                short_name(each.key, 40 if wide else 20) if each.key is not None else str(each.index),
+                age or "since the start",
+                f"by {writer}" if each.client or each.task else "",
+                _lacks(each),
+            )
         )
-        for each in some
-    ]
     for line in columns_text(rows, right=frozenset({1})):
-        yield style(cut(line, width)) if wide else cut(line, width)
+        yield cut(line, width)
 
 
 def _lacks(sample: StuckSample) -> str:

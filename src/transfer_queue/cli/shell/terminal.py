@@ -46,8 +46,8 @@ def width_of_output() -> int:
     return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
 
 
-def duration_text(seconds: float) -> str:
-    """Return a duration with the two largest units that are not zero, as `12 s`, `3 min 5 s` and `2 d 4 h`."""
+def duration_text(seconds: float, units: int = 2) -> str:
+    """Return a duration with its one or two largest units, as `12 s`, `3 min 5 s` and `2 d 4 h`."""
     left = max(0, round(seconds))
     if left < 1:
         return f"{max(seconds, 0.0) * 1000:.0f} ms" if seconds > 0.0005 else "0 s"
@@ -55,7 +55,7 @@ def duration_text(seconds: float) -> str:
         if left >= size:
             name = dict(_UNITS)[size]
             rest = left % size // below
-            return f"{left // size} {name}" + (f" {rest} {unit}" if rest else "")
+            return f"{left // size} {name}" + (f" {rest} {unit}" if rest and units > 1 else "")
     return f"{left} s"
 
 
