@@ -11,6 +11,7 @@ from transfer_queue.core.reports import sample_report
 from transfer_queue.messages.claims import RankGone
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, Drop
+from transfer_queue.messages.samples import DescribeSample, FindStuck
 from transfer_queue.messages.timeline import Introduce
 from transfer_queue.sampler import SequentialSampler
 
@@ -35,6 +36,16 @@ class TestFields:
         assert [field.name for field in report.fields] == names
         assert report.missing == ["other"]
         assert report.next_field is None
+
+    def test_any_number_may_be_asked_for(self, h: Harness) -> None:
+        rows = h.put(1)
+        largest = (1 << 63) - 1
+        for request in (
+            DescribeSample("p", rows[0], field=largest), DescribeSample("p", rows[0], before=largest),
+            DescribeSample("p", -largest), DescribeSample("p", largest), DescribeSample("p"),
+            FindStuck(1e9, ["p"], start=largest, most=largest), FindStuck(-1e9, ["q", "p"], made=largest),
+        ):  # fmt: skip
+            h.look(request)
 
     def test_of_very_many_fields_only_equal_shapes_are_known(self, h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sample_report, "MAX_SCHEMA", 1)

@@ -168,6 +168,7 @@ def _fields(context: ControllerContext, partition: Partition, position: int, sta
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     blocks = _BlocksOfSample(context, partition)
     fields, missing = [], []
+    start = min(start, len(partition.fields))
     for stats in islice(partition.fields.values(), start, start + MAX_FIELDS):
         number, slot = _place(chunk, stats.name, at)
         if number:
