@@ -81,13 +81,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _mark_values(parser: argparse.ArgumentParser) -> None:
-    """Say which options of all commands take a file or the name of a system."""
+    """Say which options take a file or the name of a system, and describe each command in one line."""
     import shtab
 
     for action in parser._actions:
         marked: Any = action
         if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
+            for listed in action._choices_actions:
+                command = action.choices[listed.dest]
+                command.description = listed.help  # shells show it beside the command, on one line
                 _mark_values(command)
         elif "--name" in action.option_strings:
             marked.complete = SYSTEMS
