@@ -25,7 +25,7 @@ SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics"
 CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node", "timeline"}
 MAY_IMPORT = {
     "errors": set(),
-    "display": set(),
+    "display": {"messages"},  # `display.progress_text` describes messages
     "messages": {"errors", "display"},
     "names": set(),
     "config": {"errors", "names"},
@@ -57,7 +57,7 @@ SERVICES = {
     *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
     *("units.unit_drains", "timeline.event_ring", "timeline.number_tables", "timeline.publication_times"),
-    "timeline.recorder",
+    *("timeline.recorder", "timeline.row_history"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [

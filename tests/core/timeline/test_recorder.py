@@ -17,7 +17,7 @@ from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.timeline import Introduce, ReadTimeline
 from transfer_queue.sampler import SequentialSampler
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, NEW_ROWS, TIMED_OUT, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
 
@@ -32,7 +32,7 @@ class TestPuts:
         h.now = 5.0
         h.put(3, ("x", "y"))
         (event,) = reader.read()
-        assert event == (EventKind.PUT, 5.0, 5.0, "w", "", "p", ("x", "y"), 3, 0)
+        assert event == (EventKind.PUT, 5.0, 5.0, "w", "", "p", ("x", "y"), 3, NEW_ROWS)
         assert reader.raw[0]["bytes"] == 640
         assert reader.raw[0]["block"] == 1
 
@@ -56,9 +56,10 @@ class TestPuts:
         h.now = 4.0
         h.clear(rows)
         events = reader.read()
-        assert kinds(events) == ["put", "hold", "put"]
-        assert events[1][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
-        assert events[2][1:3] == (4.0, 1.0)
+        assert kinds(events) == ["put", "clear", "hold", "put"]
+        assert events[1][1:] == (4.0, 4.0, "w", "", "p", (), 2, 0)
+        assert events[2][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
+        assert events[3][1:3] == (4.0, 1.0)
 
     def test_a_put_that_waited_in_vain(self, reader, h):
         h.controller.state.capacity = 2
@@ -114,7 +115,7 @@ class TestClaims:
     def test_a_claim_ahead(self, h, reader):
         h.claim(2, wait=10.0, ahead=1)
         h.put(2)
-        assert [event.flags for event in reader.read()] == [0, AHEAD, AHEAD]
+        assert [event.flags for event in reader.read()] == [NEW_ROWS, AHEAD, AHEAD]
 
     def test_the_end_of_a_partition(self, h, reader):
         h.put(2)
@@ -406,4 +407,4 @@ class TestBounds:
         h.ask(ClearRows("p", np.array(rows, "<i8").tobytes()))
         h.put(2)
         h.claim(2)
-        assert kinds(reader.read()) == ["put", "put", "claim"]
+        assert kinds(reader.read()) == ["put", "clear", "put", "claim"]
