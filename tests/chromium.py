@@ -23,7 +23,7 @@ SECONDS = 60.0  # for one answer, or for what a page is waited for
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
-    "--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 DESKTOP = (1280, 800)
 PHONE = (390, 844)
@@ -115,7 +115,7 @@ class Page:
 
 
 class Chromium:
-    """The browser, without any network: no host name resolves."""
+    """The browser, without any network: no host name resolves, and only 127.0.0.1 answers."""
 
     def __init__(self, folder: Path) -> None:
         program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
