@@ -266,6 +266,34 @@ class Settings:
         "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them, "
         "including the names of partitions, fields and tasks.",
     )
+    live_enabled: bool = setting(
+        "live.enabled",
+        False,
+        Boolean(),
+        "Whether a page that shows the system in a browser is served while the system runs, by a process of its own. "
+        "`tq status` prints its address. Needs the extra [live]. `tq live` serves the same page of any system.",
+    )
+    live_host: str = setting(
+        "live.host",
+        "127.0.0.1",
+        Text(),
+        "The address on which the page is served. If other machines can reach it, the page is served with the files of "
+        "`security.tls`, or `live.insecure` must be true.",
+    )
+    live_port: int = setting("live.port", 0, WholeNumber(0, 65535), "The port of the page. 0: a free port.")
+    live_values: bool = setting(
+        "live.values",
+        False,
+        Boolean(),
+        "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters. false: only names, "
+        "types and shapes.",
+    )
+    live_insecure: bool = setting(
+        "live.insecure",
+        False,
+        Boolean(),
+        "Whether the page may be served without TLS to other machines, so that everyone in the network can read it.",
+    )
     timeline_events: int = setting(
         "timeline.events",
         262_144,

@@ -254,7 +254,7 @@ class LaneView(Part, frozen=True):
     """When its connection ended, if it is gone."""
     spans: list[tuple[float, float, int, int]] = []
     """[t0, t1, state, why]: seconds since `Timeline.origin`; the state is one of `STATES`; `why` is a position in
-    `Timeline.why`, for spans of waiting. Neighbours of one state are joined. There is no span where nothing is known."""
+    `Timeline.why`, for spans of waiting. Neighbours of one state are joined; no span: nothing is known."""
     band: list[tuple[float, int, int, int, int]] = []
     """Of a band: [t, works, waits, held, gone] by second that ends at t seconds since `Timeline.origin`; percent of its
     ranks. The rest is idle."""
@@ -535,7 +535,7 @@ class MatrixField(Part, frozen=True):
     """The rows of the partition that have it."""
     share: str
     """Base64 of run-length bytes: pairs of a count (1 to 255) and a value. There is one value for each column: the
-    share of its rows that have the field, from 0 to 255. 0 is none and 255 is all, exactly."""
+    share of its rows that have the field, from 0 to 255. 0 is none and 255 is all, exactly. "" if it is 0 everywhere."""
     lost: str
     """The same for the share that was lost and not put again; "" if none was."""
 

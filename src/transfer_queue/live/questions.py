@@ -1,0 +1,65 @@
+"""Answers questions about single partitions and samples, by clients of their own, so that the stream does not wait."""
+
+from __future__ import annotations
+
+from transfer_queue.client.control_client import ControlClient
+from transfer_queue.errors import AttachError
+from transfer_queue.live.matrix import MatrixCounter
+from transfer_queue.live.payload import MatrixAnswer, SampleAnswer
+from transfer_queue.live.source import SystemSource
+from transfer_queue.node.system.launcher import RunningSystem
+
+
+class Questions:
+    """Asks the system that a source shows. It is used by one thread.
+
+    Args:
+        source: What the page shows.
+        values: Whether values may be returned.
+    """
+
+    def __init__(self, source: SystemSource, *, values: bool) -> None:
+        self._source = source
+        self._values = values
+        self._system: RunningSystem | None = None
+        self._client: ControlClient | None = None
+        self._counter: MatrixCounter | None = None
+
+    def _connected(self) -> ControlClient:
+        """Return a client of the system that is shown now."""
+        system = self._source.system
+        if system is None or not system.is_running():
+            raise AttachError("the system is not running")
+        if self._client is None or self._system is not system:
+            self.close()
+            self._system, self._client = system, ControlClient(system)
+            self._counter = MatrixCounter(self._client)
+            self._source.other_clients = 1
+        return self._client
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+        self._client = self._counter = None
+        self._source.other_clients = 0
+
+    def matrix(self, partition: str, first: int, last: int | None, columns: int) -> MatrixAnswer | None:
+        """Return the matrix of a partition; None if there is no such partition."""
+        self._connected()
+        assert self._counter is not None
+        return self._counter.answer(partition, first, last, columns, self._source.takes)
+
+    def explain(self, partition: str, index: int | None, key: str | None, task: str | None) -> str:
+        """Return why a sample is not delivered, or what the claims of a task wait for."""
+        fields = None
+        if index is None and key is None:
+            fields = self._source.takes.get(task or "", [])
+            task = task or ""
+        return self._connected().explain(partition, index, key, task, fields)
+
+    def sample(self, partition: str, index: int | None, key: str | None) -> SampleAnswer | None:
+        """Return what is known of a sample; None if it is not known."""
+        client = self._connected()
+        words = client.explain(partition, index, key, None, None)
+        return SampleAnswer(partition, -1 if index is None else index, key, 0.0, words, "", [], [], None, [], "not kept")
