@@ -49,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
         from transfer_queue.live.guard import new_token
         from transfer_queue.live.server import LiveOptions, LiveServer, address_of
     except ImportError as error:
-        raise StartError(f"the page cannot be served: {error}; install it with `pip install transfer_queue[live]`") from None
+        raise StartError(
+            f"the page cannot be served: {error}; install it with `pip install transfer_queue[live]`"
+        ) from None
     system = find_system(options.name)
     with ControlClient(system) as client:
         settings = Settings.from_json(msgspec.json.decode(client.request(Topology(), TopologyReply).config)["settings"])

@@ -53,4 +53,6 @@ def run(options: argparse.Namespace) -> int:
         print(json_line(system, status, verdict))
     else:
         print(f"{verdict.text}\n\n{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        if system.live_address:
+            print(f"shown at {system.live_address}")
     return 0

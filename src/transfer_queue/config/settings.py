@@ -25,6 +25,7 @@ from transfer_queue.config.validators import (
     Text,
     TlsFiles,
     WholeNumber,
+    is_loopback,
     not_allowed,
 )
 from transfer_queue.errors import StartError
@@ -285,8 +286,8 @@ class Settings:
         "live.values",
         False,
         Boolean(),
-        "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters. false: only names, "
-        "types and shapes.",
+        "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters. false: only "
+        "names, types and shapes.",
     )
     live_insecure: bool = setting(
         "live.insecure",
@@ -373,6 +374,10 @@ class Settings:
         if values["offload_low"] >= values["offload_high"]:
             allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
             raise not_allowed(KEYS["offload_low"], values["offload_low"], allowed)
+        exposed = values["live_enabled"] and not is_loopback(values["live_host"])
+        if exposed and values["tls"] is None and not values["live_insecure"]:
+            allowed = f"an address of this machine only, unless {KEYS['tls']} or {KEYS['live_insecure']} is set"
+            raise not_allowed(KEYS["live_host"], values["live_host"], allowed)
         if values["storage_backend"] != "SimpleStorage":
             values["num_data_storage_units"] = 1  # it knows the contents of the store, wherever the bytes are
             offload_enabled = False

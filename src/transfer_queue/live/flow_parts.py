@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,7 +13,7 @@ from transfer_queue.live.lane_book import reason_of_waiting, task_order
 from transfer_queue.live.observation import Explained, Observation
 from transfer_queue.timeline.account import Account, TaskAccount
 from transfer_queue.timeline.bottleneck import find_last_tasks
-from transfer_queue.timeline.event_table import EventTable
+from transfer_queue.timeline.event_table import EventTable, sum_by
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.spans import SpanState
 from transfer_queue.timeline.verdict import Verdict
@@ -23,6 +23,8 @@ MOST_FIELDS = 50
 MOST_LETTERS = 64  # ranks of a task whose states are shown one by one
 MOST_WAITS = 5
 MOST_RANKS = 16  # that a wait names
+RECENT = 10.0  # seconds in which a partition was claimed or put into
+MOST_RECENT = 1 << 16  # events of this time
 POINT = 2.0  # seconds of a point of the rates
 OTHER = "other"
 
@@ -122,21 +124,27 @@ def claimed_partition(account: Account, task: str) -> str:
     return recording.partitions[int(claims.partition[mine[-1]])] if len(mine) else ""
 
 
-def active_partitions(table: EventTable, task: str) -> list[str]:
-    """Return the partitions in which something happens: those that a task claims first, then the most recent ones."""
-    recording, found = table.recording, dict[str, None]()
-    tasks = table.workers.tasks
-    number = tasks.index(task) if task in tasks else -2
+def active_partitions(account: Account) -> list[str]:
+    """Return the partitions in which something happens.
+
+    First the one that the last task claims, then that of the task before it, and so on to the producers; then the next
+    one of each of them.
+    """
+    table, recording = account.table, account.table.recording
+    weights: dict[int, Counter[str]] = defaultdict(Counter)
     for wait in recording.open:
-        if wait.lane > 0 and not wait.holds and recording.lanes[wait.lane].task == task:
-            found[wait.partition] = None
+        if wait.lane > 0:
+            worker = int(table.workers.of_lane[wait.lane])
+            weights[int(table.task_of_worker[worker])][wait.partition] += len(recording.events) + 1
     for kind in (EventKind.CLAIM, EventKind.PUT):
         events = table.of(kind)
-        chosen = events.partition if kind == EventKind.PUT else events.partition[events.task == number]
-        for partition in reversed(chosen[-4096:].tolist()):
-            found.setdefault(recording.partitions[partition], None)
-    found.update((wait.partition, None) for wait in recording.open if wait.partition not in found)
-    return [name for name in found if name][:16]
+        first = max(events.first_after(recording.now - RECENT), len(events) - MOST_RECENT)
+        for numbers, count in sum_by(np.ones(len(events) - first), events.task[first:], events.partition[first:]):
+            weights[numbers[0]][recording.partitions[numbers[1]]] += int(count)
+    order = [table.workers.tasks.index(name) for name in reversed(task_order(account))]
+    ranked = [[name for name, _ in weights[task].most_common(16) if name] for task in order if task in weights]
+    found = dict.fromkeys(names[at] for at in range(16) for names in ranked if at < len(names))
+    return list(found)[:16]
 
 
 # ------------------------------------------------------------ tasks, queues, fields
@@ -172,7 +180,7 @@ def _task_part(account: Account, name: str) -> payload.TaskView:
 
 
 def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, str]:
-    """Return the state of each worker now, ordered by rank. Workers that are neither connected nor gone are left out."""
+    """Return the state of each worker now, ordered by rank, of those that are connected or gone."""
     spans, workers = account.spans, account.table.workers
     last = np.full(len(workers), SpanState.UNKNOWN, np.int64)
     at_end = spans.end >= spans.line.end - 1e-6
@@ -223,11 +231,12 @@ def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
 
     return payload.TaskView(
         OTHER, sum(each.alive + each.gone for each in parts), sum(each.alive for each in parts),
-        sum(each.gone for each in parts), None, "", sorted({field for each in parts for field in each.takes})[:MOST_FIELDS],
+        sum(each.gone for each in parts), None, "",
+        sorted({field for each in parts for field in each.takes})[:MOST_FIELDS],
         sorted({field for each in parts for field in each.puts})[:MOST_FIELDS],
         _rate(sum(each.claim_rate for each in parts)), _rate(sum(each.put_rate for each in parts)),
-        mean(each.busy for each in parts), mean(each.waits for each in parts), mean(each.held for each in parts), 0.0, "",
-        {}, "", [], len(names),
+        mean(each.busy for each in parts), mean(each.waits for each in parts), mean(each.held for each in parts),
+        0.0, "", {}, "", [], len(names),
     )  # fmt: skip
 
 
@@ -306,13 +315,13 @@ def life_parts(account: Account, last: str) -> list[payload.LifePart]:
 def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
     """Return who waits and for what, the most expensive first: the number of ranks times the share of their time."""
     recording, workers = account.table.recording, account.table.workers
-    groups: dict[tuple[str, bool, str, tuple[str, ...]], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, bool, tuple[str, ...]], list[int]] = defaultdict(list)
     for at, wait in enumerate(recording.open):
         if wait.lane > 0 and not wait.ahead:
-            task = recording.lanes[wait.lane].task
-            groups[task, wait.holds, wait.partition, tuple(wait.fields)].append(at)
+            groups[recording.lanes[wait.lane].task, wait.holds, tuple(wait.fields)].append(at)
     found: list[tuple[float, payload.WaitView]] = []
-    for (task, holds, partition, fields), places in groups.items():
+    for (task, holds, fields), places in groups.items():
+        partition = Counter(recording.open[at].partition for at in places).most_common(1)[0][0]
         its = account.tasks.get(task)
         ranks = dict.fromkeys(int(workers.of_lane[recording.open[at].lane]) for at in places)
         share = 0.0 if its is None else its.held if holds else its.waits

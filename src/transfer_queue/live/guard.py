@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from transfer_queue.config.validators import is_loopback
 from transfer_queue.live.payload import Problem, to_json
 
 TOKEN_BYTES = 32
@@ -35,11 +36,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 def new_token() -> str:
     """Return a secret of 32 random bytes for the address of one page. It opens nothing but this page."""
     return secrets.token_urlsafe(TOKEN_BYTES)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only processes of this machine can reach a host."""
-    return host in LOOPBACK or host.startswith("127.")
 
 
 class Guard:
@@ -123,7 +119,9 @@ class Guard:
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
             await _reply(send, *_problem(401, "the token is not that of this page; see what `tq live` has printed"))
             return
-        cookie = f"{self._name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._secure else "")
+        cookie = f"{self._name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict" + (
+            "; Secure" if self._secure else ""
+        )
         headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
         await _reply(send, 303, "text/plain; charset=utf-8", b"", headers)
 
@@ -170,7 +168,9 @@ def _unknown(scope: Scope) -> tuple[str, bytes, list[tuple[bytes, bytes]]]:
     if scope["path"] != "/":
         return _problem(401, words)[1:]
     # A cookie of SameSite=Strict is not sent on the way from a page of another site, but it is from this page.
-    text = f'<!doctype html><meta charset="utf-8"><title>transfer_queue</title><p>Please {words}.<p><a href="/">I did</a>'
+    text = (
+        f'<!doctype html><meta charset="utf-8"><title>transfer_queue</title><p>Please {words}.<p><a href="/">I did</a>'
+    )
     return "text/html; charset=utf-8", text.encode(), [(b"cache-control", b"no-store")]
 
 

@@ -158,9 +158,7 @@ class MatrixCounter:
         return _answer(partition, sums, first, stop, width, found)
 
 
-def _answer(
-    partition: str, sums: _Sums, first: int, stop: int, width: int, found: ColumnCounts
-) -> MatrixAnswer:
+def _answer(partition: str, sums: _Sums, first: int, stop: int, width: int, found: ColumnCounts) -> MatrixAnswer:
     used = sums.used
     rows = np.full(used, width, np.int64)
     if used:
@@ -169,12 +167,10 @@ def _answer(
         MatrixField(name, int(line[:used].sum()), _runs(line[:used], rows), _runs(sums.lost.get(name), rows))
         for name, line in sums.produced.items()
     ]
-    tasks = [
-        MatrixTask(task, *(_runs(lines[state], rows) for state in range(4))) for task, lines in sums.tasks.items()
-    ]
+    tasks = [MatrixTask(task, *(_runs(lines[state], rows) for state in range(4))) for task, lines in sums.tasks.items()]
     return MatrixAnswer(
-        partition, f"{sums.made:x}-{sums.version:x}-{width:x}-{first:x}-{stop:x}", sums.rows, sums.reserved, first, stop, used,
-        width, found.group_size, _segments(sums.index[:used]), fields, tasks,
+        partition, f"{sums.made:x}-{sums.version:x}-{width:x}-{first:x}-{stop:x}", sums.rows, sums.reserved, first, stop,
+        used, width, found.group_size, _segments(sums.index[:used]), fields, tasks,
     )  # fmt: skip
 
 

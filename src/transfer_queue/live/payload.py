@@ -535,7 +535,7 @@ class MatrixField(Part, frozen=True):
     """The rows of the partition that have it."""
     share: str
     """Base64 of run-length bytes: pairs of a count (1 to 255) and a value. There is one value for each column: the
-    share of its rows that have the field, from 0 to 255. 0 is none and 255 is all, exactly. "" if it is 0 everywhere."""
+    share of its rows that have the field, from 0 to 255. 0 is none and 255 is all, exactly. "": 0 everywhere."""
     lost: str
     """The same for the share that was lost and not put again; "" if none was."""
 

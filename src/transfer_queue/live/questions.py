@@ -62,4 +62,6 @@ class Questions:
         """Return what is known of a sample; None if it is not known."""
         client = self._connected()
         words = client.explain(partition, index, key, None, None)
-        return SampleAnswer(partition, -1 if index is None else index, key, 0.0, words, "", [], [], None, [], "not kept")
+        return SampleAnswer(
+            partition, -1 if index is None else index, key, 0.0, words, "", [], [], None, [], "not kept"
+        )

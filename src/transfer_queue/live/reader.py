@@ -111,7 +111,7 @@ class SystemReader:
     def look_closer(self, table: EventTable, account: Account) -> None:
         """Read what the next view needs in addition: which partitions are active, why claims wait, the groups."""
         self._last = last_task(account)
-        self.active = active_partitions(table, self._last)
+        self.active = active_partitions(account)
         self._explain(account)
         takes = {task: list(fields) for task, fields in table.takes.items() if task}
         for name in self.active[:3]:

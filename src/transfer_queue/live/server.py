@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Mapping
@@ -11,12 +13,15 @@ from typing import Any
 
 import uvicorn
 
+from transfer_queue.config.settings import Settings
+from transfer_queue.config.validators import is_loopback
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.live.guard import Guard, is_loopback
+from transfer_queue.live.guard import Guard
 from transfer_queue.live.hub import Hub
 from transfer_queue.live.questions import Questions
 from transfer_queue.live.source import SystemSource
 from transfer_queue.live.web import build_app
+from transfer_queue.node.system.paths import SystemFolder
 
 FAREWELL_SECONDS = 2  # for streams to end
 MOST_CONNECTIONS = 128
@@ -63,6 +68,16 @@ def address_of(options: LiveOptions, port: int) -> str:
     return f"{'https' if options.secure else 'http'}://{host}:{port}/?token={options.token}"
 
 
+def build_page(system: SystemFolder, settings: Settings, token: str, listener: socket.socket) -> LiveServer:
+    """Return the server of a system whose `live.enabled` is set, in a child of the supervisor."""
+    options = LiveOptions(
+        str(system.folder), token, settings.live_host, settings.live_values, settings.live_insecure, settings.tls
+    )
+    server = LiveServer(options, listener)
+    system.write_live_address(address_of(options, listener.getsockname()[1]))
+    return server
+
+
 class LiveServer:
     """A server that runs until `stop` is called.
 
@@ -90,6 +105,7 @@ class LiveServer:
 
     def run(self) -> None:
         """Serve until `stop` is called."""
+        gc.set_threshold(700, 10, 10)  # a server of the supervisor leaves old objects alone, but asyncio makes cycles
         asyncio.run(self._serve())
         self._questions.close()
         self._source.close()
@@ -103,7 +119,8 @@ class LiveServer:
             files = {"ssl_certfile": options.tls["certificate"], "ssl_keyfile": options.tls["private_key"]}
         config = uvicorn.Config(
             app, log_config=None, access_log=False, server_header=False, http="h11", ws="none", loop="asyncio",
-            proxy_headers=False, timeout_graceful_shutdown=FAREWELL_SECONDS, limit_concurrency=MOST_CONNECTIONS, **files,
+            proxy_headers=False, timeout_graceful_shutdown=FAREWELL_SECONDS, limit_concurrency=MOST_CONNECTIONS,
+            **files,
         )  # fmt: skip
         self._server = _Server(config, self.hub)
         self._server.should_exit = self._stopped
@@ -129,8 +146,6 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         """Do nothing."""
-        import contextlib
-
         return contextlib.nullcontext()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -41,7 +41,9 @@ class SystemSource:
         """See `hub.Source`."""
         if self._maker is None and not self.find_successor():
             raise ConnectionLostError("the system is not up yet")
-        assert self._maker is not None and self._reader is not None and self.system is not None
+        assert self._maker is not None
+        assert self._reader is not None
+        assert self.system is not None
         if not self.system.is_running():
             raise ConnectionLostError(f"the system {self.system.name} has ended")
         self._reader.own_clients = 1 + self.other_clients
@@ -80,9 +82,7 @@ class SystemSource:
 
     def _begin(self, system: RunningSystem) -> None:
         started = system.description.started_at
-        info = payload.SystemInfo(
-            system.name, round(started, 1), system.describe(), self._version, self._values
-        )
+        info = payload.SystemInfo(system.name, round(started, 1), system.describe(), self._version, self._values)
         self._reader = SystemReader(system)
         self._maker = ViewMaker(self._reader, info)
 

@@ -27,9 +27,7 @@ def partitions_part(seen: Observation, waits: list[payload.WaitView]) -> payload
     return payload.PartitionsView(seen.count, seen.rows, seen.nbytes, parts, rest, rest_rows)
 
 
-def _partition_part(
-    its: PartitionProgress, shown: bool, waits: list[payload.WaitView]
-) -> payload.PartitionView:
+def _partition_part(its: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.PartitionView:
     put = max((each.produced_ever for each in its.fields), default=0)
     wait = next((each for each in waits if each.kind == "wait" and each.partition == its.name and each.field), None)
     field = "" if wait is None else wait.field
@@ -49,9 +47,7 @@ def policy_part(seen: Observation, since: float | None) -> payload.PolicyView | 
     version = max(policy.version for policy, _ in policies)
     newest, name = max(policies, key=lambda each: (each[0].version, each[0].admitted))
     limits = [policy.max_staleness for policy, _ in policies if policy.max_staleness is not None]
-    return payload.PolicyView(
-        version, since, max(limits, default=None), name, newest.admitted, newest.limit
-    )
+    return payload.PolicyView(version, since, max(limits, default=None), name, newest.admitted, newest.limit)
 
 
 def group_parts(seen: Observation, task: str) -> list[payload.GroupView]:
@@ -141,9 +137,7 @@ def _journal(measured: ServersReply, trouble: str) -> payload.JournalView | None
     return payload.JournalView(round(journal.age, 1), journal.records, journal.nbytes, words)
 
 
-def _server(
-    name: str, now: ServerMeasures | None, before: ServerMeasures | None, seconds: float
-) -> payload.ServerView:
+def _server(name: str, now: ServerMeasures | None, before: ServerMeasures | None, seconds: float) -> payload.ServerView:
     if now is None:
         return payload.ServerView(name, False, None, None, 0.0, 0, 0, 0, 0)
     same = before is not None and before.started == now.started and seconds > 0

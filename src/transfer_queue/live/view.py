@@ -147,4 +147,6 @@ def _next_step(seen: Observation) -> str:
     units = len(seen.status.units)
     up = 0 if seen.servers is None else sum(1 for unit in seen.servers.units if unit.server is not None)
     answering = f"the controller and {up} of {units} storage units answer" if seen.servers is not None else "it answers"
-    return f"Nothing was put yet; {answering}. If a rollout should have put by now, run `tq doctor` and check TQ_SYSTEM."
+    return (
+        f"Nothing was put yet; {answering}. If a rollout should have put by now, run `tq doctor` and check TQ_SYSTEM."
+    )

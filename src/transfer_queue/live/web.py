@@ -23,7 +23,8 @@ from transfer_queue.messages.overview import MOST_COLUMNS
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {
-    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".mjs": "text/javascript; charset=utf-8",
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".json": "application/json",
     ".txt": "text/plain; charset=utf-8", ".woff2": "font/woff2",
 }  # fmt: skip
@@ -177,7 +178,10 @@ def _json(part: object) -> Response:
 
 def _problem(status: int, words: str) -> Response:
     return Response(
-        to_json(Problem(words)), status_code=status, media_type="application/json", headers={"cache-control": "no-store"}
+        to_json(Problem(words)),
+        status_code=status,
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
     )
 
 

@@ -18,7 +18,6 @@ from transfer_queue.messages.progress import (
     FieldProgress,
     PartitionProgress,
     PolicyProgress,
-    SamplerCost,
     TaskProgress,
     UnitProgress,
 )
@@ -105,9 +104,7 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
     policy = None
     if partition.options.max_staleness is not None or partition.policy_version:
         limit = flow_control.row_limit(partition)
-        policy = PolicyProgress(
-            partition.policy_version, partition.admitted, limit, partition.options.max_staleness
-        )
+        policy = PolicyProgress(partition.policy_version, partition.admitted, limit, partition.options.max_staleness)
     wanted = {task: (groups, missing_groups(partition, task, size)) for task, groups in partition.wants.groups.items()}
     puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
     return PartitionProgress(

@@ -51,6 +51,20 @@ export function note(text, x = 0, y = 0) {
 export function fitted(pen, text, width) {
   if (pen.measureText(text).width <= width) return text;
   const letters = Array.from(text.slice(0, 200));
-  while (letters.length && pen.measureText(`${letters.join("")}…`).width > width) letters.pop();
-  return letters.length ? `${letters.join("")}…` : "";
+  let [fits, exceeds] = [0, letters.length + 1];
+  while (exceeds - fits > 1) {
+    const half = (fits + exceeds) >> 1;
+    if (pen.measureText(`${letters.slice(0, half).join("")}…`).width <= width) fits = half;
+    else exceeds = half;
+  }
+  return fits ? `${letters.slice(0, fits).join("")}…` : "";
+}
+
+/** Draw, and note how long it took where the browser's tools show it: the last time only, as a page may be open for days. */
+export function measured(name, work) {
+  const start = performance.now();
+  const result = work();
+  performance.clearMeasures(name);
+  performance.measure(name, { start });
+  return result;
 }

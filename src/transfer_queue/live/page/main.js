@@ -68,6 +68,8 @@ class Page extends Component {
   }
 
   componentDidUpdate() {
+    performance.clearMeasures("page");
+    performance.measure("page", { start: this.renderedAt }); // with the canvases, which were drawn before
     const data = this.state.frozen ?? this.props.store.data;
     if (!data) return;
     document.title = titleOf(data.verdict, data.system);
@@ -109,6 +111,7 @@ class Page extends Component {
   }
 
   render({ store }, { frozen, which, help, theme, width }) {
+    this.renderedAt = performance.now();
     document.documentElement.dataset.theme = theme;
     const data = frozen ?? store.data;
     if (!data) return html`<p class="loading">${store.connection === "lost" ? "The server of this page does not answer. If tq live asks for its token, open the address that it printed." : "Opening the live page …"}</p>`;
@@ -118,7 +121,7 @@ class Page extends Component {
       <a class="skip" href="#verdict">To the verdict</a>
       <${Header} data=${data} connection=${store.connection} paused=${frozen !== null} dark=${theme === "dark"} open=${this.open} pause=${this.pause} theme=${this.theme} help=${this.help} />
       <${Banner} data=${data} why=${why} age=${store.age()} />
-      ${data.state.state === "empty" ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !why} open=${this.open} />`}
+      ${data.state.state === "empty" ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !why} stale=${why !== null} open=${this.open} />`}
       <footer><span>Shares and rates are of the last ${data.system.window} s. transfer_queue ${data.system.version}; ${data.system.describe}</span>
         <span class="wide"><kbd>/</kbd> sample <kbd>space</kbd> pause <kbd>w</kbd> first wait <kbd>m</kbd> matrix <kbd>t</kbd> timeline <kbd>?</kbd> help</span></footer>
       ${which && html`<${Sample} which=${which} tasks=${tasks.length ? tasks : [data.verdict.last]} last=${data.verdict.last || tasks[tasks.length - 1]} open=${this.open} close=${() => this.setState({ which: null })} />`}
@@ -127,13 +130,13 @@ class Page extends Component {
   }
 }
 
-function Panels({ data, theme, width, active, open }) {
+function Panels({ data, theme, width, active, stale, open }) {
   const { now, verdict, tasks, memory, partitions, policy, system } = data;
   const { window: seconds, history } = system;
   return html`<main>
     <${Verdict} verdict=${verdict} rates=${data.rates} step=${data.step} tasks=${tasks} servers=${data.servers} memory=${memory} queues=${data.queues} />
     <${Flow} tasks=${tasks} fields=${data.fields} queues=${data.queues} life=${data.life} verdict=${verdict} policy=${policy} now=${now} window=${seconds} width=${width} />
-    <${Matrix} partitions=${partitions} fields=${data.fields} last=${verdict.last} active=${active} open=${open} theme=${theme} width=${width} />
+    <${Matrix} partitions=${partitions} fields=${data.fields} last=${verdict.last} active=${active} stale=${stale} open=${open} theme=${theme} width=${width} />
     <${Waits} waits=${data.waits} verdict=${verdict} memory=${memory} now=${now} window=${seconds} />
     <${Timeline} timeline=${data.timeline} history=${history} theme=${theme} width=${width} />
     <div class="bottom">

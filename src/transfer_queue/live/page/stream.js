@@ -1,5 +1,7 @@
 /** The stream of the server: open while the tab is seen, and opened again when it breaks. */
 
+import { measured } from "./canvas.js";
+
 const SILENT = 12; // seconds without a message until a connection counts as lost; the server sends at least each 5 s
 const PAUSES = [500, 1000, 2000, 3000, 5000]; // milliseconds before an attempt to connect
 
@@ -43,7 +45,7 @@ export class Stream {
     if (source !== this.source) return;
     this.failures = 0;
     this.heard();
-    this.store[method](JSON.parse(event.data));
+    measured("event", () => this.store[method](JSON.parse(event.data)));
   }
 
   heard() {

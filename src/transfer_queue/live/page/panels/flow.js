@@ -43,7 +43,7 @@ function TaskBox({ box, task, hot }) {
   const beside = name.length * 8 + ranks.length * 5.8 < width - 22;
   return html`<g>
     <rect class=${hot ? "box hot" : "box"} x=${x} y=${y} width=${width} height=${box.height} rx="7" />
-    <text class="task" x=${x + 10} y=${y + 18}>${shortened(name, Math.floor((width - 20) / 8.2))}<title>${name}</title></text>
+    <text class="task" x=${x + 10} y=${y + 18}>${shortened(name, Math.floor((width - 20) / 9))}<title>${name}</title></text>
     <text class="rate" x=${x + 10} y=${y + 36}>${rate(task.rate)}${beside ? " samples/s" : "/s"}</text>
     <text class=${lacks} x=${x + width - 10} y=${beside ? y + 18 : y + 36} text-anchor="end">${ranks}</text>
     <${Time} task=${task} x=${x + 10} y=${y + 49} width=${width - 20} />
@@ -86,8 +86,8 @@ function Weights({ plan, last, policy, now }) {
   const [from, to] = [end.x + end.width / 2, begin.x + begin.width / 2];
   const age = policy.since === null ? "" : `, ${duration(now - policy.since)} old`;
   return html`<g>
-    <path class="weights" d=${`M${from} ${end.bottom}V${floor}H${to}V${begin.y + begin.height + 3}`} />
-    <path class="tip" d=${`M${to - 4} ${begin.y + begin.height + 9}l4 -7l4 7`} />
+    <path class="weights" d=${`M${from} ${end.foot}V${floor}H${to}V${begin.foot + 3}`} />
+    <path class="tip" d=${`M${to - 4} ${begin.foot + 9}l4 -7l4 7`} />
     <text class="muted" x=${to + 8} y=${floor - 5}>weights, version ${count(policy.version)}${age}</text>
   </g>`;
 }

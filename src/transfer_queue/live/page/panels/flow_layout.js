@@ -125,7 +125,7 @@ function wide(tasks, edges, width) {
     const top = beside ? node.middle - (fields.length * CHIP) / 2 - 4 : y + BOX + 4;
     const left = beside ? node.x + box + 4 : node.x + (box - chip) / 2;
     const spots = fields.map((field, at) => ({ ...field, x: left, y: top + at * CHIP, width: chip }));
-    return { task: node.task, x: node.x, y, width: box, height: BOX, column: node.column, bottom: node.bottom,
+    return { task: node.task, x: node.x, y, width: box, height: BOX, column: node.column, foot: beside ? y + BOX : node.bottom,
       chips: spots, rateAt: { x: left + chip / 2, y: top + fields.length * CHIP + 11 } };
   });
   const leaves = spread(paths, "from", (path) => nodes[path.path[1]].middle, 9);

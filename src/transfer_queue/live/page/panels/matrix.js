@@ -1,7 +1,7 @@
 /** Samples by fields and tasks: what each one has, and how far it is. */
 
 import { MatrixRequest } from "../api.js";
-import { note } from "../canvas.js";
+import { measured, note } from "../canvas.js";
 import { Key, Name, SampleLink } from "../elements.js";
 import { count, counted, plain, share } from "../format.js";
 import { html, Panel } from "../html.js";
@@ -23,6 +23,12 @@ function Lacking({ partition, last }) {
   const sample = partition.sample === null ? null : { partition: partition.name, index: partition.sample };
   return html`<b><${Name} of=${partition.name} /></b> lacks <${Name} of=${partition.field} /> of ${counted(partition.missing, "sample")}${last && html`, for which <${Name} of=${last} /> waits`}.
     ${sample && html` First of them: <${SampleLink} sample=${sample} />. `} `;
+}
+
+function nothingWords(partitions, stale) {
+  if (stale) return "The cells were not fetched before the data became old.";
+  if (!partitions.count) return "There is no partition.";
+  return partitions.list.some((each) => each.shown) ? "Asking the controller …" : "No partition is claimed. Choose one below.";
 }
 
 /** The partitions that have no matrix, to choose one. */
@@ -90,7 +96,7 @@ export class Matrix extends Panel {
       this.visible = entry.isIntersecting;
       if (this.visible) this.refresh();
     }, { rootMargin: "100px" });
-    this.observer.observe(this.canvas);
+    this.observer.observe(this.section);
     this.timer = window.setInterval(() => this.refresh(), 1000);
     this.refresh();
   }
@@ -112,7 +118,8 @@ export class Matrix extends Panel {
   }
 
   async refresh() {
-    if (this.busy || !this.visible || document.hidden || !this.props.active) return;
+    const { active, stale } = this.props;
+    if (this.busy || !this.visible || document.hidden || !(active || (stale && !this.state.matrices.length))) return;
     this.busy = true;
     try {
       await this.fetchAll(this.names());
@@ -122,7 +129,7 @@ export class Matrix extends Panel {
   }
 
   async fetchAll(names) {
-    const columns = columnsFor(planOf(this.canvas.clientWidth, names.length, { fields: [], tasks: [] }));
+    const columns = columnsFor(planOf(this.section.clientWidth - 26, names.length, { fields: [], tasks: [] }));
     const known = new Map(this.state.matrices.map((each) => [each.partition, each]));
     let [changed, trouble] = [false, ""];
     const answers = await Promise.all(names.map(async (partition) => {
@@ -132,7 +139,7 @@ export class Matrix extends Panel {
         changed ||= answer !== null;
         return answer === null ? known.get(partition) : decoded(answer);
       } catch (error) {
-        if (error.name !== "TypeError") trouble = error.message; // a TypeError: no connection, which the banner says
+        if (error.name !== "TypeError" && !this.props.stale) trouble = error.message; // a TypeError: no connection, which the banner says
         return known.get(partition);
       }
     }));
@@ -147,9 +154,7 @@ export class Matrix extends Panel {
     if (this.cursor && !(this.cursor.partition < matrices.length && this.cursor.column < matrices[this.cursor.partition].columns)) this.cursor = null;
     this.rows = rowsOfAll(matrices, this.props.fields.map((each) => each.name));
     const cursor = document.activeElement === this.canvas ? this.cursor : null;
-    const begin = performance.now();
-    this.plan = draw(this.canvas, matrices, this.rows, cursor);
-    performance.measure("matrix", { start: begin });
+    this.plan = measured("matrix", () => draw(this.canvas, matrices, this.rows, cursor));
   }
 
   words({ partition, column, row }) {
@@ -200,20 +205,20 @@ export class Matrix extends Panel {
     this.draw();
   }
 
-  render({ partitions, last }, { matrices, chosen, trouble, table }) {
+  render({ partitions, last, stale }, { matrices, chosen, trouble, table }) {
     const lacking = partitions.list.filter((each) => each.shown && each.missing);
     const sizes = [...new Set(matrices.map((each) => each.column_rows))];
     const grouped = matrices.length > 0 && matrices.every((each) => each.group_size && each.column_rows === each.group_size);
     const column = !matrices.length ? "" : grouped ? `a column is a group of ${sizes[0]}` : sizes.length === 1 && sizes[0] === 1 ? "a column is a sample" : `a column is up to ${counted(Math.max(...sizes), "sample")}`;
     const label = `Samples by fields and tasks of ${matrices.map((each) => plain(each.partition)).join(", ") || "no partition"}. Arrow keys move, Enter opens a sample.`;
-    return html`<section class="panel matrix" aria-label="Samples and fields">
+    return html`<section class="panel matrix" aria-label="Samples and fields" ref=${(section) => (this.section = section)}>
       <h2>Samples and fields <small>${column}</small><${Key} items=${keyOf(matrices)} /></h2>
-      <canvas id="matrix" tabindex="0" role="application" aria-label=${label} ref=${(canvas) => (this.canvas = canvas)} onMouseMove=${(event) => this.point(event)}
+      <canvas id="matrix" hidden=${!matrices.length} tabindex="0" role="application" aria-label=${label} ref=${(canvas) => (this.canvas = canvas)} onMouseMove=${(event) => this.point(event)}
         onMouseLeave=${() => note("")} onClick=${(event) => { const cell = this.at(event); if (cell) this.open(cell); }}
         onKeyDown=${(event) => this.press(event)} onFocus=${() => this.draw()} onBlur=${() => this.leave()}></canvas>
       <div class="hidden" role="status" ref=${(spoken) => (this.spoken = spoken)}></div>
       ${trouble && html`<p class="remark"><b>${plain(trouble)}</b></p>`}
-      ${!matrices.length && !trouble && html`<p class="nothing">${partitions.count ? "No partition is claimed." : "There is no partition."}</p>`}
+      ${!matrices.length && !trouble && html`<p class="nothing">${nothingWords(partitions, stale)}</p>`}
       ${lacking.length > 0 && html`<p class="remark">${lacking.map((each) => html`<${Lacking} key=${each.name} partition=${each} last=${last} />`)}</p>`}
       ${matrices.length > 0 && !lacking.length && html`<p class="remark">No sample lacks a field that ${last ? html`<${Name} of=${last} />` : "the last task"} waits for.</p>`}
       <details class="others" onToggle=${(event) => this.setState({ table: event.target.open })}><summary>As a table</summary>

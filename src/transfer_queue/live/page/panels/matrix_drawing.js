@@ -1,6 +1,6 @@
 /** The canvas of the matrix: partitions beside each other; rows are fields, then tasks; a column is one or more samples. */
 
-import { colors, fitted, MONO, prepare, SANS } from "../canvas.js";
+import { channels, colors, fitted, MONO, prepare, SANS } from "../canvas.js";
 import { count, plain } from "../format.js";
 
 const TOP = 20;
@@ -23,8 +23,8 @@ export function planOf(width, partitions, rows) {
   const narrow = width < 560;
   const label = narrow ? 88 : 108;
   const part = (width - label - BETWEEN * (partitions - 1)) / Math.max(1, partitions);
-  const row = narrow ? 17 : 15;
   const number = rows.fields.length + rows.tasks.length;
+  const row = number > 30 ? 12 : narrow ? 17 : 15;
   return { label, part, row, number, split: rows.fields.length, narrow, height: TOP + number * row + SEPARATION + 4 };
 }
 
@@ -51,28 +51,62 @@ export function middle(plan, matrices, { partition, column, row }) {
   return { x: leftOf(plan, partition) + (column + 0.5) * width, y: topOf(plan, row) + plan.row / 2 };
 }
 
-/** Stack the shares of each column from the bottom of its cell, the first kind lowest. */
-function drawCells(pen, kinds, left, top, height, columnWidth, columns) {
-  const filled = new Float32Array(columns);
+const word = (color) => {
+  const [red, green, blue] = channels(color);
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0; // as the bytes of an image stand in memory
+};
+
+/**
+ * Fill the cells of one row: stack the shares of each column from the bottom of its cell, the first kind lowest.
+ * `pixels`: the image of a partition; `top` and `height`: of the row, in pixels of the image.
+ */
+function fillRow(pixels, width, top, height, kinds, columns, empty) {
+  pixels.fill(empty, top * width, (top + height) * width);
+  const filled = new Uint16Array(columns);
   for (const [color, runs] of kinds) {
-    pen.fillStyle = color;
     for (const [first, length, value] of runs) {
       if (!value) continue;
-      if (value === 255) {
-        pen.fillRect(left + first * columnWidth, top, length * columnWidth + 0.35, height);
-        continue;
-      }
-      const part = Math.max(0.18, value / 255); // so that one of many is seen
       for (let column = first; column < Math.min(first + length, columns); column += 1) {
-        const share = Math.min(part, 1 - filled[column]);
-        pen.fillRect(left + column * columnWidth, top + height * (1 - filled[column] - share), columnWidth + 0.35, height * share);
-        filled[column] += share;
+        // one of many is seen, and all but one is not all
+        const share = value === 255 ? height : Math.max(2, Math.min(height - 1, Math.round((value / 255) * height)));
+        const rows = Math.min(share, height - filled[column]);
+        const left = Math.floor((column * width) / columns);
+        const right = Math.max(left + 1, Math.floor(((column + 1) * width) / columns));
+        for (let row = 0; row < rows; row += 1) {
+          const line = (top + height - filled[column] - row - 1) * width;
+          for (let x = line + left; x < line + right; x += 1) pixels[x] = color;
+        }
+        filled[column] += rows;
       }
     }
   }
 }
 
-function drawPartition(pen, plan, matrix, rows, left, color) {
+/** The cells of a partition, as an image in the pixels of the screen. */
+function drawCells(pen, plan, matrix, rows, left, color) {
+  const ratio = pen.getTransform().a;
+  const width = Math.max(1, Math.round(plan.part * ratio));
+  const image = pen.createImageData(width, Math.round(plan.height * ratio));
+  const pixels = new Uint32Array(image.data.buffer);
+  const [empty, put, claimed, consumed, lost, passed] = ["m0", "m1", "m2", "m3", "m4", "m5"].map((name) => word(color[name]));
+  const height = Math.round((plan.row - 2) * ratio);
+  const topAt = (row) => Math.round(topOf(plan, row) * ratio);
+  const columns = Math.max(1, matrix.columns);
+  const fields = new Map(matrix.fields.map((each) => [each.name, each]));
+  const tasks = new Map(matrix.tasks.map((each) => [each.name, each]));
+  rows.fields.forEach((name, at) => {
+    const field = fields.get(name);
+    fillRow(pixels, width, topAt(at), height, field ? [[lost, field.lost], [put, field.share]] : [], columns, empty);
+  });
+  rows.tasks.forEach((name, at) => {
+    const task = tasks.get(name);
+    const kinds = task ? [[consumed, task.consumed], [claimed, task.claimed], [put, task.ready], [passed, task.passed]] : [];
+    fillRow(pixels, width, topAt(rows.fields.length + at), height, kinds, columns, empty);
+  });
+  pen.putImageData(image, Math.round(left * ratio), 0);
+}
+
+function drawTitle(pen, plan, matrix, left, color) {
   pen.font = `600 12px ${SANS}`;
   pen.fillStyle = color.ink;
   const name = fitted(pen, plain(matrix.partition), plan.part);
@@ -80,25 +114,9 @@ function drawPartition(pen, plan, matrix, rows, left, color) {
   pen.fillText(name, left, 8);
   pen.font = `11.5px ${SANS}`;
   pen.fillStyle = color.muted;
-  const all = matrix.rows + matrix.reserved;
-  pen.fillText(fitted(pen, matrix.reserved ? `${count(matrix.rows)} of ${count(all)} put` : `${count(matrix.rows)} put`, plan.part - width - 8), left + width + 7, 8);
-  const fields = new Map(matrix.fields.map((each) => [each.name, each]));
-  const tasks = new Map(matrix.tasks.map((each) => [each.name, each]));
-  const columnWidth = plan.part / Math.max(1, matrix.columns);
-  const height = plan.row - 2;
-  rows.fields.forEach((each, at) => {
-    const field = fields.get(each);
-    pen.fillStyle = color.m0;
-    pen.fillRect(left, topOf(plan, at), plan.part, height);
-    if (field) drawCells(pen, [[color.m4, field.lost], [color.m1, field.share]], left, topOf(plan, at), height, columnWidth, matrix.columns);
-  });
-  rows.tasks.forEach((each, place) => {
-    const task = tasks.get(each);
-    const top = topOf(plan, rows.fields.length + place);
-    pen.fillStyle = color.m0;
-    pen.fillRect(left, top, plan.part, height);
-    if (task) drawCells(pen, [[color.m3, task.consumed], [color.m2, task.claimed], [color.m1, task.ready], [color.m5, task.passed]], left, top, height, columnWidth, matrix.columns);
-  });
+  const words = matrix.reserved ? `${count(matrix.rows)} of ${count(matrix.rows + matrix.reserved)} put` : `${count(matrix.rows)} put`;
+  const room = plan.part - width - 8;
+  if (room > 30) pen.fillText(fitted(pen, words, room), left + width + 7, 8);
 }
 
 /** Draw the matrix. `cursor`: the cell that the keyboard is at, or null. */
@@ -106,8 +124,11 @@ export function draw(canvas, matrices, rows, cursor) {
   const plan = planOf(canvas.clientWidth, matrices.length, rows);
   const { pen, width } = prepare(canvas, plan.height);
   const color = colors();
-  matrices.forEach((matrix, at) => drawPartition(pen, plan, matrix, rows, leftOf(plan, at), color));
-  pen.font = `11.5px ${MONO}`;
+  matrices.forEach((matrix, at) => {
+    drawCells(pen, plan, matrix, rows, leftOf(plan, at), color);
+    drawTitle(pen, plan, matrix, leftOf(plan, at), color);
+  });
+  pen.font = `${plan.row < 15 ? 10 : 11.5}px ${MONO}`;
   pen.fillStyle = color.ink;
   pen.textAlign = "right";
   [...rows.fields, ...rows.tasks].forEach((name, at) => pen.fillText(fitted(pen, plain(name) || "no task", plan.label - 8), plan.label - 7, topOf(plan, at) + plan.row / 2 - 1));

@@ -5,6 +5,7 @@ import { Name, Words } from "../elements.js";
 import { bytes, clock, count, counted, plain, plainLines } from "../format.js";
 import { html, Panel } from "../html.js";
 
+const capital = (text) => text && text[0].toUpperCase() + text.slice(1);
 const shapeOf = (field) => (field.shape === null ? "–" : `[${field.shape.map(count).join(", ")}]`);
 
 function Field({ field, values }) {
@@ -21,7 +22,7 @@ function Field({ field, values }) {
 
 function Fields({ fields }) {
   const values = fields.some((field) => field.head !== null);
-  const notes = [...new Set(fields.filter((field) => field.present && field.note && field.head === null && field.text === null).map((field) => plain(field.note)))];
+  const notes = [...new Set(fields.filter((field) => field.present && field.note && field.head === null && field.text === null).map((field) => capital(plain(field.note))))];
   return html`<h3>Fields</h3>
     <div class="scroll" tabindex="0" role="group" aria-label="Fields of the sample"><table>
       <thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">shape</th>${values && html`<th scope="col">first values</th>`}<th scope="col">put by</th><th scope="col">at</th></tr></thead>
@@ -39,8 +40,7 @@ function Texts({ fields }) {
 
 function Tags({ tags }) {
   if (!tags.length) return html`<h3>Tags</h3><p class="nothing">The sample has no tags.</p>`;
-  return html`<h3>Tags</h3><pre tabindex="0">${tags.map((tag) => (tag.value === null ? plain(tag.name) : `${plain(tag.name)}: ${plainLines(tag.value)}`)).join("\n")}</pre>
-    ${tags.some((tag) => tag.value === null) && html`<p class="remark">Values are hidden: start <code>tq live</code> with <code>--values</code>.</p>`}`;
+  return html`<h3>Tags</h3><pre tabindex="0">${tags.map((tag) => (tag.value === null ? `${plain(tag.name)} (hidden)` : `${plain(tag.name)}: ${plainLines(tag.value)}`)).join("\n")}</pre>`;
 }
 
 const whoOf = ({ who, rank }) => (who ? ` by ${plain(who)}${rank >= 0 ? ` rank ${rank}` : ""}` : "");

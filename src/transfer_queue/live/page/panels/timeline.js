@@ -1,6 +1,6 @@
 /** What each rank did in the last minutes: works, waits, is held back, is gone. */
 
-import { note } from "../canvas.js";
+import { measured, note } from "../canvas.js";
 import { Key, Name, STATES_KEY } from "../elements.js";
 import { clock, counted, duration, plain, share } from "../format.js";
 import { html, Panel } from "../html.js";
@@ -70,7 +70,7 @@ export class Timeline extends Panel {
       this.visible = entry.isIntersecting;
       if (this.visible) this.draw();
     }, { rootMargin: "100px" });
-    this.observer.observe(this.canvas);
+    this.observer.observe(this.section);
     this.draw();
   }
 
@@ -86,9 +86,8 @@ export class Timeline extends Panel {
     if (!this.visible) return;
     const { timeline, history } = this.props;
     if (this.cursor && this.cursor.row >= timeline.lanes.length) this.cursor = null;
-    const begin = performance.now();
-    this.plan = draw(this.canvas, timeline, history, document.activeElement === this.canvas ? this.cursor : null);
-    performance.measure("timeline", { start: begin });
+    const cursor = document.activeElement === this.canvas ? this.cursor : null;
+    this.plan = measured("timeline", () => draw(this.canvas, timeline, history, cursor));
   }
 
   point(event) {
@@ -120,9 +119,9 @@ export class Timeline extends Panel {
   render({ timeline, history }, { table }) {
     const bands = timeline.lanes.some((lane) => lane.ranks > 1);
     const key = timeline.gaps.length ? [...KEY, ["gap", "not known"]] : KEY;
-    return html`<section class="panel timeline" aria-label="Timeline">
+    return html`<section class="panel timeline" aria-label="Timeline" ref=${(section) => (this.section = section)}>
       <h2>Last ${Math.round(history / 60)} minutes <small>a line for each rank${bands ? ", or for many" : ""}</small><${Key} items=${key} /></h2>
-      <canvas id="timeline" tabindex="0" role="application" aria-label="Working and waiting of each rank. Arrow keys move." ref=${(canvas) => (this.canvas = canvas)}
+      <canvas id="timeline" hidden=${!timeline.lanes.length} tabindex="0" role="application" aria-label="Working and waiting of each rank. Arrow keys move." ref=${(canvas) => (this.canvas = canvas)}
         onMouseMove=${(event) => this.point(event)} onMouseLeave=${() => note("")} onKeyDown=${(event) => this.press(event)}
         onFocus=${() => this.draw()} onBlur=${() => this.leave()}></canvas>
       <div class="hidden" role="status" ref=${(spoken) => (this.spoken = spoken)}></div>

@@ -8,6 +8,7 @@ const THIN = 2.6; // the height of waiting, in pixels
 const HEAD = 14;
 const BAND = 22; // the height of a band
 const GAP = 7; // between tasks
+const LEVELS = 5;
 
 /** @returns {object} Where each lane stands. */
 export function planOf(width, timeline, history) {
@@ -47,7 +48,12 @@ export function spanAt(lane, time) {
 /** @returns {number[]} How many of the seconds between two times a lane was in each state. */
 export function secondsIn(lane, begin, end) {
   const seconds = [0, 0, 0, 0, 0];
-  for (const [from, to, state] of lane.spans) seconds[state] += Math.max(0, Math.min(to, end) - Math.max(from, begin));
+  const { spans } = lane;
+  for (let at = 0; at < spans.length; at += 1) {
+    const span = spans[at];
+    const long = (span[1] < end ? span[1] : end) - (span[0] > begin ? span[0] : begin);
+    if (long > 0) seconds[span[2]] += long;
+  }
   for (const [, works, waits, held, gone] of lane.band) {
     seconds[WORKS] += (works / 100) * lane.ranks;
     seconds[WAITS] += (waits / 100) * lane.ranks;
@@ -57,17 +63,25 @@ export function secondsIn(lane, begin, end) {
   return seconds;
 }
 
+/** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbours are drawn at once. */
+const levelOf = (part) => (part < 0.02 ? 0 : Math.min(LEVELS, Math.ceil((part + 0.1) * LEVELS)));
+
 /** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. */
 function drawSpans(pen, plan, { lane, y, height }, color) {
   const fills = [color.m0, color.work, color.held, color.wait, null];
   const wide = Math.ceil(plan.width - plan.label);
-  const covered = [];
-  for (const [from, to, state] of lane.spans) {
-    if (to < plan.begin || !fills[state] || state === IDLE) continue;
-    const [left, right] = [Math.max(plan.label, xOf(plan, from)), Math.min(plan.width, xOf(plan, to))];
+  const covered = [null, null, null, null, null];
+  let drawn = null;
+  const scale = (plan.width - plan.label) / plan.history;
+  for (let place = 0; place < lane.spans.length; place += 1) {
+    const span = lane.spans[place];
+    const state = span[2];
+    if (span[1] < plan.begin || !fills[state] || state === IDLE) continue;
+    const left = Math.max(plan.label, plan.label + (span[0] - plan.begin) * scale);
+    const right = Math.min(plan.width, plan.label + (span[1] - plan.begin) * scale);
     if (right - left >= 1) {
       const high = state === WORKS ? height - 2 : THIN;
-      pen.fillStyle = fills[state];
+      if (drawn !== state) pen.fillStyle = fills[(drawn = state)];
       pen.fillRect(left, y + (height - 2 - high) / 2, right - left, high);
       continue;
     }
@@ -75,13 +89,19 @@ function drawSpans(pen, plan, { lane, y, height }, color) {
     covered[state][Math.min(wide, Math.floor(left - plan.label))] += Math.max(0, right - left);
   }
   covered.forEach((pixels, state) => {
+    if (!pixels) return;
     const high = state === WORKS ? height - 2 : THIN;
     pen.fillStyle = fills[state];
-    pixels.forEach((part, at) => {
-      if (part < 0.02) return;
-      pen.globalAlpha = Math.min(1, part + 0.15);
-      pen.fillRect(plan.label + at, y + (height - 2 - high) / 2, 1, high);
-    });
+    let begin = 0;
+    for (let at = 1; at <= pixels.length; at += 1) {
+      const level = levelOf(pixels[begin]);
+      if (at < pixels.length && levelOf(pixels[at]) === level) continue;
+      if (level) {
+        pen.globalAlpha = level / LEVELS;
+        pen.fillRect(plan.label + begin, y + (height - 2 - high) / 2, at - begin, high);
+      }
+      begin = at;
+    }
     pen.globalAlpha = 1;
   });
 }
@@ -92,17 +112,15 @@ function drawBand(pen, plan, { lane, y, height }, color) {
   const high = height - 2;
   pen.fillStyle = color.m0;
   pen.fillRect(Math.max(plan.label, xOf(plan, plan.begin)), y, plan.width - plan.label, high);
-  for (const point of lane.band) {
-    const [left, right] = [Math.max(plan.label, xOf(plan, point[0] - 1)), Math.min(plan.width, xOf(plan, point[0]))];
-    let bottom = y + high;
-    for (const [at, fill] of kinds) {
-      const part = (high * point[at]) / 100;
-      if (part > 0.1) {
-        pen.fillStyle = fill;
-        pen.fillRect(left, bottom - part, right - left + 0.3, part);
-        bottom -= part;
-      }
-    }
+  const floors = lane.band.map(() => y + high);
+  for (const [kind, fill] of kinds) {
+    pen.fillStyle = fill;
+    lane.band.forEach((point, at) => {
+      const part = (high * point[kind]) / 100;
+      if (part < 0.1) return;
+      const left = Math.max(plan.label, xOf(plan, point[0] - 1));
+      pen.fillRect(left, (floors[at] -= part), Math.min(plan.width, xOf(plan, point[0])) - left + 0.3, part);
+    });
   }
 }
 
