@@ -16,6 +16,7 @@ from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.messages.samples import SampleReport, StuckReport
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.timeline.verdict import Verdict
@@ -1660,6 +1661,148 @@ class GeneratedMethods(ABC):
                 timeout=timeout,
             )
         )
+
+    def describe_sample(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SampleReport:
+        """Return everything that the controller knows of one sample: where its values are, and what happened to it.
+
+        The history has at most 32 events. The controller keeps them only as long as its timeline does: by default the
+        last 262,144 events about 1,048,576 samples in all, since its last start.
+
+        Args:
+            partition_id: The partition.
+            global_index: The global index of the sample. Default: none.
+            key: The key of the sample. Default: none. Pass either a global index or a key.
+            timeout: See `TransferQueueClient`; for each of the requests of the call.
+
+        Returns:
+            The report. Its `state` is "cleared" or "unknown" if the sample does not exist any more, or never did.
+
+        Raises:
+            InvalidArgumentError: Neither a global index nor a key is given, or both.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)}, tag={"length": 3})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="reward")
+            >>> report = client.describe_sample("train_0", key="a")
+            >>> [(field.name, field.shape, field.nbytes) for field in report.fields], report.tags
+            ([('prompt', [3], 12)], {'length': 3})
+            >>> [(event.kind, event.task) for event in report.history]
+            [('put', ''), ('claimed', 'reward')]
+        """
+        return self._run(self._operations.describe_sample(partition_id, global_index, key, timeout=timeout))
+
+    async def async_describe_sample(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SampleReport:
+        """Return everything that the controller knows of one sample: where its values are, and what happened to it.
+
+        The history has at most 32 events. The controller keeps them only as long as its timeline does: by default the
+        last 262,144 events about 1,048,576 samples in all, since its last start.
+
+        Args:
+            partition_id: The partition.
+            global_index: The global index of the sample. Default: none.
+            key: The key of the sample. Default: none. Pass either a global index or a key.
+            timeout: See `TransferQueueClient`; for each of the requests of the call.
+
+        Returns:
+            The report. Its `state` is "cleared" or "unknown" if the sample does not exist any more, or never did.
+
+        Raises:
+            InvalidArgumentError: Neither a global index nor a key is given, or both.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)}, tag={"length": 3})
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="reward")
+            >>> report = await client.async_describe_sample("train_0", key="a")
+            >>> [(field.name, field.shape, field.nbytes) for field in report.fields], report.tags
+            ([('prompt', [3], 12)], {'length': 3})
+            >>> [(event.kind, event.task) for event in report.history]
+            [('put', ''), ('claimed', 'reward')]
+        """
+        return await self._run_async(self._operations.describe_sample(partition_id, global_index, key, timeout=timeout))
+
+    def find_stuck(
+        self,
+        partition_id: str | None = None,
+        older_than: float = 60.0,
+        limit: int = 20,
+        *,
+        timeout: float | None = None,
+    ) -> StuckReport:
+        """Return the samples that are not finished and whose fields and tags have not changed for some time.
+
+        A sample is finished if every task that takes samples of its partition has consumed it, and if it has every
+        field that other samples of the partition have.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            older_than: The seconds for which a sample has not changed. Samples that changed before the controller was
+                started count from its start.
+            limit: The number of samples to describe, those that changed first. The others are only counted.
+            timeout: See `TransferQueueClient`; for each of the requests of the call.
+
+        Returns:
+            The samples by prompt, the oldest first, with the client that changed each of them last.
+
+        Raises:
+            InvalidArgumentError: `older_than` or `limit` is negative, or not a number.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> put = client.kv_put("b", "train_0", {"prompt": torch.zeros(3), "answer": torch.zeros(3)})
+            >>> stuck = client.find_stuck("train_0", older_than=0)
+            >>> [(sample.key, sample.missing) for sample in stuck.samples]
+            [('a', ['answer'])]
+        """
+        return self._run(self._operations.find_stuck(partition_id, older_than, limit, timeout=timeout))
+
+    async def async_find_stuck(
+        self,
+        partition_id: str | None = None,
+        older_than: float = 60.0,
+        limit: int = 20,
+        *,
+        timeout: float | None = None,
+    ) -> StuckReport:
+        """Return the samples that are not finished and whose fields and tags have not changed for some time.
+
+        A sample is finished if every task that takes samples of its partition has consumed it, and if it has every
+        field that other samples of the partition have.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            older_than: The seconds for which a sample has not changed. Samples that changed before the controller was
+                started count from its start.
+            limit: The number of samples to describe, those that changed first. The others are only counted.
+            timeout: See `TransferQueueClient`; for each of the requests of the call.
+
+        Returns:
+            The samples by prompt, the oldest first, with the client that changed each of them last.
+
+        Raises:
+            InvalidArgumentError: `older_than` or `limit` is negative, or not a number.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> put = await client.async_kv_put("b", "train_0", {"prompt": torch.zeros(3), "answer": torch.zeros(3)})
+            >>> stuck = await client.async_find_stuck("train_0", older_than=0)
+            >>> [(sample.key, sample.missing) for sample in stuck.samples]
+            [('a', ['answer'])]
+        """
+        return await self._run_async(self._operations.find_stuck(partition_id, older_than, limit, timeout=timeout))
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
         """Return the progress of every partition by field and task, and the counters of the controller.

@@ -6,11 +6,16 @@ import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import Explain
-from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.samples import SampleReport, StuckPage, StuckReport
+from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
 from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
@@ -47,6 +52,33 @@ class ControlClient:
     ) -> str:
         """See `TransferQueueClient.explain`."""
         return str(self.request(Explain(partition_id, global_index, key, task, fields), Done).value)
+
+    def topology(self, *, timeout: float | None = None) -> tuple[TopologyReply, Settings]:
+        """Return the storage units of the system, and its settings."""
+        reply = self.request(Topology(), TopologyReply, timeout)
+        return reply, Settings.from_json(msgspec.json.decode(reply.config)["settings"])
+
+    def describe_sample(
+        self, partition_id: str, global_index: int | None, key: str | None, allow_pickle: bool = False
+    ) -> SampleReport:
+        """See `TransferQueueClient.describe_sample`. allow_pickle: whether tags that need pickle are decoded."""
+        return self._report(ReportPages(partition_id, global_index, key), allow_pickle)
+
+    def _report(self, pages: ReportPages, allow_pickle: bool) -> SampleReport:
+        request = pages.request
+        assert request is not None
+        explain = Explain(request.partition, request.row, request.key)
+        while request is not None:
+            pages.add(self.request(request, SampleReport))
+            request = pages.request
+        return pages.report(str(self.request(explain, Done).value), allow_pickle)
+
+    def find_stuck(self, partition_id: str | None, older_than: float, limit: int) -> StuckReport:
+        """See `TransferQueueClient.find_stuck`."""
+        pages = StuckPages(partition_id, older_than, limit)
+        while pages.request is not None:
+            pages.add(self.request(pages.request, StuckPage))
+        return pages.describe([self._report(each, False) for each in pages.oldest])
 
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
         """Return the next events of the timeline. `request` has the position and the names that the caller knows."""

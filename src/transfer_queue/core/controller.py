@@ -37,7 +37,7 @@ from transfer_queue.core.puts import put_handlers, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
-from transfer_queue.core.reports import explain, status
+from transfer_queue.core.reports import explain, sample_report, status, stuck_samples
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
@@ -69,7 +69,9 @@ HANDLERS = (
     explain,
     partition_view,
     put_handlers,
+    sample_report,
     status,
+    stuck_samples,
     timeline_handlers,
     unit_handlers,
     value_locations,
@@ -119,6 +121,7 @@ class Controller:
         """The state of the system."""
         state.watched = watched_tags(sampler)
         log, measures = RecordLog(state), ControllerMeasures()
+        log.now = now
         samplers = SamplerRegistry(sampler, values, strict)
         timeline = TimelineRecorder(log, state, timeline_events)
         self.context = ControllerContext(

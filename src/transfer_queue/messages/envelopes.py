@@ -15,6 +15,7 @@ from transfer_queue.messages import (
     partitions,
     puts,
     queries,
+    samples,
     storage,
     system,
     timeline,
@@ -22,7 +23,9 @@ from transfer_queue.messages import (
 )
 from transfer_queue.messages.base import Message, Natural, Reply, Request
 
-TOPICS = (base, checkpoints, claims, overview, partitions, puts, queries, storage, system, timeline, unit_reports)
+TOPICS = (
+    base, checkpoints, claims, overview, partitions, puts, queries, samples, storage, system, timeline, unit_reports,
+)  # fmt: skip
 
 
 def messages_of(topic: ModuleType, kind: type[Message]) -> list[type[Message]]:

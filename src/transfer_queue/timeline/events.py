@@ -27,12 +27,20 @@ class EventKind(enum.IntEnum):
     """A policy version was set; `rows` is the version."""
     GONE = 8
     """The last connection of the lane's client has ended."""
+    CLEAR = 9
+    """Rows were cleared, by the lane's client or by a rule of the partition."""
+    RETURN = 10
+    """Rows of a lease were returned without an acknowledgement, or the lease ended."""
 
 
 AHEAD = 1
 """A flag: the claim was ahead of the batch that its rank needed, so that its rank did not wait."""
 TIMED_OUT = 2
 """A flag of WAIT and HOLD: the wait ended without what it waited for."""
+NEW_ROWS = 4
+"""A flag of PUT: its rows did not exist before."""
+WHOLE = 8
+"""A flag of CLEAR: all rows of the partition that were left, and the partition; `rows` is then 0."""
 
 PACKING = struct.Struct("<ddBBHIIIIIQQfi")
 """How the controller packs one event."""
@@ -41,7 +49,7 @@ EVENT = np.dtype(
         ("time", "<f8"),  # the controller's time
         ("since", "<f8"),  # when the request arrived or was parked; equal to `time` if it was answered at once
         ("kind", "u1"),  # an EventKind
-        ("flags", "u1"),  # AHEAD, TIMED_OUT
+        ("flags", "u1"),  # AHEAD, TIMED_OUT, NEW_ROWS, WHOLE
         ("_unused", "<u2"),
         ("lane", "<u4"),
         ("partition", "<u4"),

@@ -56,9 +56,10 @@ class TestPuts:
         h.now = 4.0
         h.clear(rows)
         events = reader.read()
-        assert kinds(events) == ["put", "hold", "put"]
-        assert events[1][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
-        assert events[2][1:3] == (4.0, 1.0)
+        assert kinds(events) == ["put", "clear", "hold", "put"]
+        assert events[1][1:] == (4.0, 4.0, "w", "", "p", (), 2, 0)
+        assert events[2][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
+        assert events[3][1:3] == (4.0, 1.0)
 
     def test_a_put_that_waited_in_vain(self, reader, h):
         h.controller.state.capacity = 2
@@ -406,4 +407,4 @@ class TestBounds:
         h.ask(ClearRows("p", np.array(rows, "<i8").tobytes()))
         h.put(2)
         h.claim(2)
-        assert kinds(reader.read()) == ["put", "put", "claim"]
+        assert kinds(reader.read()) == ["put", "clear", "put", "claim"]

@@ -15,13 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from timeline_reader import Event, Reader
 
 from transfer_queue.core.controller import Controller
+from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply
 from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
 from transfer_queue.messages.timeline import Introduce
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, NEW_ROWS, TIMED_OUT, EventKind
 
 READERS = st.sampled_from(["r0", "r1", "r2"])
 WRITERS = st.sampled_from(["w0", "w1"])
@@ -29,6 +30,7 @@ PARTITIONS = st.sampled_from(["p", "p", "q"])
 FIELDS = st.sampled_from([("x",), ("y",), ("x", "y")])
 WIDE_FIELDS = ("x", "y", *(f"f{number}" for number in range(18)))
 CAPACITY = 12
+ENDS = (EventKind.CLEAR, EventKind.RETURN)
 
 
 class Timelines(RuleBasedStateMachine):
@@ -52,7 +54,7 @@ class Timelines(RuleBasedStateMachine):
         self.introduced: dict[str, str] = {}
         self.batches: Counter[tuple[str, str]] = Counter()
         self.leases: list[tuple[str, str, ClaimReply]] = []
-        self.written = 0
+        self.written = self.seen = 0
 
     def teardown(self) -> None:
         wide_puts.WIDE = self.before
@@ -114,8 +116,15 @@ class Timelines(RuleBasedStateMachine):
 
     def check(self, log: list[Event]) -> None:
         """The events since the last check are those of the log; events of one moment may be in another order."""
-        found = self.reader.read()
-        self.written += len(log)
+        found = [event._replace(flags=event.flags & ~NEW_ROWS) for event in self.reader.read()]
+        ended = self.ended_rows()
+        assert Counter(event.kind for event in found if event.kind in ENDS) <= ended
+        self.written += len(log) + ended.total()
+        if len(log) + ended.total() <= self.capacity:
+            assert Counter(event.kind for event in found if event.kind in ENDS) == ended
+            found = [event for event in found if event.kind not in ENDS]
+        else:  # the ring has lost some of the events
+            log = log + [event for event in found if event.kind in ENDS]
         missed = max(0, len(log) - self.capacity)
         assert len(found) == len(log) - missed
         if missed:
@@ -124,6 +133,14 @@ class Timelines(RuleBasedStateMachine):
             assert Counter(found) == Counter(log)
         assert self.reader.last is not None
         assert self.reader.last.end == self.written
+
+    def ended_rows(self) -> Counter[EventKind]:
+        """The events about rows that were cleared, and of leases that ended, since the last call."""
+        records, self.seen = self.h.records[self.seen :], len(self.h.records)
+        freed = [record for record in records if getattr(record, "freed", b"")]
+        cleared = [record for record in records if isinstance(record, (r.RowsCleared, r.RowsDropped)) and record.rows]
+        ended = [record for record in records if isinstance(record, (r.LeaseEnded, r.RankLeft)) and record.rows]
+        return Counter({EventKind.CLEAR: len(freed) + len(cleared), EventKind.RETURN: len(ended)})
 
     def send(self, request: Any, name: str) -> None:
         sequence = self.h.send(request, name)

@@ -9,11 +9,14 @@ import torch
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
+from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import get_metadata_timeout
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.samples import SampleReport, StuckPage, StuckReport
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.timeline import Introduce, ReadTimeline, TimelineReply
 from transfer_queue.timeline.recording import Recording
@@ -231,6 +234,102 @@ class StatusOperations(DataPath):
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
         return str((yield from self._ask(request, Done, timeout)).value)
+
+    def describe_sample(
+        self,
+        partition_id: str,
+        global_index: int | None = None,
+        key: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[SampleReport]:
+        """Return everything that the controller knows of one sample: where its values are, and what happened to it.
+
+        The history has at most 32 events. The controller keeps them only as long as its timeline does: by default the
+        last 262,144 events about 1,048,576 samples in all, since its last start.
+
+        Args:
+            partition_id: The partition.
+            global_index: The global index of the sample. Default: none.
+            key: The key of the sample. Default: none. Pass either a global index or a key.
+            timeout: See `TransferQueueClient`; for each of the requests of the call.
+
+        Returns:
+            The report. Its `state` is "cleared" or "unknown" if the sample does not exist any more, or never did.
+
+        Raises:
+            InvalidArgumentError: Neither a global index nor a key is given, or both.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)}, tag={"length": 3})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="reward")
+            >>> report = client.describe_sample("train_0", key="a")
+            >>> [(field.name, field.shape, field.nbytes) for field in report.fields], report.tags
+            ([('prompt', [3], 12)], {'length': 3})
+            >>> [(event.kind, event.task) for event in report.history]
+            [('put', ''), ('claimed', 'reward')]
+        """
+        index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
+        key = arguments.validated_text_or_none(key, "key")
+        if (index is None) == (key is None):
+            raise InvalidArgumentError(
+                f"describe_sample needs either a global_index or a key, got {global_index!r} and {key!r}"
+            )
+        return (yield from self._report(ReportPages(partition_id, index, key), timeout))
+
+    def _report(self, pages: ReportPages, timeout: float | None) -> Operation[SampleReport]:
+        request = pages.request
+        assert request is not None
+        explain = queries.Explain(request.partition, request.row, request.key)
+        while request is not None:
+            pages.add((yield from self._ask(request, SampleReport, timeout)))
+            request = pages.request
+        explanation = str((yield from self._ask(explain, Done, timeout)).value)
+        return pages.report(explanation, self._state.settings.allow_pickle)
+
+    def find_stuck(
+        self,
+        partition_id: str | None = None,
+        older_than: float = 60.0,
+        limit: int = 20,
+        *,
+        timeout: float | None = None,
+    ) -> Operation[StuckReport]:
+        """Return the samples that are not finished and whose fields and tags have not changed for some time.
+
+        A sample is finished if every task that takes samples of its partition has consumed it, and if it has every
+        field that other samples of the partition have.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            older_than: The seconds for which a sample has not changed. Samples that changed before the controller was
+                started count from its start.
+            limit: The number of samples to describe, those that changed first. The others are only counted.
+            timeout: See `TransferQueueClient`; for each of the requests of the call.
+
+        Returns:
+            The samples by prompt, the oldest first, with the client that changed each of them last.
+
+        Raises:
+            InvalidArgumentError: `older_than` or `limit` is negative, or not a number.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> put = client.kv_put("b", "train_0", {"prompt": torch.zeros(3), "answer": torch.zeros(3)})
+            >>> stuck = client.find_stuck("train_0", older_than=0)
+            >>> [(sample.key, sample.missing) for sample in stuck.samples]
+            [('a', ['answer'])]
+        """
+        seconds = arguments.validated_seconds(older_than, "older_than")
+        if seconds is None or seconds < 0:
+            raise InvalidArgumentError(f"older_than must be a number of seconds >= 0, got {older_than!r}")
+        pages = StuckPages(partition_id, seconds, arguments.validated_count(limit, "limit"))
+        while pages.request is not None:
+            pages.add((yield from self._ask(pages.request, StuckPage, timeout)))
+        reports = []
+        for each in pages.oldest:
+            reports.append((yield from self._report(each, timeout)))
+        return pages.describe(reports)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
         """Return the progress of every partition by field and task, and the counters of the controller.

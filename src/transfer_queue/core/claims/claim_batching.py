@@ -189,7 +189,7 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
         start, end = end, end + len(mine)
         context.timeline.note_claim(
-            waiting.client, waiting.claim, waiting.since, partition, len(mine), positions[start:end]
+            waiting.client, waiting.claim, waiting.since, partition, reply.rows, positions[start:end]
         )
         context.activity.begin_work(waiting.client, consumer_state.consumer_of(waiting.claim))
         effects.append(Send(peer, waiting.sequence, reply))

@@ -173,8 +173,8 @@ def _answer_claim(
 
     def reply() -> AnyReply:
         positions = partition.rows.positions_of(rows)
-        context.timeline.note_claim(client, claim, since, partition, len(rows), positions)
         told = meta_reply(partition, positions, rows, claim.fields)
+        context.timeline.note_claim(client, claim, since, partition, told.rows, positions)
         if token:
             context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
         elif not handed and warning is None:

@@ -47,7 +47,7 @@ def handle_ack(context: ControllerContext, caller: Caller, request: claims.Ack) 
     records = lease_decisions.decide_ack(context.state, request)
     for record in records:
         assert isinstance(record, r.LeaseAcked)
-        context.timeline.note_ack(caller.client, record.partition, record.task, len(record.rows) // 8)
+        context.timeline.note_ack(caller.client, record.partition, record.task, record.rows)
     return Decision(records, lambda: Done(bool(records)))
 
 

@@ -82,8 +82,10 @@ class ControllerContext:
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
         """Apply what a request does, and reply to it. The reply is kept until the client has it."""
+        self.timeline.actor = caller.client
         for record in decision.records:
             self.log.apply(record)
+        self.timeline.actor = ""
         reply, envelope = decision.reply(), caller.envelope
         self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
         return [Send(caller.peer, envelope.sequence, reply)]

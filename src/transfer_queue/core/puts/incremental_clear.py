@@ -84,8 +84,10 @@ class IncrementalClears:
             return [context.failure(job.caller.peer, job.caller.envelope.sequence, error)]
         if last and job.caller.client in context.connections.peers:
             return context.commit(job.caller, decision)
+        context.timeline.actor = job.caller.client
         for record in decision.records:
             context.log.apply(record)
+        context.timeline.actor = ""
         if not last:
             self.jobs.append(job)
         return []

@@ -1,6 +1,7 @@
 """When blocks were published, and under which policy version, found by the numbers of blocks.
 
-Blocks are numbered in the order of their publication, so a few checkpoints are enough.
+Blocks are numbered in the order of their publication, so a few checkpoints are enough. The same table tells when rows
+changed or were reserved, because the versions of partitions and the global indexes of rows ascend with time, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ MAX_PARTITIONS = 1_024
 """Partitions whose policy versions are remembered."""
 
 _UNKNOWN = math.nan
+_LARGEST = (1 << 63) - 1
 
 
 class PublicationTimes:
@@ -50,6 +52,19 @@ class PublicationTimes:
         """Return when a block was published; NaN if it is not known."""
         at = bisect_right(self._numbers, number) - 1
         return self._times[at] if at >= 0 else _UNKNOWN
+
+    @property
+    def first(self) -> int:
+        """The first number whose time is known. If there is none, larger than every number."""
+        return self._numbers[0] if self._numbers else _LARGEST
+
+    def number_after(self, time: float) -> int:
+        """Return the first number whose time is after this one. If there is none, larger than every number.
+
+        For tables without copies.
+        """
+        at = bisect_right(self._times, time)
+        return self._numbers[at] if at < len(self._numbers) else _LARGEST
 
     def _add(self, number: int, time: float) -> None:
         if len(self._numbers) >= MAX_CHECKPOINTS:

@@ -19,31 +19,43 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK
 from transfer_queue.core.timeline.event_ring import SIZE, EventRing
-from transfer_queue.core.timeline.number_tables import MAX_FIELDS, MAX_NAMES, FieldTable, LaneTable, PartitionTable
+from transfer_queue.core.timeline.number_tables import (
+    MAX_FIELDS,
+    MAX_NAMES,
+    MAX_PARTITIONS,
+    FieldTable,
+    LaneTable,
+    PartitionTable,
+)
 from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
+from transfer_queue.core.timeline.row_history import PLACE, RowHistory
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.timeline.events import AHEAD, PACKING, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, NEW_ROWS, PACKING, TIMED_OUT, WHOLE, EventKind
 
 MAX_NOTES = 128
 """Notes that are kept until they are written."""
+MANY_ROWS = 1 << 14
+"""A note of as many rows is written at once, so that notes do not keep much memory."""
 LOOKED_AT = 64
 """Fields of a claim among which the block that was put last is searched. A longer claim is written at once."""
 POLICY_TAG = "policy_version"
 """The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 
-_WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE = (int(kind) for kind in EventKind)
-_pack = PACKING.pack_into
+_WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN = (int(kind) for kind in EventKind)
+_pack, _pack_place, _PLACE_SIZE = PACKING.pack_into, PLACE.pack_into, PLACE.size
 _U4, _I4 = (1 << 32) - 1, (1 << 31) - 1  # the largest numbers of these columns
 
 Schema = tuple[FieldSpec, ...]
 Names = Union[Schema, list[str]]
 Policy = tuple[int, Any, int]
 """The block of a row that was put first, the row's tag entry with its policy version, the version of the partition."""
-Note = tuple[int, float, float, int, str, Union[str, None], Any, str, Names, int, int, int, Union[Policy, None]]
+Which = Union[int, bytes, None]
+"""The rows of an event: the global index of the first of consecutive rows, or all global indexes (i8), or none."""
+Note = tuple[int, float, float, int, str, Union[str, None], Any, str, Names, int, int, int, Union[Policy, None], Which]
 """An event: its kind, time, since, flags, the client, the task and dp_rank of a claim (None: it is a put), the
-partition, the fields, and the numbers of rows and bytes and of the block."""
+partition, the fields, the numbers of rows and bytes and of the block, and which rows these are."""
 
 
 class Clock(Protocol):
@@ -66,6 +78,8 @@ class TimelineRecorder:
         self._state = state
         self.ring = EventRing(capacity)
         """The events. `flush` must have run."""
+        self.rows = RowHistory(self.ring)
+        """The rows of the events. `flush` must have run."""
         self.lanes = LaneTable(self.ring, state.introductions)
         self.partitions = PartitionTable(self.ring)
         self.fields = FieldTable(self.ring)
@@ -73,10 +87,24 @@ class TimelineRecorder:
         """Unix seconds minus the controller's time. The server sets it."""
         self.arrived: float | None = None
         """When the request of the current event arrived, if that was before the event."""
+        self.actor = ""
+        """The client whose request the records of the current event carry out; "" for the controller itself."""
+        self.change_times = PublicationTimes()
+        """When rows changed, by the version of their partition (`Chunk.changed`)."""
+        self.reservation_times = PublicationTimes()
+        """When rows were reserved, by their global index; only of rows that were reserved before they were put."""
+        self.from_start = not state.next_index
+        """Whether no rows existed when the events began."""
+        self.known_since = clock.now
+        """What was put before this time has unknown times."""
         self._notes: list[Note] = []
         """The events that are not written yet, in order."""
         self._times = PublicationTimes()
         self._policies = PolicyHistory()
+        self._reserved = 0, 0
+        """The first global index and the number of the rows that were reserved last, until the next put."""
+        self._dropped: dict[str, int] = {}
+        """Partition that was dropped -> the global index below which all its rows are."""
         self._names: dict[int, tuple[Schema, tuple[str, ...]]] = {}
         """The id of a schema -> the schema and the names of its fields."""
 
@@ -84,12 +112,17 @@ class TimelineRecorder:
         """Observe the records of puts and clients. `observe` is `RecordLog.observe`."""
         observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
         observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
+        observe([r.RowsPut, r.Published, r.RowsReserved, r.UnitLost, r.ExtentsLost], self._note_change)
+        observe([r.RowsReserved], self._note_reserved)
+        observe([r.StateLoaded], lambda record: self._forget_times())
         if self.ring.capacity:
             observe([r.RowsPut], self.note_rows_put)
             observe([r.Published], self.note_published)
             observe([r.BlocksMoved], self.note_moved)
-            observe([r.PartitionDropped], lambda record: self._forget_partition(record.partition))
-            observe([r.StateLoaded], lambda record: self._forget_blocks())
+            observe([r.RowsCleared, r.RowsDropped], lambda record: self._note_cleared(record, record.rows))
+            observe([r.RowsFinished, r.LeaseAcked, r.PassedOver], self._note_freed)
+            observe([r.LeaseEnded, r.RankLeft], self._note_returned)
+            observe([r.PartitionDropped], self._note_dropped)
 
     # ------------------------------------------------------------ puts
 
@@ -97,22 +130,27 @@ class TimelineRecorder:
         """Note a put of new rows, which was applied."""
         block, now, arrived = record.block, self._clock.now, self.arrived
         self._notes.append((
-            _PUT, now, now if arrived is None else arrived, 0, record.client, None, None, record.partition,
+            _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, None, None, record.partition,
             () if block is None else self._state.blocks.newest_schema, record.count,
             0 if block is None else block.nbytes, record.block_number, None,
+            record.first_index,
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES:
             self.flush()
 
     def note_published(self, record: r.Published) -> None:
-        """Note a put of existing rows, which was applied."""
+        """Note a put of existing rows, or of rows that were just reserved, which was applied."""
         block, now, arrived = record.block, self._clock.now, self.arrived
+        flags, (first, count) = 0, self._reserved
+        if count and len(record.rows) == 8 * count and int.from_bytes(record.rows[:8], "little") == first:
+            flags = NEW_ROWS
+        self._reserved = 0, 0
         self._notes.append((
-            _PUT, now, now if arrived is None else arrived, 0, record.writer, None, None, record.partition,
+            _PUT, now, now if arrived is None else arrived, flags, record.writer, None, None, record.partition,
             () if block is None else self._state.blocks.newest_schema, len(record.rows) // 8,
-            0 if block is None else block.nbytes, record.block_number, None,
+            0 if block is None else block.nbytes, record.block_number, None, record.rows,
         ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES:
+        if len(self._notes) >= MAX_NOTES or len(record.rows) > 8 * MANY_ROWS:
             self.flush()
 
     def note_moved(self, record: r.BlocksMoved) -> None:
@@ -124,15 +162,15 @@ class TimelineRecorder:
     # ------------------------------------------------------------ claims
 
     def note_claim(
-        self, client: str, claim: Claim, since: float, partition: Partition, rows: int, positions: np.ndarray
+        self, client: str, claim: Claim, since: float, partition: Partition, which: bytes, positions: np.ndarray
     ) -> None:
-        """Note that a claim was answered with rows. positions: those of the rows; -1 for cleared rows.
+        """Note that a claim was answered with rows. which: their global indexes. positions: -1 for cleared rows.
 
         The last row describes all of them: of rows in order, it is the one that was put last.
         """
         if not self.ring.capacity:
             return
-        fields, block, policy = claim.fields, 0, None
+        fields, block, policy, rows = claim.fields, 0, None, len(which) // 8
         position = positions.item(-1) if rows else -1
         chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
         if chunk is not None:
@@ -150,9 +188,9 @@ class TimelineRecorder:
                 policy = _oldest_block(columns, fields, at), version, partition.policy_version
         self._notes.append((
             _CLAIM, self._clock.now, since, AHEAD if claim.ahead else 0, client, claim.task,
-            claim.sampling.get("dp_rank"), claim.partition, fields, rows, 0, block, policy,
+            claim.sampling.get("dp_rank"), claim.partition, fields, rows, 0, block, policy, which,
         ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES or len(fields) > LOOKED_AT:
+        if len(self._notes) >= MAX_NOTES or len(fields) > LOOKED_AT or rows > MANY_ROWS:
             self.flush()
 
     def note_end(self, client: str, claim: Claim, since: float) -> None:
@@ -176,17 +214,17 @@ class TimelineRecorder:
             flags |= AHEAD
         self._notes.append((
             kind, self._clock.now, since, flags, client, claim.task, claim.sampling.get("dp_rank"), claim.partition,
-            claim.fields, rows, 0, 0, None,
+            claim.fields, rows, 0, 0, None, None,
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES or len(claim.fields) > LOOKED_AT:
             self.flush()
 
     # ------------------------------------------------------------ other events
 
-    def note_ack(self, client: str, partition: str, task: str, rows: int) -> None:
-        """Note that rows of a lease of this task were acknowledged."""
+    def note_ack(self, client: str, partition: str, task: str, which: bytes) -> None:
+        """Note that rows of a lease of this task were acknowledged. which: their global indexes."""
         if self.ring.capacity:
-            self._write(_ACK, self._clock.now, client, partition, rows, task=task)
+            self._write(_ACK, self._clock.now, client, partition, len(which) // 8, task=task, which=which)
 
     def note_policy(self, client: str, partition: str, before: int, version: int) -> None:
         """Note that the policy version of a partition was set. before: the former version."""
@@ -199,25 +237,80 @@ class TimelineRecorder:
         if self.ring.capacity:
             self.flush()
             for lane in self.lanes.all_of(client):
-                self.ring.append(self._clock.now, self._clock.now, _GONE, 0, lane, self.partitions.of(""), 0)
+                self._append(_GONE, self._clock.now, 0, lane, "", 0, None)
 
-    def _forget_partition(self, partition: str) -> None:
-        self.flush()
-        self._policies.forget(partition)
+    def _note_cleared(self, record: r.RowsCleared | r.RowsDropped, which: bytes) -> None:
+        """Note that rows were cleared, by the client of the current request if there is one."""
+        if which:
+            self._write(_CLEAR, self._clock.now, self.actor, record.partition, len(which) // 8, which=which)
 
-    def _forget_blocks(self) -> None:
-        """Forget the times of blocks, because a loaded state has others."""
+    def _note_freed(self, record: r.RowsFinished | r.LeaseAcked | r.PassedOver) -> None:
+        """Note the rows that `free_when` has cleared with a record, after the last task has finished them."""
+        which = record.freed
+        if which:
+            client = record.client if isinstance(record, r.RowsFinished) else self.actor
+            self._write(
+                _CLEAR, self._clock.now, client, record.partition, len(which) // 8, task=record.task, which=which
+            )
+
+    def _note_returned(self, record: r.LeaseEnded | r.RankLeft) -> None:
+        """Note the rows of leases that have ended without an acknowledgement."""
+        which = record.rows
+        if which:
+            self._write(
+                _RETURN, self._clock.now, self.actor, record.partition, len(which) // 8, task=record.task, which=which
+            )
+
+    def _note_dropped(self, record: r.PartitionDropped) -> None:
+        """Note that a partition was dropped with the rows that were left."""
+        name, end = record.partition, self._state.next_index
+        if len(self._dropped) >= MAX_PARTITIONS:
+            self._dropped.clear()
+        first, self._dropped[name] = self._dropped.pop(name, 0), end
+        self._write(_CLEAR, self._clock.now, self.actor, name, 0, WHOLE, which=(first, end - 1))
+        self._policies.forget(record.partition)
+
+    def _note_change(self, record: r.AnyRecord) -> None:
+        """Note the time of the version that a record gave to its partition."""
+        now = self._clock.now
+        if now >= self.change_times.due:
+            self.change_times.note(self._state.changes, now)
+
+    def _note_reserved(self, record: r.RowsReserved) -> None:
+        if record.count and not record.pre_allocated:
+            self.reservation_times.note(record.first_index, self._clock.now)
+            self._reserved = record.first_index, record.count
+
+    def _forget_times(self) -> None:
+        """Forget the times of blocks and versions, because a loaded state has others."""
         self.flush()
         self._times, self._policies = PublicationTimes(), PolicyHistory()
+        self.change_times, self.reservation_times = PublicationTimes(), PublicationTimes()
+        self.from_start = False
+        self.known_since, self.rows.first = self._clock.now, self.ring.end
+
+    def block_time(self, number: int) -> float:
+        """Return when a block was published; NaN if it is not known."""
+        return self._times.time_of(number)
 
     # ------------------------------------------------------------ writing
 
     def _write(
-        self, kind: int, since: float, client: str, partition: str, rows: int, flags: int = 0, task: str | None = None
-    ) -> None:
-        """Write a rare event. task: that of the lane. Default: the client's current lane."""
+        self, kind: int, since: float, client: str, partition: str, rows: int, flags: int = 0, task: str | None = None,
+        which: tuple[int, int] | bytes | None = None,
+    ) -> None:  # fmt: skip
+        """Write a rare event.
+
+        task: that of the lane. Default: the client's current lane. which: see `RowHistory.add`.
+        """
         self.flush()
         lane = self.lanes.of_client(client) if task is None else self.lanes.of_task(client, task, -1)
+        self._append(kind, since, flags, lane, partition, rows, which)
+
+    def _append(
+        self, kind: int, since: float, flags: int, lane: int, partition: str, rows: int, which: tuple[int, int] | bytes | None
+    ) -> None:
+        self.rows.add(self.ring.end, which)
         self.ring.append(self._clock.now, since, kind, flags, lane, self.partitions.of(partition), rows)
 
     def flush(self) -> None:
@@ -228,7 +321,9 @@ class TimelineRecorder:
         )  # fmt: skip
         ring, names_of, times = self.ring, self._names, self._times
         memory, capacity = ring.memory, ring.capacity
-        for kind, time, since, flags, client, task, rank, partition, what, rows, nbytes, block, policy in notes:
+        history = self.rows
+        places = history.places
+        for kind, time, since, flags, client, task, rank, partition, what, rows, nbytes, block, policy, which in notes:
             age, staleness = -1.0, -1
             if task is None:
                 lane = current.get(client)
@@ -256,8 +351,15 @@ class TimelineRecorder:
             if field is None:
                 field = self.fields.of(names)
             end = ring.end
+            at = end % capacity
+            if type(which) is int:
+                _pack_place(places, at * _PLACE_SIZE, which, which + rows - 1, history.end)
+            else:
+                _pack_place(places, at * _PLACE_SIZE, 1, 0, history.end)
+                if which is not None:
+                    history.write(which)
             _pack(
-                memory, end % capacity * SIZE,
+                memory, at * SIZE,
                 time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes, block, age, staleness,
             )  # fmt: skip
             ring.end = end + 1

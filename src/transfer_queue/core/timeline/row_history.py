@@ -1,0 +1,125 @@
+"""Which rows the events of the ring are about, so that the history of one sample can be found.
+
+Each event in the ring has either a range of global indexes, or a place in a second ring, of global indexes. The ring
+of indexes has four entries for each event of the ring, so a history goes back as far as the events or these entries do.
+To look a row up means to compare it with all entries. A page of them takes a fraction of a millisecond.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+
+import numpy as np
+
+from transfer_queue.core.timeline.event_ring import EventRing
+
+ROWS_PER_EVENT = 4
+"""Global indexes that are kept for each event of the ring."""
+PAGE_EVENTS = 1 << 16
+"""Events that one search examines."""
+PAGE_ROWS = 1 << 18
+"""Global indexes that one search examines."""
+
+PLACE = struct.Struct("<qqq")
+"""The first and the last global index of an event with a range, otherwise 1 and 0; and the number of global indexes
+that were written before those of the event."""
+_PLACES = np.dtype([("first", "<i8"), ("last", "<i8"), ("before", "<i8")])
+
+
+class RowHistory:
+    """The rows of the newest events.
+
+    Args:
+        ring: The events. Each event that is written to it must also be written here, at its position.
+    """
+
+    def __init__(self, ring: EventRing) -> None:
+        self._ring = ring
+        places = np.empty(ring.capacity * PLACE.size, "u1")
+        self.places = places.data
+        """A `PLACE` for each event, at its position modulo the ring's capacity."""
+        self._places = places.view(_PLACES)
+        self.capacity = ROWS_PER_EVENT * ring.capacity
+        """The number of global indexes that are kept."""
+        self._rows = np.empty(self.capacity, "<i8")
+        self._bytes = self._rows.view("u1").data
+        self._nbytes = 8 * self.capacity
+        self.end = 0
+        """The number of global indexes that were written so far."""
+        self.first = 0
+        """Events before this position are about rows of another state, which may have had the same global indexes."""
+
+    def add(self, position: int, which: tuple[int, int] | bytes | None) -> None:
+        """Write the rows of the newest event, which is at this position.
+
+        Args:
+            position: The position of the event in the ring.
+            which: The global indexes (i8); or the first and the last of a range; or None if the event has none.
+        """
+        first, last = which if type(which) is tuple else (1, 0)
+        PLACE.pack_into(self.places, position % self._ring.capacity * PLACE.size, first, last, self.end)
+        if type(which) is bytes:
+            self.write(which)
+
+    def write(self, rows: bytes) -> None:
+        """Write the global indexes of an event, after its `PLACE`. Of more than `capacity`, the last ones are kept."""
+        start, nbytes = self.end % self.capacity * 8, len(rows)
+        if start + nbytes <= self._nbytes:
+            self._bytes[start : start + nbytes] = rows
+        else:
+            rows = rows[-self._nbytes :]
+            space = self._nbytes - start
+            nbytes = len(rows)
+            self._bytes[start : start + min(space, nbytes)] = rows[:space]
+            self._bytes[: max(nbytes - space, 0)] = rows[space:]
+        self.end += nbytes >> 3
+
+    def find(self, row: int, before: int | None = None) -> tuple[list[int], int | None]:
+        """Return the positions of some of the events of a row, ascending, and where to continue.
+
+        Args:
+            row: The global index.
+            before: Only events before this position are examined. Default: the newest ones.
+
+        Returns:
+            The positions, and the position before which the next call continues; None if all events are examined.
+        """
+        ring, places = self._ring, self._places
+        end = ring.end if before is None else min(before, ring.end)
+        rows_end = self.end if end == ring.end else self._before(end)
+        oldest = max(self.end - self.capacity, rows_end - PAGE_ROWS)
+        # a page does not go beyond the end of the array
+        first = max(ring.first, self.first)
+        begin = max(first, end - PAGE_EVENTS, (end - 1) // ring.capacity * ring.capacity if end else 0)
+        if begin >= end:
+            return [], None
+        begin += bisect_left(range(begin, end), oldest, key=self._before)
+        if begin == end and rows_end > self.end - self.capacity:
+            begin = end - 1  # an event with more rows than a page has
+        start = begin % ring.capacity
+        page = places[start : start + end - begin]
+        found = (np.flatnonzero((page["first"] <= row) & (row <= page["last"])) + begin).tolist()
+        if begin < end:
+            found += self._listed(row, page["before"], begin, rows_end)
+        kept = begin > first and self._before(begin) > self.end - self.capacity
+        return sorted(set(found)), begin if kept else None
+
+    def reaches_start(self) -> bool:
+        """Return whether no event and no row was lost so far."""
+        return self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first
+
+    def _before(self, position: int) -> int:
+        return int(self._places["before"][position % self._ring.capacity])
+
+    def _listed(self, row: int, before: np.ndarray, begin: int, rows_end: int) -> list[int]:
+        """Return the positions of the events from `begin` on whose listed rows contain a row."""
+        low = max(int(before[0]), self.end - self.capacity)
+        found: list[int] = []
+        while low < rows_end:
+            start = low % self.capacity
+            some = self._rows[start : start + rows_end - low]
+            at = np.flatnonzero(some == row) + low
+            found += (before.searchsorted(at, "right") - 1 + begin).tolist()
+            low += len(some)
+        return found
