@@ -40,12 +40,12 @@ def matrix(partition: str, put: float, done: float, seed: int = 0, columns: int 
     def share(part: float) -> list[int]:
         # a step with a ragged edge
         return [
-            255 if at < part * columns * 0.9 or chance.random() < part * (1.25 - at / columns) - 0.15 else 0
+            255 if part == 1 or at < part * columns * 0.9 or chance.random() < part * (1.25 - at / columns) - 0.15 else 0
             for at in range(columns)
         ]
 
     first = share(put)
-    scored = [min(a, b) for a, b in zip(first, share(put * 0.35 + done * 0.6))]
+    scored = [min(a, b) for a, b in zip(first, share(done and put * 0.1 + done * 0.9))]
     reference = [min(a, b) for a, b in zip(first, share(put * 0.97))]
     trained = [min(a, b) for a, b in zip(scored, share(done))]
     claimed = [255 if value and chance.random() < 0.06 else 0 for value in scored]
@@ -70,7 +70,7 @@ def matrix(partition: str, put: float, done: float, seed: int = 0, columns: int 
 
 def matrices() -> dict[str, Any]:
     """Return what `/api/matrix` answers about the three partitions of the example."""
-    three = (("train_42", 1.0, 0.82), ("train_43", 0.85, 0.0), ("train_44", 0.25, 0.0))
+    three = (("train_42", 1.0, 0.82), ("train_43", 0.85, 0.02), ("train_44", 0.2, 0.0))
     return {name: matrix(name, put, done, seed) for seed, (name, put, done) in enumerate(three, 1)}
 
 

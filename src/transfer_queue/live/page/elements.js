@@ -9,10 +9,17 @@ export function Name({ of, className = "" }) {
   return html`<code class=${`name ${className}`} title=${text.length > 24 ? text : undefined}><bdi>${text}</bdi></code>`;
 }
 
-/** A sentence of the server: what stands between backticks is shown as a name. */
-export function Words({ text }) {
+/** A sentence of the server: what stands between backticks, and each of `names` as a whole word, is shown as a name. */
+export function Words({ text, names = [] }) {
   const parts = plain(text).split("`");
-  return parts.map((part, at) => (at % 2 ? html`<${Name} of=${part} />` : part));
+  return parts.map((part, at) => (at % 2 ? html`<${Name} of=${part} />` : withNames(part, names)));
+}
+
+function withNames(text, names) {
+  const escaped = names.filter((name) => name.length > 1).map((name) => plain(name).replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&"));
+  if (!escaped.length) return text;
+  const pattern = new RegExp(`(?<![\\p{L}\\p{N}_'])(${escaped.sort((a, b) => b.length - a.length).join("|")})(?![\\p{L}\\p{N}_'])`, "u");
+  return text.split(pattern).map((part, at) => (at % 2 ? html`<${Name} of=${part} />` : part));
 }
 
 /** The meaning of the colors of a panel. `items`: pairs of a class of a swatch and its word. */

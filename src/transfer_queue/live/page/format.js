@@ -66,6 +66,7 @@ export const bytes = (value) => `${scaled(value, unitOf(value))} ${UNITS[unitOf(
 /** @returns {string} "0.45 of 1 GiB" */
 export function bytesOf(value, capacity) {
   const unit = unitOf(capacity);
+  if (value && value / 1024 ** unit < 0.01) return `${bytes(value)} of ${bytes(capacity)}`;
   return `${value ? scaled(value, unit) : 0} of ${scaled(capacity, unit)} ${UNITS[unit]}`;
 }
 

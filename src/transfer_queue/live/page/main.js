@@ -136,7 +136,7 @@ function Panels({ data, theme, width, active, stale, open }) {
   return html`<main>
     <${Verdict} verdict=${verdict} rates=${data.rates} step=${data.step} tasks=${tasks} servers=${data.servers} memory=${memory} queues=${data.queues} />
     <${Flow} tasks=${tasks} fields=${data.fields} queues=${data.queues} life=${data.life} verdict=${verdict} policy=${policy} now=${now} window=${seconds} width=${width} />
-    <${Matrix} partitions=${partitions} fields=${data.fields} last=${verdict.last} active=${active} stale=${stale} open=${open} theme=${theme} width=${width} />
+    <${Matrix} partitions=${partitions} fields=${data.fields} tasks=${tasks} last=${verdict.last} active=${active} stale=${stale} open=${open} theme=${theme} width=${width} />
     <${Waits} waits=${data.waits} verdict=${verdict} memory=${memory} now=${now} window=${seconds} />
     <${Timeline} timeline=${data.timeline} history=${history} theme=${theme} width=${width} />
     <div class="bottom">

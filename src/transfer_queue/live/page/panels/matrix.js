@@ -152,7 +152,7 @@ export class Matrix extends Panel {
   draw() {
     const { matrices } = this.state;
     if (this.cursor && !(this.cursor.partition < matrices.length && this.cursor.column < matrices[this.cursor.partition].columns)) this.cursor = null;
-    this.rows = rowsOfAll(matrices, this.props.fields.map((each) => each.name));
+    this.rows = rowsOfAll(matrices, this.props.fields.map((each) => each.name), this.props.tasks.map((each) => each.name));
     const cursor = document.activeElement === this.canvas ? this.cursor : null;
     this.plan = measured("matrix", () => draw(this.canvas, matrices, this.rows, cursor));
   }
@@ -222,7 +222,7 @@ export class Matrix extends Panel {
       ${lacking.length > 0 && html`<p class="remark">${lacking.map((each) => html`<${Lacking} key=${each.name} partition=${each} last=${last} />`)}</p>`}
       ${matrices.length > 0 && !lacking.length && html`<p class="remark">No sample lacks a field that ${last ? html`<${Name} of=${last} />` : "the last task"} waits for.</p>`}
       <details class="others" onToggle=${(event) => this.setState({ table: event.target.open })}><summary>As a table</summary>
-        ${table && html`<${Table} matrices=${matrices} rows=${this.rows ?? rowsOfAll(matrices, [])} />`}</details>
+        ${table && html`<${Table} matrices=${matrices} rows=${this.rows ?? rowsOfAll(matrices, [], [])} />`}</details>
       <${Others} partitions=${partitions} chosen=${chosen} choose=${(name) => this.setState({ chosen: name }, () => this.refresh())} />
     </section>`;
   }

@@ -8,9 +8,9 @@ const BETWEEN = 7; // partitions
 const SEPARATION = 9; // of fields and tasks
 
 /** The rows of the matrix: the fields of all partitions in the order of the flow, then the tasks. */
-export function rowsOfAll(matrices, fieldOrder) {
+export function rowsOfAll(matrices, fieldOrder, taskOrder) {
   const fields = new Set(fieldOrder.filter((name) => matrices.some((each) => each.fields.some((field) => field.name === name))));
-  const tasks = new Set();
+  const tasks = new Set(taskOrder.filter((name) => matrices.some((each) => each.tasks.some((task) => task.name === name))));
   for (const matrix of matrices) {
     for (const field of matrix.fields) fields.add(field.name);
     for (const task of matrix.tasks) tasks.add(task.name);
@@ -123,6 +123,7 @@ function drawTitle(pen, plan, matrix, left, color) {
 export function draw(canvas, matrices, rows, cursor) {
   const plan = planOf(canvas.clientWidth, matrices.length, rows);
   const { pen, width } = prepare(canvas, plan.height);
+  if (plan.part < 16) return plan; // not seen
   const color = colors();
   matrices.forEach((matrix, at) => {
     drawCells(pen, plan, matrix, rows, leftOf(plan, at), color);

@@ -28,7 +28,7 @@ function Fields({ fields }) {
       <thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">shape</th>${values && html`<th scope="col">first values</th>`}<th scope="col">put by</th><th scope="col">at</th></tr></thead>
       <tbody>${fields.map((field) => html`<${Field} key=${field.name} field=${field} values=${values} />`)}</tbody>
     </table></div>
-    ${!values && notes.length > 0 && html`<p class="remark">${notes.slice(0, 2).join("; ")}.</p>`}`;
+    ${!values && notes.length > 0 && html`<p class="remark">${notes.slice(0, 2).map((note) => html`<${Words} text=${note.endsWith(".") ? note : `${note}.`} /> `)}</p>`}`;
 }
 
 function Texts({ fields }) {

@@ -249,7 +249,7 @@ export function draw(canvas, timeline, history, cursor) {
   const plan = planOf(canvas.clientWidth, timeline, history);
   const { pen } = prepare(canvas, plan.height);
   const color = colors();
-  if (!plan.rows.length) return plan;
+  if (!plan.rows.length || plan.width < plan.label + 20) return plan; // not seen
   drawMinutes(pen, plan, timeline, color);
   for (const row of plan.rows) (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
   drawGaps(pen, plan, timeline, color);

@@ -28,16 +28,17 @@ function withoutCause({ detail, cause }) {
   return detail;
 }
 
-const capital = (text) => (text ? text[0].toUpperCase() + text.slice(1) : text);
+/** Names keep their case. */
+const capital = (text, names) => (text && !names.some((name) => name && text.startsWith(name)) ? text[0].toUpperCase() + text.slice(1) : text);
 const sentence = (text) => (text && !text.endsWith(".") ? `${text}.` : text);
 
-function Todo({ verdict }) {
+function Todo({ verdict, names }) {
   const { since, cause, advice, state } = verdict;
   if (!cause && !advice) return null;
   const when = since === null || state === "flowing" ? "" : `Since ${clock(since)}: `;
   return html`<p class="todo">
-    ${cause && html`${when && html`<b>${when}</b>`}<${Words} text=${sentence(when ? cause : capital(cause))} /> `}
-    ${advice && html`${!/^to keep up/i.test(advice) && html`<b>To keep up: </b>`}<${Words} text=${sentence(/^to keep up/i.test(advice) ? capital(advice) : advice)} />`}
+    ${cause && html`${when && html`<b>${when}</b>`}<${Words} text=${sentence(when ? cause : capital(cause, names))} names=${names} /> `}
+    ${advice && html`${!/^to keep up/i.test(advice) && html`<b>To keep up: </b>`}<${Words} text=${sentence(/^to keep up/i.test(advice) ? capital(advice, names) : advice)} names=${names} />`}
   </p>`;
 }
 
@@ -95,13 +96,14 @@ function Health({ servers, tasks, memory }) {
 export class Verdict extends Panel {
   render({ verdict, rates, step, tasks, servers, memory, queues }) {
     const detail = withoutCause(verdict);
+    const names = tasks.map((task) => task.name);
     const pill = PILLS[verdict.state] ?? verdict.state;
     const headline = verdict.headline.replace(/^(Stopped|Idle|Flowing)(: |[:.]?$)/, "") || "";
     return html`<section id="verdict" class=${`panel verdict ${verdict.state}`} aria-label="Verdict">
       <div>
-        <h1><span class="pill">${pill}</span><${Words} text=${capital(headline)} /></h1>
-        ${detail && html`<p><${Words} text=${capital(detail)} /></p>`}
-        <${Todo} verdict=${verdict} />
+        <h1><span class="pill">${pill}</span><${Words} text=${capital(headline, names)} names=${names} /></h1>
+        ${detail && html`<p><${Words} text=${capital(detail, names)} names=${names} /></p>`}
+        <${Todo} verdict=${verdict} names=${names} />
       </div>
       <div class="figures">
         <${Reached} verdict=${verdict} rates=${rates} />

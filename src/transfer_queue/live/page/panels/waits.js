@@ -40,14 +40,24 @@ function Asked({ wait }) {
   return html`Claims${rows}${fields}${partition}${missing}. `;
 }
 
+// The panel says this of the claim in its own words.
+const CLAIM = /^Task '.*?' waits for [\d,]+ samples .*?; [\d,]+ available\. ?/s;
+
+/** The reason, in words of the controller: its first sentence, and the others on request. */
+function Reason({ words }) {
+  const [first, ...others] = words.replace(CLAIM, "").split(/(?<=\.) (?=[A-Z])/);
+  if (!first) return null;
+  return html`<b><${Words} text=${first} /></b> ${others.length > 0 && html`<details><summary>More</summary><${Words} text=${others.join(" ")} /></details>`}`;
+}
+
 function Wait({ wait, now, window, hot }) {
   const sample = wait.sample === null ? null : { partition: wait.partition, index: wait.sample };
   return html`<li>
     <div><span class="who"><${Name} of=${wait.task || "a client without a task"} /></span>
       <span class=${hot ? "tag hot" : "tag"}>${tagOf(wait)}</span></div>
     <${Long} wait=${wait} now=${now} window=${window} />
-    <p><${Asked} wait=${wait} />${wait.words && html`<b><${Words} text=${wait.words} /></b> `}
-      ${sample && html`<${SampleLink} sample=${sample}>Open sample ${count(wait.sample)}<//>`}</p>
+    <div class="reason"><${Asked} wait=${wait} /><${Reason} words=${wait.words} />${" "}
+      ${sample && html`<${SampleLink} sample=${sample}>Open sample ${count(wait.sample)}<//>`}</div>
   </li>`;
 }
 
