@@ -40,7 +40,9 @@ def matrix(partition: str, put: float, done: float, seed: int = 0, columns: int 
     def share(part: float) -> list[int]:
         # a step with a ragged edge
         return [
-            255 if part == 1 or at < part * columns * 0.9 or chance.random() < part * (1.25 - at / columns) - 0.15 else 0
+            255
+            if part == 1 or at < part * columns * 0.9 or chance.random() < part * (1.25 - at / columns) - 0.15
+            else 0
             for at in range(columns)
         ]
 
@@ -146,7 +148,11 @@ def stopped() -> dict[str, Any]:
         "each second, and one rank does 7.8.",
     }  # fmt: skip
     full["rates"] = [
-        {**each, "rows": each["rows"] if each["t"] < dealt else 0.0, "queue": min(2240.0, max(0.0, (each["t"] - gone) * 22))}
+        {
+            **each,
+            "rows": each["rows"] if each["t"] < dealt else 0.0,
+            "queue": min(2240.0, max(0.0, (each["t"] - gone) * 22)),
+        }
         for each in full["rates"]
     ]
     for task in full["tasks"]:
@@ -155,7 +161,14 @@ def stopped() -> dict[str, Any]:
             task.update(alive=0, gone=4, gone_since=gone, works=0.0, rank_state="xxxx", states={"gone": 4})
         else:
             kind = "held" if task["name"] == "rollout" else "waits"
-            task.update(works=0.0, waits=0.0, held=0.0, idle=0.0, rank_state=kind[0] * task["ranks"], states={kind: task["ranks"]})
+            task.update(
+                works=0.0,
+                waits=0.0,
+                held=0.0,
+                idle=0.0,
+                rank_state=kind[0] * task["ranks"],
+                states={kind: task["ranks"]},
+            )
             task[kind] = 1.0
     for queue in full["queues"]:
         queue.update(rows=2240 if queue["task"] == "reward" else 0, growth=0.0)
@@ -189,7 +202,9 @@ def flowing() -> dict[str, Any]:
     full["rates"] = [{**each, "rows": 30.9, "queue": 12.0} for each in full["rates"]]
     for task in full["tasks"]:
         letters = "W" * task["ranks"]
-        task.update(rate=30.9, alive=task["ranks"], gone=0, works=0.9, waits=0.1, idle=0.0, rank_state=letters, gone_since=None)
+        task.update(
+            rate=30.9, alive=task["ranks"], gone=0, works=0.9, waits=0.1, idle=0.0, rank_state=letters, gone_since=None
+        )
     full["waits"] = full["waits"][2:]
     for each in full["timeline"]["lanes"]:
         each["gone_at"] = None
@@ -234,7 +249,18 @@ def ended(full: dict[str, Any]) -> dict[str, Any]:
 def hostile() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return full data and matrices in which every name of the user's is hostile."""
     full = slow()
-    names = ["train_42", "train_43", "train_44", "rollout", "reference", "reward", "train", "prompt", "tokens", "logprobs"]
+    names = [
+        "train_42",
+        "train_43",
+        "train_44",
+        "rollout",
+        "reference",
+        "reward",
+        "train",
+        "prompt",
+        "tokens",
+        "logprobs",
+    ]
     new = dict(zip(names, [*HOSTILE[:3], *HOSTILE[3:6], *(f"{name}{at}" for at, name in enumerate(HOSTILE[:4]))]))
 
     def renamed(value: Any) -> Any:

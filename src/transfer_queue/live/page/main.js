@@ -118,7 +118,7 @@ class Page extends Component {
     const why = staleness(data, store.connection);
     const tasks = data.tasks.filter((task) => task.takes.length).map((task) => task.name);
     return html`<div class=${why ? "stale" : ""}>
-      <a class="skip" href="#verdict">To the verdict</a>
+      <a class="skip" href="#content">Skip to the content</a>
       <${Header} data=${data} connection=${store.connection} paused=${frozen !== null} dark=${theme === "dark"} open=${this.open} pause=${this.pause} theme=${this.theme} help=${this.help} />
       <${Banner} data=${data} why=${why} age=${store.age()} />
       ${data.state.state === "empty" ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !why} stale=${why !== null} open=${this.open} />`}
@@ -133,7 +133,7 @@ class Page extends Component {
 function Panels({ data, theme, width, active, stale, open }) {
   const { now, verdict, tasks, memory, partitions, policy, system } = data;
   const { window: seconds, history } = system;
-  return html`<main>
+  return html`<main id="content" tabindex="-1">
     <${Verdict} verdict=${verdict} rates=${data.rates} step=${data.step} tasks=${tasks} servers=${data.servers} memory=${memory} queues=${data.queues} />
     <${Flow} tasks=${tasks} fields=${data.fields} queues=${data.queues} life=${data.life} verdict=${verdict} policy=${policy} now=${now} window=${seconds} width=${width} />
     <${Matrix} partitions=${partitions} fields=${data.fields} tasks=${tasks} last=${verdict.last} active=${active} stale=${stale} open=${open} theme=${theme} width=${width} />

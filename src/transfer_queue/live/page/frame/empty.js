@@ -13,7 +13,7 @@ function Connected({ data }) {
 
 export function Empty({ data }) {
   const { waiting } = data.clients;
-  return html`<main class="empty">
+  return html`<main id="content" tabindex="-1" class="empty">
     <h1>Nothing has been put yet</h1>
     <${Connected} data=${data} />
     ${waiting.length > 0

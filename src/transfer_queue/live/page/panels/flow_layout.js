@@ -180,7 +180,7 @@ function tall(tasks, edges, width) {
     const [a, b] = [of.get(from), of.get(to)];
     return { from, to, line: `M${middle(a)} ${a.bottom + 3}${arch(middle(a), a.bottom + 3, middle(b), b.y)}` };
   });
-  const queues = boxes.map((box) => ({ task: box.task, x: middle(box), y: box.y - 34 }));
+  const queues = boxes.map((box) => ({ task: box.task, x: middle(box), y: box.y - 41 }));
   return { boxes, lines, queues, width, height: y + 4, vertical: true };
 }
 

@@ -101,7 +101,7 @@ export class Verdict extends Panel {
     const headline = verdict.headline.replace(/^(Stopped|Idle|Flowing)(: |[:.]?$)/, "") || "";
     return html`<section id="verdict" class=${`panel verdict ${verdict.state}`} aria-label="Verdict">
       <div>
-        <h1><span class="pill">${pill}</span><${Words} text=${capital(headline, names)} names=${names} /></h1>
+        <h1><span class="pill">${pill}</span>${" "}<${Words} text=${capital(headline, names)} names=${names} /></h1>
         ${detail && html`<p><${Words} text=${capital(detail, names)} names=${names} /></p>`}
         <${Todo} verdict=${verdict} names=${names} />
       </div>

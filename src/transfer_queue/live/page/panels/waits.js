@@ -53,7 +53,7 @@ function Reason({ words }) {
 function Wait({ wait, now, window, hot }) {
   const sample = wait.sample === null ? null : { partition: wait.partition, index: wait.sample };
   return html`<li>
-    <div><span class="who"><${Name} of=${wait.task || "a client without a task"} /></span>
+    <div><span class="who"><${Name} of=${wait.task || "a client without a task"} /></span>${" "}
       <span class=${hot ? "tag hot" : "tag"}>${tagOf(wait)}</span></div>
     <${Long} wait=${wait} now=${now} window=${window} />
     <div class="reason"><${Asked} wait=${wait} /><${Reason} words=${wait.words} />${" "}
