@@ -191,20 +191,20 @@ def example_sample() -> p.SampleAnswer:
     here = {"type": "int64", "bytes": 12_288, "unit": 1, "tier": "memory", "put_by": "rollout rank 3"}
     note = "values are hidden: start tq live with --values"
     there = [
-        p.SampleField(name, True, shape=[1536], put_at=NOW - 35, note=note, **here)  # type: ignore[arg-type]
+        p.SampleFieldView(name, True, shape=[1536], put_at=NOW - 35, note=note, **here)  # type: ignore[arg-type]
         for name in list(FIELDS)[:5]
     ]
-    lacking = [p.SampleField(name, False, "", None, None, None, "", "", None) for name in ("reward", "advantage")]
+    lacking = [p.SampleFieldView(name, False, "", None, None, None, "", "", None) for name in ("reward", "advantage")]
     history = [
-        p.SampleEvent(NOW - 35, "put prompt, tokens, logprobs, routed_experts", "rollout", 3, 0),
-        p.SampleEvent(NOW - 34.5, "claimed", "reference", 0, 77),
-        p.SampleEvent(NOW - 34.2, "put ref_logprobs", "reference", 0, 0),
+        p.SampleEventView(NOW - 35, "put prompt, tokens, logprobs, routed_experts", "rollout", 3, 0),
+        p.SampleEventView(NOW - 34.5, "claimed", "reference", 0, 77),
+        p.SampleEventView(NOW - 34.2, "put ref_logprobs", "reference", 0, 0),
     ]
     words = example_view().waits[0].words  # type: ignore[union-attr]
     return p.SampleAnswer(
         "train_42", 107_168, "q15690/0", NOW, words, "tq explain train_42 --index 107168 --task train",
-        [*there, *lacking], [p.SampleTag("policy_version", None), p.SampleTag("worker", None)],
-        p.SampleGroup("q15690", 8, 0), history, "",
+        [*there, *lacking], [p.SampleTagView("policy_version", None), p.SampleTagView("worker", None)],
+        p.SampleGroupView("q15690", 8, 0), history, "",
     )  # fmt: skip
 
 

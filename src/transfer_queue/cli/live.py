@@ -38,11 +38,7 @@ def _port(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    import msgspec
-
     from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.config.settings import Settings
-    from transfer_queue.messages.system import Topology, TopologyReply
     from transfer_queue.net.server.sockets import bind_socket
 
     try:
@@ -54,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         ) from None
     system = find_system(options.name)
     with ControlClient(system) as client:
-        settings = Settings.from_json(msgspec.json.decode(client.request(Topology(), TopologyReply).config)["settings"])
+        _, settings = client.topology()
     chosen = LiveOptions(
         str(system.folder), new_token(), options.host or settings.live_host, options.values or settings.live_values,
         settings.live_insecure, settings.tls,

@@ -164,7 +164,7 @@ def task_parts(account: Account) -> list[payload.TaskView]:
 
 def _task_part(account: Account, name: str) -> payload.TaskView:
     its = account.tasks[name]
-    only_puts = not its.takes
+    only_puts = bool(its.puts) and not its.takes
     letters = _letters(account, its, only_puts)
     text = "".join(letters[worker] for worker in letters)
     few = len(letters) <= MOST_LETTERS

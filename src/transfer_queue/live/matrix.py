@@ -168,8 +168,9 @@ def _answer(partition: str, sums: _Sums, first: int, stop: int, width: int, foun
         for name, line in sums.produced.items()
     ]
     tasks = [MatrixTask(task, *(_runs(lines[state], rows) for state in range(4))) for task, lines in sums.tasks.items()]
+    epoch = f"{sums.made:x}-{sums.version:x}-{width:x}-{first:x}-{stop:x}"
     return MatrixAnswer(
-        partition, f"{sums.made:x}-{sums.version:x}-{width:x}-{first:x}-{stop:x}", sums.rows, sums.reserved, first, stop,
+        partition, epoch, sums.rows, sums.reserved, first, stop,
         used, width, found.group_size, _segments(sums.index[:used]), fields, tasks,
     )  # fmt: skip
 

@@ -379,7 +379,7 @@ class PartitionsView(Part, frozen=True):
     """The live rows of all partitions."""
     bytes: int
     """The bytes of the values of all partitions."""
-    list: list[PartitionView]
+    listed: list[PartitionView] = msgspec.field(name="list")
     """The shown ones first, then the 20 that were created last."""
     rest: int
     """The number of those that are not in the list."""
@@ -585,7 +585,7 @@ class MatrixAnswer(Part, frozen=True):
     """At most 16."""
 
 
-class SampleField(Part, frozen=True):
+class SampleFieldView(Part, frozen=True):
     """A field of a sample."""
 
     name: str
@@ -610,7 +610,7 @@ class SampleField(Part, frozen=True):
     """Why there is no head, such as "pickled, 1,024 bytes" or "values are hidden: start tq live with --values"."""
 
 
-class SampleEvent(Part, frozen=True):
+class SampleEventView(Part, frozen=True):
     """Something that happened to a sample."""
 
     t: float
@@ -621,10 +621,12 @@ class SampleEvent(Part, frozen=True):
     rank: int
     """-1 if it is not known."""
     lease: int
-    """The number of the lease; 0 if there is none."""
+    """The number of the lease; 0 if there is none, or if it is not known."""
+    rows: int = 0
+    """The number of samples of the event; 0 if it is not known."""
 
 
-class SampleTag(Part, frozen=True):
+class SampleTagView(Part, frozen=True):
     """An entry of a tag."""
 
     name: str
@@ -632,7 +634,7 @@ class SampleTag(Part, frozen=True):
     """As text; None if the page may not show values."""
 
 
-class SampleGroup(Part, frozen=True):
+class SampleGroupView(Part, frozen=True):
     """The group of a sample."""
 
     id: str
@@ -640,6 +642,20 @@ class SampleGroup(Part, frozen=True):
     """The number of its samples; 0 if it is not known."""
     member: int
     """The position of the sample in it, from 0; -1 if it is not known."""
+
+
+class SampleTaskView(Part, frozen=True):
+    """The state of a sample for a task."""
+
+    task: str
+    state: str
+    """"consumed", "claimed", "ready", "waiting" (it lacks fields) or "skipped"."""
+    lacks: list[str]
+    """The fields that the claims of the task name and the sample does not have."""
+    who: str
+    """The rank or client that has it or had it last; "" if there is none."""
+    reason: str
+    """Why the task skips it; "" if it does not."""
 
 
 class SampleAnswer(Part, frozen=True):
@@ -654,13 +670,19 @@ class SampleAnswer(Part, frozen=True):
     """Why the sample is not at the task at the end, as `client.explain` says it."""
     command: str
     """The command that prints `words`."""
-    fields: list[SampleField]
-    tags: list[SampleTag]
-    group: Union[SampleGroup, None]
-    history: list[SampleEvent]
+    fields: list[SampleFieldView]
+    tags: list[SampleTagView]
+    group: Union[SampleGroupView, None]
+    history: list[SampleEventView]
     """At most 32, the oldest first."""
     history_note: str
-    """"" or why the history is not complete, such as "not kept"."""
+    """"" or why the history is not complete, such as "older events are not kept"."""
+    state: str = ""
+    """"live", "reserved" (nothing was put into it yet), or "cleared"; "" if it is not known."""
+    tasks: list[SampleTaskView] = []
+    """Its state for each task."""
+    samples: list[int] = []
+    """The samples of its group, by global index; at most 64."""
 
 
 class ExplainAnswer(Part, frozen=True):

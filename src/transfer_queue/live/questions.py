@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import AttachError
 from transfer_queue.live.matrix import MatrixCounter
 from transfer_queue.live.payload import MatrixAnswer, SampleAnswer
+from transfer_queue.live.sample_answer import ValueHead, answer_of
 from transfer_queue.live.source import SystemSource
-from transfer_queue.node.system.launcher import RunningSystem
+from transfer_queue.messages.samples import LIVE, UNKNOWN, SampleReport
+from transfer_queue.node.system.launcher import RunningSystem, find
+
+if TYPE_CHECKING:
+    from transfer_queue.live.sample_values import ValueReader
 
 
 class Questions:
@@ -24,13 +31,16 @@ class Questions:
         self._system: RunningSystem | None = None
         self._client: ControlClient | None = None
         self._counter: MatrixCounter | None = None
+        self._reader: ValueReader | None = None
 
     def _connected(self) -> ControlClient:
         """Return a client of the system that is shown now."""
         system = self._source.system
         if system is None or not system.is_running():
+            system = find(self._source.folder)
+        if system is None:
             raise AttachError("the system is not running")
-        if self._client is None or self._system is not system:
+        if self._client is None or self._system is None or self._system.key != system.key:
             self.close()
             self._system, self._client = system, ControlClient(system)
             self._counter = MatrixCounter(self._client)
@@ -39,8 +49,10 @@ class Questions:
 
     def close(self) -> None:
         """Close the connections."""
-        if self._client is not None:
-            self._client.close()
+        for each in (self._client, self._reader):
+            if each is not None:
+                each.close()
+        self._reader = None
         self._client = self._counter = None
         self._source.other_clients = 0
 
@@ -60,8 +72,19 @@ class Questions:
 
     def sample(self, partition: str, index: int | None, key: str | None) -> SampleAnswer | None:
         """Return what is known of a sample; None if it is not known."""
-        client = self._connected()
-        words = client.explain(partition, index, key, None, None)
-        return SampleAnswer(
-            partition, -1 if index is None else index, key, 0.0, words, "", [], [], None, [], "not kept"
-        )
+        report = self._connected().describe_sample(partition, index, key)
+        if report.state == UNKNOWN:
+            return None
+        heads = None
+        if self._values:
+            heads = self._read_values(report) if report.state == LIVE else {}
+        return answer_of(report, self._source.last_task, heads)
+
+    def _read_values(self, report: SampleReport) -> dict[str, ValueHead]:
+        if self._reader is None:
+            from transfer_queue.live.sample_values import ValueReader  # with torch, which takes seconds
+
+            assert self._system is not None
+            self._reader = ValueReader(self._system)
+            self._source.other_clients = 2
+        return self._reader.read(report)

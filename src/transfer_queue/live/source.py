@@ -22,7 +22,8 @@ class SystemSource:
     """
 
     def __init__(self, folder: str, *, values: bool, version: str) -> None:
-        self._folder = folder
+        self.folder = folder
+        """The folder of the system."""
         self._values = values
         self._version = version
         self.system: RunningSystem | None = None
@@ -36,6 +37,11 @@ class SystemSource:
     def takes(self) -> dict[str, list[str]]:
         """Task -> the fields that its claims name."""
         return {} if self._maker is None else dict(self._maker.takes)
+
+    @property
+    def last_task(self) -> str:
+        """The task at the end of the pipeline."""
+        return "" if self._maker is None else self._maker.last
 
     def make(self) -> tuple[float, Parts]:
         """See `hub.Source`."""
@@ -72,7 +78,7 @@ class SystemSource:
         """See `hub.Source`."""
         found = None
         with contextlib.suppress(TransferQueueError, OSError):  # it is still starting
-            found = find(self._folder)
+            found = find(self.folder)
         if found is None or (self.system is not None and found.key == self.system.key):
             return False
         self._close()

@@ -38,6 +38,8 @@ class ViewMaker:
         self._slow: Parts = {}
         self.takes: Mapping[str, list[str]] = {}
         """Task -> the fields that its claims name."""
+        self.last = ""
+        """The task at the end of the pipeline."""
         self.renewed = True
         """Whether the last view cannot be reached by a `delta`."""
 
@@ -55,7 +57,7 @@ class ViewMaker:
         self._account = account
         self._reader.look_closer(table, account)
         seen.active, seen.groups = self._reader.active, self._reader.groups
-        last = flow_parts.last_task(account)
+        last = self.last = flow_parts.last_task(account)
         self.takes = {task: list(fields) for task, fields in table.takes.items() if task}
         tasks = flow_parts.task_parts(account)
         names = [task.name for task in tasks if not task.joined]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -32,7 +32,7 @@ COLUMNS = 256
 LONGEST_NAME = 1024
 MOST_QUESTIONS = 32  # that wait at a time
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class _BadRequest(Exception):
@@ -117,7 +117,7 @@ class Pages:
                 return Response(status_code=304, headers=headers)
             return Response(to_json(found), media_type="application/json", headers=headers)
 
-        return await self._ask(answer)
+        return await self._ask(request, answer)
 
     async def sample(self, request: Request) -> Response:
         """Answer `/api/sample`."""
@@ -132,7 +132,7 @@ class Pages:
                 return _problem(404, f"partition {partition[:200]!r} has no sample with {named}")
             return _json(found)
 
-        return await self._ask(answer)
+        return await self._ask(request, answer)
 
     async def explain(self, request: Request) -> Response:
         """Answer `/api/explain`."""
@@ -145,9 +145,9 @@ class Pages:
                 _check_length(each)
             return _json(ExplainAnswer(self._questions.explain(partition, index, key, task)))
 
-        return await self._ask(answer)
+        return await self._ask(request, answer)
 
-    async def _ask(self, answer: Callable[[], Response]) -> Response:
+    async def _ask(self, request: Request, answer: Callable[[], Response]) -> Response:
         """Answer a question in the thread of questions."""
         if self._waiting >= MOST_QUESTIONS:
             return _problem(503, "too many questions wait for the controller; try again")
@@ -160,6 +160,9 @@ class Pages:
             return _problem(503, "the controller does not answer: it is being restarted, or is overloaded")
         except (TransferQueueError, OSError) as error:
             return _problem(503, str(error)[:1000])
+        except Exception:
+            logger.exception("a question of the live page failed: %s", request.url.path)
+            return _problem(500, "the question could not be answered; the log of this process says why")
         finally:
             self._waiting -= 1
 
