@@ -89,7 +89,8 @@ class CannedServer(ThreadingHTTPServer):
         write(f"event: full\ndata: {json.dumps(first)}\n\n".encode())
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._events) > place or self._generation != generation)
+                while len(self._events) == place and self._generation == generation:
+                    self._changed.wait()
                 if self._generation != generation:
                     return
                 events, place = self._events[place:], len(self._events)

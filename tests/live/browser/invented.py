@@ -52,7 +52,6 @@ def matrix(partition: str, put: float, done: float, seed: int = 0, columns: int 
     trained = [min(a, b) for a, b in zip(scored, share(done))]
     claimed = [255 if value and chance.random() < 0.06 else 0 for value in scored]
     claimed = [0 if done_ else value for value, done_ in zip(claimed, trained)]
-    nothing = ""
     fields = [(name, first) for name in ("prompt", "tokens", "logprobs", "routed_experts")]
     fields += [("ref_logprobs", reference), ("reward", scored), ("advantage", scored)]
     rows = {name: sum(value // 255 for value in values) * per for name, values in fields}
@@ -61,11 +60,11 @@ def matrix(partition: str, put: float, done: float, seed: int = 0, columns: int 
     return {
         "partition": partition, "epoch": f"{partition}-{seed}", "rows": columns * per, "reserved": 0, "start": 0,
         "stop": columns * per, "columns": columns, "column_rows": per, "group_size": per, "index": [[0, 106312, per]],
-        "fields": [{"name": n, "rows": rows[n], "share": runs(values), "lost": nothing} for n, values in fields],
+        "fields": [{"name": n, "rows": rows[n], "share": runs(values), "lost": ""} for n, values in fields],
         "tasks": [
-            {"name": "reference", "ready": nothing, "claimed": nothing, "consumed": runs(reference), "passed": nothing},
-            {"name": "reward", "ready": runs(waiting), "claimed": nothing, "consumed": runs(scored), "passed": nothing},
-            {"name": "train", "ready": runs(ready), "claimed": runs(claimed), "consumed": runs(trained), "passed": nothing},
+            {"name": "reference", "ready": "", "claimed": "", "consumed": runs(reference), "passed": ""},
+            {"name": "reward", "ready": runs(waiting), "claimed": "", "consumed": runs(scored), "passed": ""},
+            {"name": "train", "ready": runs(ready), "claimed": runs(claimed), "consumed": runs(trained), "passed": ""},
         ],
     }  # fmt: skip
 
@@ -127,7 +126,8 @@ def slow() -> dict[str, Any]:
         lanes.append({**each, "spans": made})
     full["timeline"]["lanes"] = lanes
     full["rates"] = [
-        {"t": full["now"] - 300 + 2 * at, "rows": 30.9 + 6 * math.sin(at / 4) if at < 111 else 15.6 + 4 * math.sin(at / 3),
+        {"t": full["now"] - 300 + 2 * at,
+         "rows": 30.9 + 6 * math.sin(at / 4) if at < 111 else 15.6 + 4 * math.sin(at / 3),
          "queue": 12.0 + 8 * abs(math.sin(at / 5)) if at < 111 else 12 + (at - 111) * 26.0}
         for at in range(1, 151)
     ]  # fmt: skip
@@ -142,8 +142,8 @@ def stopped() -> dict[str, Any]:
     full["verdict"] = {
         **full["verdict"], "state": "stopped", "wait_share": 1.0, "queue_rows": 2240, "queue_growth": 0.0,
         "headline": "Stopped: nothing was dealt for 194 s", "since": dealt,
-        "detail": "`train` waits 100 % of the time for `advantage`, which `reward` puts; 2,240 samples queue before it; "
-        "4 of 4 `reward` workers are gone",
+        "detail": "`train` waits 100 % of the time for `advantage`, which `reward` puts; 2,240 samples queue before "
+        "it; 4 of 4 `reward` workers are gone",
         "cause": "4 of 4 `reward` workers are gone", "advice": "`reward` needs 4 ranks and has 0: 28.0 samples come "
         "each second, and one rank does 7.8.",
     }  # fmt: skip
@@ -183,9 +183,11 @@ def stopped() -> dict[str, Any]:
     wait = full["waits"][0]
     wait.update(count=8, ranks=[str(rank) for rank in range(8)], share=1.0, since=dealt)
     full["waits"][1].update(count=4, ranks=["0", "1", "2", "3"], since=gone, share=1.0)
-    held = {**wait, "task": "rollout", "kind": "held", "rows": 8, "fields": [], "field": "", "producer": "", "sample": None,
-            "partition": "train_45", "since": now - 170,
-            "words": "3,072 samples were admitted at version 37, and 3,072 may be until set_policy_version."}  # fmt: skip
+    held = {
+        **wait, "task": "rollout", "kind": "held", "rows": 8, "fields": [], "field": "", "producer": "",
+        "sample": None, "partition": "train_45", "since": now - 170,
+        "words": "3,072 samples were admitted at version 37, and 3,072 may be until set_policy_version.",
+    }  # fmt: skip
     full["waits"] = [*full["waits"][:2], held, *full["waits"][2:]]
     full["step"]["eta"] = None
     return full
@@ -229,8 +231,8 @@ def empty() -> dict[str, Any]:
     full = idle()
     full["state"].update(state="empty", words="")
     full["system"]["started"] = full["now"] - 40
-    full["clients"] = {"connected": 3, "waiting": ["`train` ranks 0 to 7 wait for partition `train_0` for 31 s, which does "
-                                                  "not exist yet."]}  # fmt: skip
+    words = "`train` ranks 0 to 7 wait for partition `train_0` for 31 s, which does not exist yet."
+    full["clients"] = {"connected": 3, "waiting": [words]}
     full["partitions"].update(count=0, rows=0, bytes=0, list=[], rest=0, rest_rows=0)
     return full
 

@@ -119,9 +119,8 @@ def test_hostile_names_are_text_and_break_no_layout(page: Page, server: CannedSe
     page.evaluate("document.querySelector('.waits [data-index]').click()")
     page.wait_for("!!document.querySelector('dialog .history')")
     assert page.evaluate("document.querySelectorAll('img, dialog script').length") == 0
-    assert page.evaluate(
-        "(() => { const inside = document.querySelector('dialog .inside'); return inside.scrollWidth <= inside.clientWidth })()"
-    )
+    inside = "document.querySelector('dialog .inside')"
+    assert page.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth")
     assert_clean(page, server)
 
 

@@ -47,9 +47,9 @@ def test_the_verdict_is_in_words_with_its_numbers(page: Page, server: CannedServ
 
 def test_the_flow_shows_tasks_fields_queues_and_the_slowest_stage(page: Page, server: CannedServer) -> None:
     opened(page, server)
-    texts = page.evaluate(
-        "[...document.querySelectorAll('.flow svg text')].map(each => [...each.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join('').trim())"
-    )
+    code = """[...document.querySelectorAll('.flow svg text')].map(each =>
+        [...each.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join('').trim())"""
+    texts = page.evaluate(code)
     assert {"rollout", "reference", "reward", "train", "routed_experts", "advantage", "▼ slowest stage"} <= set(texts)
     assert {"1,048", "2 of 4", "15.6 samples/s", "waits 63 %", "weights, version 42, 31 s old"} <= set(texts)
     assert page.evaluate("document.querySelectorAll('.flow .rank.x').length") == 2  # crosses: gone
@@ -83,14 +83,18 @@ def test_policy_memory_and_servers_show_their_numbers(page: Page, server: Canned
     assert len(rows) == 5
 
 
-def pixel(page: Page, canvas: str, x: float, y: float) -> str:
-    """Return the color of a point of a canvas, as #rrggbb."""
-    code = f"""(() => {{
+def color_at(canvas: str, x: float, y: float) -> str:
+    """Return an expression for the color of a point of a canvas, as #rrggbb."""
+    return f"""(() => {{
         const canvas = document.getElementById({json.dumps(canvas)}), ratio = devicePixelRatio;
         const data = canvas.getContext('2d').getImageData(Math.round({x} * ratio), Math.round({y} * ratio), 1, 1).data;
         return '#' + [...data.slice(0, 3)].map(each => each.toString(16).padStart(2, '0')).join('');
     }})()"""
-    return str(page.evaluate(code))
+
+
+def pixel(page: Page, canvas: str, x: float, y: float) -> str:
+    """Return the color of a point of a canvas, as #rrggbb."""
+    return str(page.evaluate(color_at(canvas, x, y)))
 
 
 MISSING, PUT, CLAIMED, CONSUMED, LOST = "#e6eaef", "#86bfe2", "#e69f00", "#0b3f66", "#b93a06"
@@ -101,7 +105,8 @@ def simple_matrix(partition: str = "train_42") -> dict[str, Any]:
     return {
         "partition": partition, "epoch": "1", "rows": 40, "reserved": 0, "start": 0, "stop": 40, "columns": 4,
         "column_rows": 10, "group_size": 0, "index": [[0, 500, 10], [2, 900, 10]],
-        "fields": [{"name": "tokens", "rows": 15, "share": invented.runs([0, 128, 255, 0]), "lost": invented.runs([0, 0, 0, 255])}],
+        "fields": [{"name": "tokens", "rows": 15, "share": invented.runs([0, 128, 255, 0]),
+                    "lost": invented.runs([0, 0, 0, 255])}],
         "tasks": [{"name": "train", "ready": invented.runs([255, 0, 0, 0]), "claimed": invented.runs([0, 255, 0, 0]),
                    "consumed": invented.runs([0, 0, 255, 0]), "passed": ""}],
     }  # fmt: skip
@@ -140,22 +145,19 @@ def test_the_matrix_is_a_table_for_who_cannot_see_it(simple: Page) -> None:
     assert "25 % consumed, 25 % claimed, 25 % ready, 0 % passed over" in table
 
 
+ANSWERS = "performance.getEntriesByType('resource').filter(each => each.name.includes('api/matrix'))"
+
+
 def test_a_matrix_that_has_not_changed_is_not_sent_again(simple: Page, server: CannedServer) -> None:
-    simple.wait_for(
-        "performance.getEntriesByType('resource').filter(each => each.name.includes('api/matrix')).length > 1"
-    )
-    statuses = simple.evaluate(
-        "performance.getEntriesByType('resource').filter(each => each.name.includes('api/matrix')).map(each => each.responseStatus)"
-    )
+    simple.wait_for(f"{ANSWERS}.length > 1")
+    statuses = simple.evaluate(f"{ANSWERS}.map(each => each.responseStatus)")
     assert statuses[0] == 200
     assert set(statuses[1:]) == {304}
     changed = simple_matrix()
     changed.update(epoch="2")
     changed["fields"][0]["share"] = invented.runs([255, 255, 255, 255])
     server.matrices["train_42"] = changed
-    simple.wait_for(f"performance.now() && {json.dumps(PUT)} === (() => {{ const c = document.getElementById('matrix'); const d = "
-                    f"c.getContext('2d').getImageData(Math.round({cell(simple, 0)} * devicePixelRatio), Math.round(26 * devicePixelRatio), 1, 1)"
-                    ".data; return '#' + [...d.slice(0, 3)].map(each => each.toString(16).padStart(2, '0')).join('') })()")  # fmt: skip
+    simple.wait_for(f"{json.dumps(PUT)} === {color_at('matrix', cell(simple, 0), 26)}")
     assert simple.errors == []
 
 
@@ -224,9 +226,8 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert "policy_version: 41" in words
     assert "claimed by reference rank 0, lease 77" in words
     assert "tq explain train_42 --index 107168 --task train" in words
-    page.evaluate(
-        "(() => { const s = document.querySelector('dialog select'); s.value = 'reward'; s.dispatchEvent(new Event('change', {bubbles: true})) })()"
-    )
+    page.evaluate("document.querySelector('dialog select').value = 'reward'")
+    page.evaluate("document.querySelector('dialog select').dispatchEvent(new Event('change', {bubbles: true}))")
     page.wait_for("document.querySelector('dialog .why').innerText.includes(\"consumed by task 'reward'\")")
     assert any("api/explain?partition=train_42&index=107168&task=reward" in path for path in server.requests)
     press(page, "Escape", windowsVirtualKeyCode=27)
