@@ -98,8 +98,9 @@ class Page:
             raise
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Write what the page shows, or all of it, as a PNG file."""
-        result = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        """Write what the page shows, or all of it, as a PNG or WebP file."""
+        kind = {"format": "webp", "quality": 78} if path.suffix == ".webp" else {"format": "png"}
+        result = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **kind)
         path.write_bytes(base64.b64decode(result["data"]))
 
     def received(self, event: str, parameters: dict[str, Any]) -> None:

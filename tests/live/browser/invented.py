@@ -6,6 +6,7 @@ import base64
 import copy
 import math
 import random
+import time
 from typing import Any
 
 from tests.live.browser.canned_server import example
@@ -131,7 +132,38 @@ def slow() -> dict[str, Any]:
          "queue": 12.0 + 8 * abs(math.sin(at / 5)) if at < 111 else 12 + (at - 111) * 26.0}
         for at in range(1, 151)
     ]  # fmt: skip
+    verdict = full["verdict"]
+    for part in ("text", "detail", "cause"):  # the time in the words is the one that the reader's clock shows
+        verdict[part] = verdict[part].replace("03:11:26", time.strftime("%H:%M:%S", time.localtime(verdict["since"])))
+    verdict["advice"] = (
+        "`reward` needs 4 ranks and has 2: 28.0 samples come each second, and one rank does 7.8."  # as transfer_queue.Verdict.advice says it
+    )
     return full
+
+
+def sample() -> dict[str, Any]:
+    """Return a sample whose values may be shown."""
+    made: dict[str, Any] = example("sample")
+    now = made["now"]
+    values = {
+        "prompt": ("int64", [146], "785, 36910, 702, 220, 16, 22, 8, 1124, …"),
+        "tokens": ("int64", [3077], "123550, 124163, 126002, 11, 374, 279, …"),
+        "logprobs": ("float32", [3077], "-0.021, -1.307, -0.000, -0.442, -0.013, …"),
+        "routed_experts": ("uint8", [3077, 48, 8], "17, 3, 96, 121, 44, 7, 12, 90, …"),
+        "ref_logprobs": ("float32", [3077], "-0.024, -1.290, -0.000, -0.451, -0.011, …"),
+    }
+    sizes = {"int64": 8, "float32": 4, "uint8": 1}
+    for field in made["fields"]:
+        if field["present"]:
+            kind, shape, head = values[field["name"]]
+            field.update(type=kind, shape=shape, head=head, bytes=sizes[kind] * math.prod(shape), note="")
+    made["fields"][4].update(put_by="reference rank 0", put_at=now - 34)
+    made["tags"] = [
+        {"name": "policy_version", "value": "41"}, {"name": "prompt_id", "value": '"q15690"'},
+        {"name": "worker", "value": '"rollout-3"'}, {"name": "data_source", "value": '"olympiad"'},
+    ]  # fmt: skip
+    made["history"].append({"t": now - 33.9, "what": "acknowledged", "who": "reference", "rank": 0, "lease": 77})
+    return made
 
 
 def stopped() -> dict[str, Any]:
@@ -239,12 +271,16 @@ def empty() -> dict[str, Any]:
 
 def restarting(full: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a delta that says that the controller does not answer."""
-    return {"state": {**full["state"], "state": "restarting", "since": full["now"], "words": ""}}
+    words = "The controller does not answer: it is being restarted, or is overloaded."
+    return {"state": {**full["state"], "state": "restarting", "since": full["now"], "words": words}}
 
 
 def ended(full: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a delta that says that the system has ended."""
-    words = "its starter (pid 40112, python train.py) is gone."
+    words = (
+        "The system grpo-moe-30b has ended: its starter, process 40112 (python train.py), has ended. "
+        "Below is its last state."
+    )
     return {"state": {**full["state"], "state": "ended", "since": full["now"], "words": words}}
 
 

@@ -71,7 +71,7 @@ class Page extends Component {
     performance.clearMeasures("page");
     performance.measure("page", { start: this.renderedAt }); // with the canvases, which were drawn before
     const data = this.state.frozen ?? this.props.store.data;
-    if (!data) return;
+    if (!data?.verdict) return;
     document.title = titleOf(data.verdict, data.system);
     this.announce(data);
   }
@@ -114,7 +114,7 @@ class Page extends Component {
     this.renderedAt = performance.now();
     document.documentElement.dataset.theme = theme;
     const data = frozen ?? store.data;
-    if (!data) return html`<p class="loading">${store.connection === "lost" ? "The server of this page does not answer. If tq live asks for its token, open the address that it printed." : "Opening the live page …"}</p>`;
+    if (!data?.verdict) return html`<p class="loading">${store.connection === "lost" ? "The server of this page does not answer. If tq live asks for its token, open the address that it printed." : "Opening the live page …"}</p>`;
     const why = staleness(data, store.connection);
     const tasks = data.tasks.filter((task) => task.takes.length).map((task) => task.name);
     return html`<div class=${why ? "stale" : ""}>

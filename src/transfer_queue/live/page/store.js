@@ -84,9 +84,8 @@ export class Store {
     this.replace(next);
   }
 
-  /** Take a `bye`: the server of the page ends, and says in which state the system is. */
-  takeBye(state) {
-    if (this.data !== null) this.replace({ ...this.data, state });
+  /** Take a `bye`: the server of the page ends. What it has said of the system stays. */
+  takeBye() {
     this.setConnection("lost");
   }
 

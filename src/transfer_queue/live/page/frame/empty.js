@@ -19,7 +19,6 @@ export function Empty({ data }) {
     ${waiting.length > 0
       ? html`<p>Already waiting:</p><ul>${waiting.map((words, at) => html`<li key=${at}><${Words} text=${words} /></li>`)}</ul>`
       : html`<p>No claim waits.</p>`}
-    ${data.state.words && html`<p><${Words} text=${data.state.words} /></p>`}
     <p>What makes it appear:</p>
     <pre tabindex="0">import transfer_queue as tq
 
