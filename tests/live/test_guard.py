@@ -108,7 +108,8 @@ def test_only_get_is_answered(page: Page, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["..%2fpayload.py", "../payload.py", "%2e%2e/payload.py", "/etc/passwd", "x\0", "%00", "vendor", "__init__.py"]
+    "path",
+    ["..%2fpayload.py", "../payload.py", "%2e%2e/payload.py", "/etc/passwd", "x\0", "%00", "vendor", "__init__.py"],
 )
 def test_only_the_files_of_the_page_are_served(page: Page, path: str) -> None:
     with page.browser() as browser:
@@ -120,7 +121,9 @@ def test_only_the_files_of_the_page_are_served(page: Page, path: str) -> None:
 
 NAMES = st.sampled_from(["partition", "index", "key", "from", "to", "columns", "task", "token", "x"])
 VALUES = st.one_of(
-    st.sampled_from(["train_0", "0", "-1", "1e9", "٣", "9" * 30, "18446744073709551616", "%", "%ff", "\0", "x" * 3000, ""]),
+    st.sampled_from(
+        ["train_0", "0", "-1", "1e9", "٣", "9" * 30, "18446744073709551616", "%", "%ff", "\0", "x" * 3000, ""]
+    ),
     st.text(max_size=20),
     st.integers().map(str),
 )
@@ -143,7 +146,7 @@ def hostile(page: Page) -> Any:
 
 
 def test_hostile_names_are_data(page: Page, client: tq.TransferQueueClient) -> None:
-    name = '<script>alert(1)</script>"\'&\n\u2028'
+    name = "<script>alert(1)</script>\"'&\n\u2028"
     client.kv_put("</script>", name, {"<b>": "x"}, tag={"<i>": "</i>"})
     view = page.view_when(lambda view: any(each["name"] == name for each in view.get("partitions", {}).get("list", [])))
     assert view["partitions"]["count"] >= 2

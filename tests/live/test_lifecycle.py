@@ -15,6 +15,7 @@ import pytest
 
 import transfer_queue as tq
 from tests.live.live_system import SECONDS, Page, read_events, rows, served, view_when
+from transfer_queue.cli import main
 from transfer_queue.interface import CURRENT
 
 NAME = "live-lifecycle"
@@ -107,12 +108,10 @@ def test_the_command_serves_until_it_is_interrupted(client: tq.TransferQueueClie
     ],
 )
 def test_the_command_refuses_what_it_cannot_serve(
-    client: tq.TransferQueueClient, arguments: list[str], words: str
+    client: tq.TransferQueueClient, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    command = [sys.executable, "-m", "transfer_queue.cli", "live", "--name", NAME, *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert found.returncode == 1
-    assert words in found.stderr
+    assert main(["live", "--name", NAME, *arguments]) == 1
+    assert words in capsys.readouterr().err
 
 
 def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> None:

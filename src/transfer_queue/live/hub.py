@@ -196,6 +196,9 @@ class Hub:
         else:
             self._now = now
             self.views += 1
+            if await self._call(self._source.renewed):
+                for viewer in self.viewers:
+                    viewer.begin_again()
             await self._publish(parts)
 
     async def _end(self, error: Exception) -> None:
@@ -224,9 +227,6 @@ class Hub:
             changed.pop("rates", None)
         self._sent |= encoded
         self._seq += 1
-        if await self._call(self._source.renewed):
-            for viewer in self.viewers:
-                viewer.begin_again()
         await self._begin_viewers()
         event = _event("delta", {"seq": self._seq, "now": self._now}, changed)
         for viewer in self.viewers:

@@ -22,7 +22,6 @@ from transfer_queue.messages.overview import MeasureServers, ProgressReply, Read
 from transfer_queue.messages.progress import PartitionProgress
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.node.system.launcher import RunningSystem
 from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.recording import Recording
@@ -45,11 +44,16 @@ LEFT = (ConnectionLostError, AttachError, AuthenticationError)
 
 
 class SystemReader:
-    """Reads one system repeatedly. It is used by one thread."""
+    """Reads one system repeatedly. It is used by one thread.
 
-    def __init__(self, system: RunningSystem) -> None:
-        self.system = system
-        self._client = ControlClient(system)
+    Args:
+        client: The client of the system.
+        logs: The folder of the logs.
+    """
+
+    def __init__(self, client: ControlClient, logs: str = "") -> None:
+        self._client = client
+        self._logs = logs
         self.recording = Recording()
         """What happened."""
         self.own_clients = 1
@@ -104,7 +108,7 @@ class SystemReader:
             0.0 if servers is None or before is None else servers[0] - before[0],
             self._explained,
             self.groups,
-            str(self.system.logs),
+            self._logs,
             self.own_clients,
         )
 

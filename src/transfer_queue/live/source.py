@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import ConnectionLostError, TransferQueueError
 from transfer_queue.live import payload
 from transfer_queue.live.reader import SystemReader
@@ -89,7 +90,7 @@ class SystemSource:
     def _begin(self, system: RunningSystem) -> None:
         started = system.description.started_at
         info = payload.SystemInfo(system.name, round(started, 1), system.describe(), self._version, self._values)
-        self._reader = SystemReader(system)
+        self._reader = SystemReader(ControlClient(system), str(system.logs))
         self._maker = ViewMaker(self._reader, info)
 
     def forget(self) -> None:

@@ -79,6 +79,8 @@ class _Count:
         request, before = self._request, self._request.before
         lines = len(self._fields) + STATES * len(self._takes) + sum(len(fields) for fields in self._takes.values())
         budget = CELLS
+        if request.first >= self._partition.rows.count:
+            return None, before
         for key, chunk in self._partition.rows.chunks.items():
             if key < request.chunk:
                 continue

@@ -337,7 +337,9 @@ def _tasks(context: ControllerContext, partition: Partition, position: int) -> I
             yield SampleTask(task, samples.CLAIMED, client=holder or "", leased=holder is not None, **known)
         elif taken:
             reason = partition.passed.reason(task, position)
-            yield SampleTask(task, samples.CONSUMED if reason is None else samples.SKIPPED, reason=reason or "", **known)
+            yield SampleTask(
+                task, samples.CONSUMED if reason is None else samples.SKIPPED, reason=reason or "", **known
+            )
         else:
             lacks = [name for name in asked.get(task, ()) if not _place(chunk, name, at)[0]]
             yield SampleTask(task, samples.WAITING if lacks else samples.READY, lacks, **known)

@@ -308,7 +308,14 @@ class TimelineRecorder:
         self._append(kind, since, flags, lane, partition, rows, which)
 
     def _append(
-        self, kind: int, since: float, flags: int, lane: int, partition: str, rows: int, which: tuple[int, int] | bytes | None
+        self,
+        kind: int,
+        since: float,
+        flags: int,
+        lane: int,
+        partition: str,
+        rows: int,
+        which: tuple[int, int] | bytes | None,
     ) -> None:
         self.rows.add(self.ring.end, which)
         self.ring.append(self._clock.now, since, kind, flags, lane, self.partitions.of(partition), rows)
