@@ -135,9 +135,8 @@ def slow() -> dict[str, Any]:
     verdict = full["verdict"]
     for part in ("text", "detail", "cause"):  # the time in the words is the one that the reader's clock shows
         verdict[part] = verdict[part].replace("03:11:26", time.strftime("%H:%M:%S", time.localtime(verdict["since"])))
-    verdict["advice"] = (
-        "`reward` needs 4 ranks and has 2: 28.0 samples come each second, and one rank does 7.8."  # as transfer_queue.Verdict.advice says it
-    )
+    # as transfer_queue.Verdict.advice says it
+    verdict["advice"] = "`reward` needs 4 ranks and has 2: 28.0 samples come each second, and one rank does 7.8."
     return full
 
 
@@ -356,6 +355,7 @@ def large() -> tuple[dict[str, Any], dict[str, Any]]:
     for name in shown:
         answer = matrix(name, 1.0, 0.5, 1, columns=341, per=978)
         mixed = runs([chance.randrange(256) for _ in range(341)])
+        answer["group_size"] = 0
         answer["fields"] = [{"name": field, "rows": 300_000, "share": mixed, "lost": ""} for field in fields]
         answer["tasks"] = [
             {"name": task, "ready": mixed, "claimed": mixed, "consumed": mixed, "passed": ""} for task in tasks

@@ -219,8 +219,8 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     page.wait_for("!!document.querySelector('dialog .history')")
     words = text_of(page, "dialog")
     assert "Sample 107168 of partition 'train_42' misses the fields ['advantage']" in words
-    assert "partition train_42 · key q15690/0 · group q15690, member 1 of 8" in words
-    assert "prompt int64 [1,536] 1, 2, 3, … rollout rank 3 into unit 1" in words
+    assert "partition train_42 · key q15690/0 · group q15690, member 1 of 8 · 60 KiB · unit 1, memory" in words
+    assert "prompt int64 [1,536] 1, 2, 3, … rollout rank 3" in words
     assert "advantage missing" in words
     assert "What is 2 + 2?" in words
     assert "policy_version: 41" in words

@@ -12,11 +12,10 @@ function Field({ field, values }) {
   if (!field.present) {
     return html`<tr><td><${Name} of=${field.name} /></td><td colspan=${values ? 5 : 4} class="missing">${field.lost ? "✕ lost" : "missing"}${field.note && `: ${plain(field.note)}`}</td></tr>`;
   }
-  const where = field.unit === null ? "" : ` into unit ${field.unit}`;
   return html`<tr>
     <td><${Name} of=${field.name} /></td><td>${plain(field.type)}</td><td class="mono">${shapeOf(field)}</td>
     ${values && html`<td class="mono head" title=${field.head === null ? undefined : plain(field.head)}>${field.head === null ? html`<span class="muted">${plain(field.note) || "–"}</span>` : plain(field.head)}</td>`}
-    <td>${plain(field.put_by) || "–"}${where}</td><td>${field.put_at === null ? "–" : clock(field.put_at)}</td>
+    <td>${plain(field.put_by) || "–"}</td><td>${field.put_at === null ? "–" : clock(field.put_at)}</td>
   </tr>`;
 }
 
@@ -55,7 +54,8 @@ function History({ history, note }) {
 function facts(sample) {
   const size = sample.fields.reduce((sum, field) => sum + (field.bytes ?? 0), 0);
   const group = sample.group && [html`group <${Name} of=${sample.group.id} />`, sample.group.member >= 0 && `, member ${sample.group.member + 1}`, sample.group.size > 0 && ` of ${sample.group.size}`];
-  return html`partition <${Name} of=${sample.partition} />${sample.key !== null && html` · key <${Name} of=${sample.key} />`}${group && html` · ${group}`} · ${bytes(size)}`;
+  const units = [...new Set(sample.fields.filter((field) => field.unit !== null).map((field) => `unit ${field.unit}, ${plain(field.tier)}`))];
+  return html`partition <${Name} of=${sample.partition} />${sample.key !== null && html` · key <${Name} of=${sample.key} />`}${group && html` · ${group}`} · ${bytes(size)}${units.length > 0 && ` · ${units.join("; ")}`}`;
 }
 
 export class Sample extends Panel {
