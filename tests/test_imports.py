@@ -47,8 +47,9 @@ MAY_IMPORT = {
     "_generated_kv": CLIENT | {"client", "attachment"},
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
+    "live": CLIENT | {"client"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
-    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "ray_runtime"},
+    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 
@@ -57,7 +58,7 @@ SERVICES = {
     *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
     *("units.unit_drains", "timeline.event_ring", "timeline.number_tables", "timeline.publication_times"),
-    "timeline.recorder",
+    *("timeline.recorder", "timeline.row_history"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [

@@ -148,11 +148,13 @@ async def _look(core: Core, before: int, views: int) -> list[Row]:
         sizes.append(len(await stream.__anext__()))
     hub.close()
     return [
-        Row("size of a delta, median", statistics.median(sizes) / 1024, "KiB", target=20, more={"largest KiB": max(sizes) / 1024}),
+        Row("size of a delta, median", statistics.median(sizes) / 1024, "KiB", target=20,
+            more={"largest KiB": max(sizes) / 1024}),
         Row("size of a full view", full / 1024, "KiB"),
         Row("controller, for a view each second", 1e3 * statistics.mean(requests), "ms", target=10,
             more={"longest request ms": 1e3 * max(client.times)}),
-        Row("process of the page, for a view", 1e3 * (statistics.mean(source.seconds) - statistics.mean(requests)), "ms"),
+        Row("process of the page, for a view", 1e3 * (statistics.mean(source.seconds) - statistics.mean(requests)),
+            "ms"),
     ]  # fmt: skip
 
 
@@ -168,7 +170,8 @@ def _count(rows: int) -> list[Row]:
     client.times.clear()
     counter.answer("p", 0, None, 1024, MATRIX_FIELDS)
     return [
-        Row(f"matrix of {rows:,} rows, all requests", 1e3 * total, "ms", more={"requests": pages, "bytes": len(to_json(answer))}),
+        Row(f"matrix of {rows:,} rows, all requests", 1e3 * total, "ms",
+            more={"requests": pages, "bytes": len(to_json(answer))}),
         Row("longest of these requests", 1e3 * longest, "ms", target=5),
         Row("the same again, unchanged", 1e3 * sum(client.times), "ms"),
     ]  # fmt: skip

@@ -67,10 +67,10 @@ def timeline(since: float) -> p.Timeline:
     return p.Timeline(NOW - 300, since, 300.0, order, lanes, ["", "advantage", "tokens"], versions, [])
 
 
-def partition(number: int, rows: int, *, shown: bool = True) -> p.PartitionView:
+def partition(number: int, rows: int, *, shown: bool = True) -> p.ListedPartition:
     """Return a partition."""
     missing = 168 if number == 42 else 0
-    return p.PartitionView(
+    return p.ListedPartition(
         f"train_{number}", rows, 1024 - rows, rows * 700_000, rows == 1024, shown, rows, missing,
         "advantage" if missing else "", 107_168 if missing else None,
     )  # fmt: skip

@@ -14,7 +14,6 @@ import httpx
 import torch
 from tensordict import TensorDict
 
-import transfer_queue as tq
 from transfer_queue.interface import CURRENT
 from transfer_queue.live.guard import new_token
 from transfer_queue.live.server import LiveOptions, LiveServer, address_of

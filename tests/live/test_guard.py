@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 from urllib.parse import quote
@@ -113,10 +114,8 @@ def test_only_get_is_answered(page: Page, method: str) -> None:
 )
 def test_only_the_files_of_the_page_are_served(page: Page, path: str) -> None:
     with page.browser() as browser:
-        try:
+        with contextlib.suppress(httpx.InvalidURL):
             assert browser.get(f"/static/{path}").status_code in (401, 404)
-        except httpx.InvalidURL:
-            pass
 
 
 NAMES = st.sampled_from(["partition", "index", "key", "from", "to", "columns", "task", "token", "x"])
@@ -164,7 +163,7 @@ def test_an_address_that_others_reach_needs_tls_or_consent() -> None:
         with pytest.raises(tq.InvalidArgumentError, match=re.escape(f"live.host is {host}")):
             options.check()
         LiveOptions("/tmp/x", "token", host, insecure=True).check()
-        with pytest.raises(tq.InvalidArgumentError, match="live.host"):
+        with pytest.raises(tq.InvalidArgumentError, match=r"live\.host"):
             Settings.from_config({"live": {"enabled": True, "host": host}})
         Settings.from_config({"live": {"enabled": True, "host": host, "insecure": True}})
     LiveOptions("/tmp/x", "token", "localhost").check()

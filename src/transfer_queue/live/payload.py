@@ -348,7 +348,7 @@ class GroupView(Part, frozen=True):
     """Samples that were dropped, such as over-long ones."""
 
 
-class PartitionView(Part, frozen=True):
+class ListedPartition(Part, frozen=True):
     """A partition. `shown` ones have a matrix; at most 20 others are listed, and the rest is summed in `rest`."""
 
     name: str
@@ -379,7 +379,7 @@ class PartitionsView(Part, frozen=True):
     """The live rows of all partitions."""
     bytes: int
     """The bytes of the values of all partitions."""
-    listed: list[PartitionView] = msgspec.field(name="list")
+    listed: list[ListedPartition] = msgspec.field(name="list")
     """The shown ones first, then the 20 that were created last."""
     rest: int
     """The number of those that are not in the list."""

@@ -27,12 +27,12 @@ def partitions_part(seen: Observation, waits: list[payload.WaitView]) -> payload
     return payload.PartitionsView(seen.count, seen.rows, seen.nbytes, parts, rest, rest_rows)
 
 
-def _partition_part(its: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.PartitionView:
+def _partition_part(its: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.ListedPartition:
     put = max((each.produced_ever for each in its.fields), default=0)
     wait = next((each for each in waits if each.kind == "wait" and each.partition == its.name and each.field), None)
     field = "" if wait is None else wait.field
     have = next((each.produced for each in its.fields if each.name == field), 0)
-    return payload.PartitionView(
+    return payload.ListedPartition(
         its.name, its.rows, its.reserved, its.nbytes, its.sealed, shown, max(put, its.rows),
         max(its.rows - have, 0) if field else 0, field, None if wait is None else wait.sample,
     )  # fmt: skip
