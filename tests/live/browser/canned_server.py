@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self) -> None:
         if not self.server.is_up:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"", "text/plain")
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, b'{"error": "too many pages"}', "application/json")
             return
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/event-stream")

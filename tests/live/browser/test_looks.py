@@ -59,6 +59,7 @@ def test_axe_finds_nothing_in_the_inspector_the_tables_and_the_help(
     page.wait_for("!!document.querySelector('dialog .history')")
     assert violations(page) == []
     page.evaluate("document.querySelector('dialog').close()")
+    page.wait_for("!document.querySelector('dialog')")
     page.type("?")
     page.wait_for("!!document.querySelector('dialog.help')")
     assert violations(page) == []

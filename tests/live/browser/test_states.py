@@ -87,6 +87,9 @@ def test_a_lost_server_is_said_and_asked_again_until_it_is_back(page: Page, serv
     server.stop_streams()
     page.wait_for("document.querySelector('.banner')?.innerText.startsWith('The server of this page does not answer.')")
     assert "reward is the slowest stage" in text_of(page, ".verdict")
+    page.wait_for(
+        "document.querySelector('.banner').innerText.startsWith('The server of this page refuses: too many pages.')"
+    )
     server.full = invented.flowing()
     server.is_up = True
     page.wait_for(

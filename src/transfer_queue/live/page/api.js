@@ -33,6 +33,15 @@ export const fetchSample = (partition, which) => fetchJson("api/sample", { parti
 /** Why a sample is not where it should be, in words. */
 export const fetchExplanation = (partition, which, task) => fetchJson("api/explain", { partition, ...which, task });
 
+/** @returns {Promise<string>} Why the server refuses the stream, in its words; "" if it does not any more. */
+export async function fetchRefusal(url) {
+  const stop = new AbortController();
+  const response = await fetch(url, { signal: stop.signal });
+  if (!response.ok) return (await failed(response)).message;
+  stop.abort();
+  return "";
+}
+
 /** The cells of a partition, fetched again only if they have changed. */
 export class MatrixRequest {
   constructor() {

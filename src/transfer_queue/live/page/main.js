@@ -1,6 +1,7 @@
 /** The page: it puts the panels together, and takes the keys. */
 
 import { note } from "./canvas.js";
+import { plain } from "./format.js";
 import { Banner, staleness } from "./frame/banner.js";
 import { Empty } from "./frame/empty.js";
 import { Header } from "./frame/header.js";
@@ -43,6 +44,11 @@ function graphWidth() {
   if (window_ <= 560) return window_ - 12 - 20;
   if (window_ <= 1100) return window_ - 24 - 26;
   return ((window_ - 34) * 1.36) / 2.36 - 26;
+}
+
+function openingWords(store) {
+  if (store.refusal) return `The server of this page refuses: ${plain(store.refusal).replace(/\.$/, "")}.`;
+  return store.connection === "lost" ? "The server of this page does not answer. The page tries again by itself." : "Opening the live page …";
 }
 
 class Page extends Component {
@@ -114,13 +120,13 @@ class Page extends Component {
     this.renderedAt = performance.now();
     document.documentElement.dataset.theme = theme;
     const data = frozen ?? store.data;
-    if (!data?.verdict) return html`<p class="loading">${store.connection === "lost" ? "The server of this page does not answer. If tq live asks for its token, open the address that it printed." : "Opening the live page …"}</p>`;
+    if (!data?.verdict) return html`<p class="loading">${openingWords(store)}</p>`;
     const why = staleness(data, store.connection);
     const tasks = data.tasks.filter((task) => task.takes.length).map((task) => task.name);
     return html`<div class=${why ? "stale" : ""}>
       <a class="skip" href="#content">Skip to the content</a>
       <${Header} data=${data} connection=${store.connection} paused=${frozen !== null} dark=${theme === "dark"} open=${this.open} pause=${this.pause} theme=${this.theme} help=${this.help} />
-      <${Banner} data=${data} why=${why} age=${store.age()} />
+      <${Banner} data=${data} why=${why} age=${store.age()} refusal=${store.refusal} />
       ${data.state.state === "empty" ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !why} stale=${why !== null} open=${this.open} />`}
       <footer><span>Shares and rates are of the last ${data.system.window} s. transfer_queue ${data.system.version}; ${data.system.describe}</span>
         <span class="wide"><kbd>/</kbd> sample <kbd>space</kbd> pause <kbd>w</kbd> first wait <kbd>m</kbd> matrix <kbd>t</kbd> timeline <kbd>?</kbd> help</span></footer>

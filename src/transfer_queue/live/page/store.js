@@ -44,6 +44,8 @@ export class Store {
     this.data = null;
     /** @type {"opening" | "live" | "lost"} The connection to the server of the page. */
     this.connection = "opening";
+    /** Why the server refuses the stream, in its words; "" if it does not answer at all. */
+    this.refusal = "";
     /** When the data was of now last, on the clock of this page, in seconds. */
     this.currentAt = 0;
     this.listeners = new Set();
@@ -65,6 +67,11 @@ export class Store {
   setConnection(connection) {
     if (connection === this.connection) return;
     this.connection = connection;
+    this.tell();
+  }
+
+  setRefusal(words) {
+    this.refusal = words;
     this.tell();
   }
 
@@ -94,6 +101,7 @@ export class Store {
     this.data = data;
     if (newer) this.currentAt = performance.now() / 1000;
     this.connection = "live";
+    this.refusal = "";
     this.tell();
   }
 }

@@ -1,5 +1,6 @@
 /** The stream of the server: open while the tab is seen, and opened again when it breaks. */
 
+import { fetchRefusal } from "./api.js";
 import { measured } from "./canvas.js";
 
 const SILENT = 12; // seconds without a message until a connection counts as lost; the server sends at least each 5 s
@@ -55,8 +56,10 @@ export class Stream {
   /** An EventSource gives up for good at an answer such as 503; a new one does not. */
   failed(source) {
     if (source !== this.source) return;
+    const refused = source.readyState === EventSource.CLOSED; // by an answer, and not because nothing answers
     this.close();
     this.store.setConnection("lost");
+    if (refused) fetchRefusal(this.url).then((words) => this.store.setRefusal(words), () => this.store.setRefusal(""));
     const pause = PAUSES[Math.min(this.failures, PAUSES.length - 1)];
     this.failures += 1;
     this.timer = window.setTimeout(() => this.open(), pause);

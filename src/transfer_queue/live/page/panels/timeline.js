@@ -126,7 +126,7 @@ export class Timeline extends Panel {
         onFocus=${() => this.draw()} onBlur=${() => this.leave()}></canvas>
       <div class="hidden" role="status" ref=${(spoken) => (this.spoken = spoken)}></div>
       ${!timeline.lanes.length && html`<p class="nothing">No rank has put or claimed anything.</p>`}
-      <details class="others" onToggle=${(event) => this.setState({ table: event.target.open })}><summary>As a table</summary>
+      <details class="others" hidden=${!timeline.lanes.length} onToggle=${(event) => this.setState({ table: event.target.open })}><summary>As a table</summary>
         ${table && html`<${Table} timeline=${timeline} history=${history} />`}</details>
     </section>`;
   }
