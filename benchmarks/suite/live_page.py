@@ -16,11 +16,11 @@ from benchmarks.harness.report import Row, Scale
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import WaitTimeoutError
-from transfer_queue.live.hub import Hub
-from transfer_queue.live.matrix import MatrixCounter
 from transfer_queue.live.payload import SystemInfo, to_json
-from transfer_queue.live.reader import SystemReader
-from transfer_queue.live.view import Parts, ViewMaker
+from transfer_queue.live.questions.matrix import MatrixCounter
+from transfer_queue.live.reading.system_reader import SystemReader
+from transfer_queue.live.serving.hub import Hub
+from transfer_queue.live.view.view_maker import Parts, ViewMaker
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.overview import MeasureServers
 from transfer_queue.messages.timeline import Introduce, TimelineReply

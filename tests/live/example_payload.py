@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from transfer_queue.live import answers as a
 from transfer_queue.live import payload as p
 
 FILE = Path(__file__).with_name("example.json")
@@ -172,39 +173,41 @@ def example_delta() -> p.LiveView:
     )  # fmt: skip
 
 
-def example_matrix() -> p.MatrixAnswer:
+def example_matrix() -> a.MatrixAnswer:
     """Return the matrix of the partition that is claimed: 128 columns of a group of 8."""
-    fields = [p.MatrixField(name, 1024, runs((128, 255)), "") for name in list(FIELDS)[:5]]
-    fields += [p.MatrixField(name, 856, runs((100, 255), (7, 128), (21, 0)), "") for name in ("reward", "advantage")]
+    fields = [a.MatrixField(name, 1024, runs((128, 255)), "") for name in list(FIELDS)[:5]]
+    fields += [a.MatrixField(name, 856, runs((100, 255), (7, 128), (21, 0)), "") for name in ("reward", "advantage")]
     tasks = [
-        p.MatrixTask("reference", "", "", runs((128, 255)), ""),
-        p.MatrixTask(
+        a.MatrixTask("reference", "", "", runs((128, 255)), ""),
+        a.MatrixTask(
             "reward", runs((109, 0), (19, 255)), runs((107, 0), (2, 255), (19, 0)), runs((107, 255), (21, 0)), ""
         ),
-        p.MatrixTask("train", "", runs((98, 0), (2, 255), (28, 0)), runs((98, 255), (30, 0)), ""),
+        a.MatrixTask("train", "", runs((98, 0), (2, 255), (28, 0)), runs((98, 255), (30, 0)), ""),
     ]
-    return p.MatrixAnswer("train_42", "7f3a-19", 1024, 0, 0, 1024, 128, 8, 8, [(0, 106_312, 8)], fields, tasks)
+    return a.MatrixAnswer("train_42", "7f3a-19", 1024, 0, 0, 1024, 128, 8, 8, [(0, 106_312, 8)], fields, tasks)
 
 
-def example_sample() -> p.SampleAnswer:
+def example_sample() -> a.SampleAnswer:
     """Return a sample that lacks a field."""
     here = {"type": "int64", "bytes": 12_288, "unit": 1, "tier": "memory", "put_by": "rollout rank 3"}
     note = "values are hidden: start tq live with --values"
     there = [
-        p.SampleFieldView(name, True, shape=[1536], put_at=NOW - 35, note=note, **here)  # type: ignore[arg-type]
+        a.SampleFieldView(name, True, shape=[1536], put_at=NOW - 35, note=note, **here)  # type: ignore[arg-type]
         for name in list(FIELDS)[:5]
     ]
-    lacking = [p.SampleFieldView(name, False, "", None, None, None, "", "", None) for name in ("reward", "advantage")]
+    lacking = [a.SampleFieldView(name, False, "", None, None, None, "", "", None) for name in ("reward", "advantage")]
     history = [
-        p.SampleEventView(NOW - 35, "put prompt, tokens, logprobs, routed_experts", "rollout", 3, 0),
-        p.SampleEventView(NOW - 34.5, "claimed", "reference", 0, 77),
-        p.SampleEventView(NOW - 34.2, "put ref_logprobs", "reference", 0, 0),
+        a.SampleEventView(NOW - 35, "put prompt, tokens, logprobs, routed_experts", "rollout", 3, 0),
+        a.SampleEventView(NOW - 34.5, "claimed", "reference", 0, 77),
+        a.SampleEventView(NOW - 34.2, "put ref_logprobs", "reference", 0, 0),
     ]
     words = example_view().waits[0].words  # type: ignore[union-attr]
-    return p.SampleAnswer(
+    return a.SampleAnswer(
         "train_42", 107_168, "q15690/0", NOW, words, "tq explain train_42 --index 107168 --task train",
-        [*there, *lacking], [p.SampleTagView("policy_version", None), p.SampleTagView("worker", None)],
-        p.SampleGroupView("q15690", 8, 0), history, "",
+        [*there, *lacking], [a.SampleTagView("policy_version", None), a.SampleTagView("worker", None)],
+        a.SampleGroupView("q15690", 8, 0), history, "", "live",
+        [a.SampleTaskView("reward", "ready", [], "", ""), a.SampleTaskView("train", "waiting", ["advantage"], "", "")],
+        list(range(107_168, 107_176)),
     )  # fmt: skip
 
 
@@ -212,10 +215,11 @@ def example() -> bytes:
     """Return the document."""
     parts = {
         "full": example_view(), "delta": example_delta(), "matrix": example_matrix(), "sample": example_sample(),
-        "explain": p.ExplainAnswer("the claim waits: 3 of 8 samples are ready."),
-        "problem": p.Problem("there is no partition 'x'"),
+        "explain": a.ExplainAnswer("the claim waits: 3 of 8 samples are ready."),
+        "problem": a.Problem("there is no partition 'x'"),
     }  # fmt: skip
-    return msgspec.json.format(p.to_json(parts), indent=1) + b"\n"
+    lines = [msgspec.json.encode(name) + b":" + p.to_json(part) for name, part in parts.items()]
+    return b"{" + b",\n".join(lines) + b"}\n"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.interface import CURRENT
-from transfer_queue.live.guard import new_token
-from transfer_queue.live.server import LiveOptions, LiveServer, address_of
+from transfer_queue.live.serving.guard import new_token
+from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
 from transfer_queue.net.server.sockets import bind_socket
 
 SECONDS = 60.0  # for anything that happens at all

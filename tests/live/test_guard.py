@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import transfer_queue as tq
 from tests.live.live_system import Page, served
 from transfer_queue.config.settings import Settings
-from transfer_queue.live.guard import new_token
-from transfer_queue.live.server import LiveOptions, address_of
+from transfer_queue.live.serving.guard import new_token
+from transfer_queue.live.serving.live_server import LiveOptions, address_of
 
 PATHS = ["/", "/static/main.js", "/api/live", "/api/matrix", "/api/sample", "/api/explain", "/elsewhere"]
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
@@ -113,9 +113,8 @@ def test_only_get_is_answered(page: Page, method: str) -> None:
     ["..%2fpayload.py", "../payload.py", "%2e%2e/payload.py", "/etc/passwd", "x\0", "%00", "vendor", "__init__.py"],
 )
 def test_only_the_files_of_the_page_are_served(page: Page, path: str) -> None:
-    with page.browser() as browser:
-        with contextlib.suppress(httpx.InvalidURL):
-            assert browser.get(f"/static/{path}").status_code in (401, 404)
+    with page.browser() as browser, contextlib.suppress(httpx.InvalidURL):
+        assert browser.get(f"/static/{path}").status_code in (401, 404)
 
 
 NAMES = st.sampled_from(["partition", "index", "key", "from", "to", "columns", "task", "token", "x"])

@@ -17,7 +17,7 @@ import torch
 import transfer_queue as tq
 from tests.live.live_system import SECONDS, Page, read_events, rows, served, view_when
 from transfer_queue.live import payload
-from transfer_queue.live.hub import MOST_VIEWERS, QUEUED, Hub, Viewer
+from transfer_queue.live.serving.hub import MOST_VIEWERS, QUEUED, Hub, Viewer
 
 PARTS = {
     "system", "state", "verdict", "rates", "step", "tasks", "queues", "fields", "life", "waits", "timeline", "policy",

@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.net.server.sockets import bind_socket
 
     try:
-        from transfer_queue.live.guard import new_token
-        from transfer_queue.live.server import LiveOptions, LiveServer, address_of
+        from transfer_queue.live.serving.guard import new_token
+        from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
     except ImportError as error:
         raise StartError(
             f"the page cannot be served: {error}; install it with `pip install transfer_queue[live]`"

@@ -55,7 +55,7 @@ from transfer_queue.storage.stores.registry import has_server
 CHANNEL = 3  # the descriptor of the launcher's pipe
 RECEIVE_SECONDS = 10.0
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL to a server
-PAGE = "transfer_queue.live.server"
+PAGE = "transfer_queue.live.serving.live_server"
 PAGE_NEEDS = ("starlette", "uvicorn")
 WATCH_SECONDS = 0.5  # between two checks of a starter without a pidfd
 

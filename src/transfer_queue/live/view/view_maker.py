@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from transfer_queue.live import flow_parts, payload, store_parts
-from transfer_queue.live.lane_book import LaneBook
-from transfer_queue.live.observation import Observation
-from transfer_queue.live.reader import SLOW_SECONDS, SystemReader
+from transfer_queue.live import payload
+from transfer_queue.live.reading.system_reader import SLOW_SECONDS, SystemReader
+from transfer_queue.live.view import flow_parts, store_parts
+from transfer_queue.live.view.lane_book import LaneBook
+from transfer_queue.live.view.observation import Observation
 from transfer_queue.timeline.account import Account, make_account
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.recording import Recording

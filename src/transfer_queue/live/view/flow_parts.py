@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from transfer_queue.live import payload
-from transfer_queue.live.lane_book import reason_of_waiting, task_order
-from transfer_queue.live.observation import Explained, Observation
+from transfer_queue.live.view.lane_book import reason_of_waiting, task_order
+from transfer_queue.live.view.observation import Explained, Observation
 from transfer_queue.timeline.account import Account, TaskAccount
 from transfer_queue.timeline.bottleneck import find_last_tasks
 from transfer_queue.timeline.event_table import EventTable, sum_by
@@ -120,7 +120,7 @@ def claimed_partition(account: Account, task: str) -> str:
         if not wait.holds and wait.lane > 0 and recording.lanes[wait.lane].task == task:
             return wait.partition
     tasks = account.table.workers.tasks
-    mine = np.flatnonzero(claims.task == tasks.index(task)) if task in tasks else ()
+    mine = np.flatnonzero(claims.task == (tasks.index(task) if task in tasks else -2))
     return recording.partitions[int(claims.partition[mine[-1]])] if len(mine) else ""
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from transfer_queue.config.validators import is_loopback
-from transfer_queue.live.payload import Problem, to_json
+from transfer_queue.live.answers import Problem
+from transfer_queue.live.payload import to_json
 
 TOKEN_BYTES = 32
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

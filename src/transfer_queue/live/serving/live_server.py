@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.metadata
 import logging
 import socket
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ import uvicorn
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.validators import is_loopback
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.live.guard import Guard
-from transfer_queue.live.hub import Hub
-from transfer_queue.live.questions import Questions
-from transfer_queue.live.source import SystemSource
-from transfer_queue.live.web import build_app
+from transfer_queue.live.questions.questions import Questions
+from transfer_queue.live.reading.system_source import SystemSource
+from transfer_queue.live.serving.guard import Guard
+from transfer_queue.live.serving.hub import Hub
+from transfer_queue.live.serving.web import build_app
 from transfer_queue.node.system.paths import SystemFolder
 
 FAREWELL_SECONDS = 2  # for streams to end
@@ -58,6 +59,14 @@ class LiveOptions:
         return self.tls is not None and not is_loopback(self.host)
 
 
+def _version() -> str:
+    """Return the version of the installed package; "" for a source tree."""
+    try:
+        return importlib.metadata.version("transfer_queue")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def address_of(options: LiveOptions, port: int) -> str:
     """Return the address of a page, with its token."""
     host = options.host
@@ -87,11 +96,9 @@ class LiveServer:
     """
 
     def __init__(self, options: LiveOptions, listener: socket.socket) -> None:
-        from transfer_queue import __version__
-
         options.check()
         self._listener = listener
-        self._source = SystemSource(options.folder, values=options.values, version=__version__)
+        self._source = SystemSource(options.folder, values=options.values, version=_version())
         self._questions = Questions(self._source, values=options.values)
         self.hub: Hub | None = None
         self._options = options

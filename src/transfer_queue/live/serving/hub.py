@@ -15,8 +15,8 @@ import msgspec
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.live import payload
 from transfer_queue.live.payload import SystemState
-from transfer_queue.live.reader import LEFT
-from transfer_queue.live.view import Parts
+from transfer_queue.live.reading.system_reader import LEFT
+from transfer_queue.live.view.view_maker import Parts
 
 logger = logging.getLogger(__name__)
 

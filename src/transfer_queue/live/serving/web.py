@@ -16,12 +16,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
-from transfer_queue.live.hub import Hub, Viewer
-from transfer_queue.live.payload import ExplainAnswer, Problem, to_json
-from transfer_queue.live.questions import Questions
+from transfer_queue.live.answers import ExplainAnswer, Problem
+from transfer_queue.live.payload import to_json
+from transfer_queue.live.questions.questions import Questions
+from transfer_queue.live.serving.hub import Hub, Viewer
 from transfer_queue.messages.overview import MOST_COLUMNS
 
-PAGE = Path(__file__).with_name("page")
+PAGE = Path(__file__).parent.parent / "page"
 TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",

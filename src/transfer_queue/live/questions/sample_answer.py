@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer_queue.display import short_repr
-from transfer_queue.live import payload
+from transfer_queue.live import answers
 from transfer_queue.messages.samples import (
     ACK,
     CLAIM,
@@ -39,7 +39,7 @@ class ValueHead:
     """Why there is neither."""
 
 
-def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None) -> payload.SampleAnswer:
+def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None) -> answers.SampleAnswer:
     """Return the answer about a sample.
 
     Args:
@@ -49,17 +49,17 @@ def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | 
     """
     fields = [_field(field, heads) for field in report.fields[:MOST_FIELDS]]
     fields += [
-        payload.SampleFieldView(name, False, "", None, None, None, "", "", None, name in report.lost)
+        answers.SampleFieldView(name, False, "", None, None, None, "", "", None, name in report.lost)
         for name in report.missing[:MOST_FIELDS]
     ]
     tags = [
-        payload.SampleTagView(str(name), None if heads is None else _text(value)) for name, value in report.tags.items()
+        answers.SampleTagView(str(name), None if heads is None else _text(value)) for name, value in report.tags.items()
     ]
     command = f"tq explain {_quoted(report.partition)} --index {report.index}" + (
         f" --task {_quoted(task)}" if task else ""
     )
     tasks = [
-        payload.SampleTaskView(
+        answers.SampleTaskView(
             each.name,
             each.state,
             each.lacks,
@@ -69,38 +69,38 @@ def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | 
         for each in report.tasks
     ]
     samples = [] if report.group is None else [member.index for member in report.group.members]
-    return payload.SampleAnswer(
+    return answers.SampleAnswer(
         report.partition, report.index, report.key, round(report.now, 2), report.explanation, command, fields, tags,
         _group(report), [_event(event) for event in report.history],
         "" if report.complete else "older events are not kept", report.state, tasks, samples,
     )  # fmt: skip
 
 
-def _field(field: SampleField, heads: Mapping[str, ValueHead] | None) -> payload.SampleFieldView:
+def _field(field: SampleField, heads: Mapping[str, ValueHead] | None) -> answers.SampleFieldView:
     head = ValueHead(note=HIDDEN) if heads is None else heads.get(field.name, ValueHead())
-    return payload.SampleFieldView(
+    return answers.SampleFieldView(
         field.name, True, field.dtype if field.kind == "tensor" else field.kind, field.shape, field.nbytes,
         field.unit if field.unit >= 0 else None, field.tier, _who(field.task, field.rank, field.client),
         None if field.time is None else round(field.time, 2), False, head.head, head.text, head.note,
     )  # fmt: skip
 
 
-def _group(report: SampleReport) -> payload.SampleGroupView | None:
+def _group(report: SampleReport) -> answers.SampleGroupView | None:
     group = report.group
     if group is None:
         return None
     places = [at for at, member in enumerate(group.members) if member.index == report.index]
-    return payload.SampleGroupView(group.key or "", group.size or 0, places[0] if places else -1)
+    return answers.SampleGroupView(group.key or "", group.size or 0, places[0] if places else -1)
 
 
-def _event(event: SampleEvent) -> payload.SampleEventView:
+def _event(event: SampleEvent) -> answers.SampleEventView:
     named = ", ".join(event.fields[:16])
     words = {
         PUT: f"put {named}", REPLACED: f"put again: {named}", TAGGED: "changed its tags", CLAIM: "claimed",
         ACK: "acknowledged", RETURNED: "returned without an acknowledgement", CLEAR: "cleared",
     }.get(event.kind, event.kind)  # fmt: skip
     who = event.task or event.client
-    return payload.SampleEventView(round(event.time, 2), words, who, event.rank, 0, event.rows)
+    return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0, event.rows)
 
 
 def _who(task: str, rank: int, client: str) -> str:

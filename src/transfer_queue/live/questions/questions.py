@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import AttachError
-from transfer_queue.live.matrix import MatrixCounter
-from transfer_queue.live.payload import MatrixAnswer, SampleAnswer
-from transfer_queue.live.sample_answer import ValueHead, answer_of
-from transfer_queue.live.source import SystemSource
+from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
+from transfer_queue.live.questions.matrix import MatrixCounter
+from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
+from transfer_queue.live.reading.system_source import SystemSource
 from transfer_queue.messages.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
 
 if TYPE_CHECKING:
-    from transfer_queue.live.sample_values import ValueReader
+    from transfer_queue.live.questions.sample_values import ValueReader
 
 
 class Questions:
@@ -82,7 +82,7 @@ class Questions:
 
     def _read_values(self, report: SampleReport) -> dict[str, ValueHead]:
         if self._reader is None:
-            from transfer_queue.live.sample_values import ValueReader  # with torch, which takes seconds
+            from transfer_queue.live.questions.sample_values import ValueReader  # with torch, which takes seconds
 
             assert self._system is not None
             self._reader = ValueReader(self._system)

@@ -14,9 +14,9 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
-from transfer_queue.live.flow_parts import active_partitions, last_task
-from transfer_queue.live.matrix import PartitionCounter
-from transfer_queue.live.observation import Explained, Observation
+from transfer_queue.live.reading.partition_counter import PartitionCounter
+from transfer_queue.live.view.flow_parts import active_partitions, last_task
+from transfer_queue.live.view.observation import Explained, Observation
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.overview import MeasureServers, ProgressReply, ReadProgress, ServersReply
 from transfer_queue.messages.progress import PartitionProgress

@@ -7,8 +7,8 @@ import contextlib
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import ConnectionLostError, TransferQueueError
 from transfer_queue.live import payload
-from transfer_queue.live.reader import SystemReader
-from transfer_queue.live.view import Parts, ViewMaker
+from transfer_queue.live.reading.system_reader import SystemReader
+from transfer_queue.live.view.view_maker import Parts, ViewMaker
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.node.system.processes import Process
 
