@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -184,6 +185,15 @@ def test_a_websocket_is_not_answered(page: Page) -> None:
     assert found.status_code == 200
 
 
-def test_a_page_on_all_addresses_is_only_reached_by_addresses(client: tq.TransferQueueClient) -> None:
-    with served(host="127.0.0.1") as page, page.browser() as browser:
-        assert browser.get("/", headers={"host": "10.0.0.1"}).status_code == 421
+def test_a_page_on_all_addresses_uses_tls_and_is_reached_by_addresses_only(client: tq.TransferQueueClient) -> None:
+    folder = Path(__file__).parent.parent / "net" / "certificates"
+    files = {"certificate": str(folder / "member.crt"), "private_key": str(folder / "member.key"), "authority": ""}
+    with served(host="0.0.0.0", tls=files) as page:
+        port = page.base.rpartition(":")[2]
+        assert page.address.startswith("https://")
+        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=False, timeout=60) as browser:
+            found = browser.get(f"/?token={page.address.partition('token=')[2]}")
+            assert "Secure" in found.headers["set-cookie"]
+            assert browser.get("/").status_code == 200
+            assert browser.get("/", headers={"host": "10.0.0.1"}).status_code == 200
+            assert browser.get("/", headers={"host": "evil.example"}).status_code == 421

@@ -1,7 +1,7 @@
 /** The inspector of one sample: why it is not where it should be, its fields, tags, group and history. */
 
 import { fetchExplanation, fetchSample } from "../api.js";
-import { Name, Words } from "../elements.js";
+import { Name, SampleLink, Words } from "../elements.js";
 import { bytes, clock, count, counted, plain, plainLines } from "../format.js";
 import { html, Panel } from "../html.js";
 
@@ -30,6 +30,28 @@ function Fields({ fields }) {
     ${!values && notes.length > 0 && html`<p class="remark">${notes.slice(0, 2).map((note) => html`<${Words} text=${note.endsWith(".") ? note : `${note}.`} /> `)}</p>`}`;
 }
 
+const SIGNS = { consumed: "✓", claimed: "●", ready: "○", waiting: "…", skipped: "✕" };
+
+function taskWords({ state, lacks, who, reason }) {
+  const by = who ? ` by ${plain(who)}` : "";
+  if (state === "waiting") return lacks.length ? `lacks ${lacks.map(plain).join(", ")}` : "waits";
+  if (state === "skipped") return `passed over${reason ? `: ${plain(reason)}` : ""}`;
+  return state === "ready" ? "ready, and not claimed yet" : `${state}${by}`;
+}
+
+function Tasks({ tasks }) {
+  if (!tasks.length) return null;
+  return html`<h3>Tasks</h3><ul class="history">${tasks.map((each) => html`<li key=${each.task}><span><${Name} of=${each.task || "no task"} /></span>
+    <span>${SIGNS[each.state] ?? ""} ${taskWords(each)}</span></li>`)}</ul>`;
+}
+
+/** The other samples of its group. */
+function Group({ sample }) {
+  const others = sample.samples.filter((index) => index !== sample.index);
+  if (!others.length) return null;
+  return html`<h3>Others of its group</h3><p class="others-of-group">${others.map((index) => html`<${SampleLink} key=${index} sample=${{ partition: sample.partition, index }}>${count(index)}<//> `)}</p>`;
+}
+
 function Texts({ fields }) {
   const texts = fields.filter((field) => field.text !== null);
   if (!texts.length) return null;
@@ -55,7 +77,7 @@ function facts(sample) {
   const size = sample.fields.reduce((sum, field) => sum + (field.bytes ?? 0), 0);
   const group = sample.group && [html`group <${Name} of=${sample.group.id} />`, sample.group.member >= 0 && `, member ${sample.group.member + 1}`, sample.group.size > 0 && ` of ${sample.group.size}`];
   const units = [...new Set(sample.fields.filter((field) => field.unit !== null).map((field) => `unit ${field.unit}, ${plain(field.tier)}`))];
-  return html`partition <${Name} of=${sample.partition} />${sample.key !== null && html` · key <${Name} of=${sample.key} />`}${group && html` · ${group}`} · ${bytes(size)}${units.length > 0 && ` · ${units.join("; ")}`}`;
+  return html`partition <${Name} of=${sample.partition} />${sample.key !== null && html` · key <${Name} of=${sample.key} />`}${group && html` · ${group}`} ${["reserved", "cleared"].includes(sample.state) && ` · ${sample.state}`} · ${bytes(size)}${units.length > 0 && ` · ${units.join("; ")}`}`;
 }
 
 export class Sample extends Panel {
@@ -140,8 +162,8 @@ export class Sample extends Panel {
         ${!sample && !error && html`<p class="nothing">Asking the controller …</p>`}
         ${sample && html`<div class="muted">${facts(sample)}</div>
           ${this.Why({ sample, words, task, tasks, last })}
-          <${Fields} fields=${sample.fields} /><${Texts} fields=${sample.fields} /><${Tags} tags=${sample.tags} />
-          <${History} history=${sample.history} note=${sample.history_note} />
+          <${Tasks} tasks=${sample.tasks} /><${Fields} fields=${sample.fields} /><${Texts} fields=${sample.fields} /><${Tags} tags=${sample.tags} />
+          <${Group} sample=${sample} /><${History} history=${sample.history} note=${sample.history_note} />
           <p class="remark">As of ${clock(sample.now)}; ${counted(sample.fields.filter((field) => field.present).length, "field")} of ${count(sample.fields.length)} put.</p>`}
       </div></dialog>`;
   }
