@@ -25,7 +25,7 @@ SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics"
 CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node", "timeline"}
 MAY_IMPORT = {
     "errors": set(),
-    "display": set(),
+    "display": {"messages"},  # `display.progress_text` describes messages
     "messages": {"errors", "display"},
     "names": set(),
     "config": {"errors", "names"},

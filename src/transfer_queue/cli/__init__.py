@@ -12,11 +12,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from transfer_queue.cli import dashboard, demo, doctor, explain, live, start_stop, status, trace
+from transfer_queue.cli import dashboard, demo, doctor, explain, live, start_stop, status, systems, trace
+from transfer_queue.cli.samples import show, stuck
+from transfer_queue.cli.shell import completion
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.names import did_you_mean
 
-COMMANDS = (demo, start_stop, status, explain, trace, live, doctor, dashboard)
+COMMANDS = (demo, start_stop, systems, status, show, stuck, explain, trace, live, doctor, dashboard, completion)
 """The modules of the commands, in the order of `tq --help`."""
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
@@ -39,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     if given and given[0] in REMOVED:
         parser.error(f"there is no command {given[0]!r}: {REMOVED[given[0]]}")
+    if given and not given[0].startswith("-") and given[0] not in _names(parser):
+        names = _names(parser)
+        parser.error(f"there is no command {given[0]!r}{did_you_mean(given[0], names)}; there are: {', '.join(names)}")
     options, strange = parser.parse_known_args(given)
     if strange:
         _refuse(options.parser, strange)
@@ -66,6 +71,12 @@ def _refuse(command: argparse.ArgumentParser, strange: list[str]) -> NoReturn:
     command.error(f"unrecognized arguments: {' '.join(strange)}{did_you_mean(strange[0], known)}")
 
 
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of all commands."""
+    (commands,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return list(commands.choices)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tq", description="A streaming data system for LLM post-training.")
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version of the package and exit")
@@ -73,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add(commands)
     for each in commands.choices.values():
-        each.set_defaults(parser=each)
+        each.set_defaults(parser=each, whole=parser)
     return parser
 
 

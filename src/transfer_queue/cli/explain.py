@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.shell.json_output import add_json, print_json
 from transfer_queue.display import printable_name
 from transfer_queue.messages.progress import PartitionProgress
 
@@ -24,6 +25,7 @@ def add(commands: Commands) -> None:
     sample.add_argument("--key", help="the sample's key")
     command.add_argument("--task", help="the task that waits for it")
     command.add_argument("--fields", type=_names, help="the fields that the task asks for, separated by commas")
+    add_json(command)
     add_name(command)
     command.set_defaults(run=run, usage_error=command.error)
 
@@ -44,13 +46,15 @@ def run(options: argparse.Namespace) -> int:
     with ControlClient(find_system(options.name)) as onlooker:
         words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
         known = {partition.name: partition for partition in onlooker.status().partitions}
-    if options.partition not in known:
+    there = options.partition in known
+    notes = list(_unused(known[options.partition], options.task, options.fields or [])) if there else []
+    if options.json:
+        print_json({"partition": options.partition, "exists": there, "explanation": words, "notes": notes})
+    elif there:
+        print("\n".join([words, *notes]))
+    else:
         print(f"tq: {words}", file=sys.stderr)
-        return 1
-    print(words)
-    for note in _unused(known[options.partition], options.task, options.fields or []):
-        print(note)
-    return 0
+    return 0 if there else 1
 
 
 def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.shell.json_output import add_json, print_json, system_as_json
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def add(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="one setting; replaces that of --conf",
     )
+    add_json(command)
     add_name(command)
     command.set_defaults(run=start)
     command = commands.add_parser("stop", help="stop a system")
+    add_json(command)
     add_name(command)
     command.set_defaults(run=stop)
 
@@ -102,6 +105,9 @@ def start(options: argparse.Namespace) -> int:
     )
     if not system.new:
         _refuse_other_settings(system, conf)
+    if options.json:
+        print_json({"new": system.new, **system_as_json(system)})
+        return 0
     print(f"{'running' if system.new else 'already running'}: {system.describe()}")
     print(f"attach with  TQ_ADDRESS={system.folder}  or by its name; logs in {system.folder / 'logs'}")
     return 0
@@ -111,6 +117,9 @@ def stop(options: argparse.Namespace) -> int:
     """Stop a system, even if another process started it."""
     system = find_system(options.name)
     system.stop()
+    if options.json:
+        print_json({"stopped": True, **system_as_json(system)})
+        return 0
     print(f"stopped: {system.describe()}")
     return 0
 

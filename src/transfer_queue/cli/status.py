@@ -9,6 +9,8 @@ from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.cli.status_table import format_table, json_line
 
 EVERY = 2.0  # default of --watch: seconds between two queries
+STYLES = {"slow": ("bold", "yellow"), "stopped": ("bold", "red"), "flowing": ("bold", "green"), "idle": ("bold",)}
+"""The styles of a verdict on a terminal, by its state."""
 LEAST = 0.1  # the minimum of --watch, in seconds
 
 
@@ -52,7 +54,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json_line(system, status, verdict))
     else:
-        print(f"{verdict.text}\n\n{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        from transfer_queue.cli.shell.terminal import Styles
+
+        headline = Styles()(verdict.text, *STYLES.get(verdict.state, ()))
+        print(f"{headline}\n\n{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
         if system.live_address:
             print(f"shown at {system.live_address}")
     return 0

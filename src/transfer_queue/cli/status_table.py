@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from transfer_queue.cli.shell.json_output import plain, system_as_json
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import printable_name, size_text
+from transfer_queue.display.progress_text import notes_of, tier_name
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.messages.progress import PartitionProgress, UnitProgress
-from transfer_queue.messages.progress_text import notes_of, tier_name
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
@@ -113,7 +112,7 @@ def _speed(speed: float | None) -> str:
 
 def status_as_json(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:
     """Return the status as JSON values: every field of the messages by its name, and the rates; null if unknown."""
-    values: dict[str, Any] = _plain(status)
+    values: dict[str, Any] = plain(status)
     known = speeds or {}
     for partition in values["partitions"]:
         for field in partition["fields"]:
@@ -123,21 +122,6 @@ def status_as_json(status: SystemStatus, speeds: Rates | None = None) -> dict[st
     return values
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):  # on the wire it is an array: names make it readable
-        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    return value
-
-
 def json_line(system: RunningSystem, status: SystemStatus, verdict: Verdict, speeds: Rates | None = None) -> str:
     """Return one line of JSON with the system, the verdict, the progress and the rates."""
-    its = system.description
-    about = {
-        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
-        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
-    }  # fmt: skip
-    return json.dumps({"system": about, "verdict": _plain(verdict), **status_as_json(status, speeds)})
+    return json.dumps({"system": system_as_json(system), "verdict": plain(verdict), **status_as_json(status, speeds)})

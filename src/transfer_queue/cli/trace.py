@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.shell.json_output import add_json, print_json
 
 LAST = 300.0  # default of --last, in seconds
 
@@ -25,6 +26,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--last", type=_seconds, default=LAST, metavar="SECONDS", help=f"how many seconds to write (default: {LAST:g})"
     )
+    add_json(command, "print what was written as one JSON document")
     add_name(command)
     command.set_defaults(run=run)
 
@@ -54,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
         written.replace(options.file)
     finally:
         written.unlink(missing_ok=True)
+    if options.json:
+        print_json({"file": str(options.file), "events": len(recording.events), "gaps": len(recording.gaps)})
+        return 0
     print(f"wrote {len(recording.events)} events to {options.file}; open it at https://ui.perfetto.dev")
     if recording.gaps:
         print(f"tq: {len(recording.gaps)} gaps in it, in which the controller restarted", file=sys.stderr)

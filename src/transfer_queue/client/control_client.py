@@ -65,13 +65,9 @@ class ControlClient:
         return self._report(ReportPages(partition_id, global_index, key), allow_pickle)
 
     def _report(self, pages: ReportPages, allow_pickle: bool) -> SampleReport:
-        request = pages.request
-        assert request is not None
-        explain = Explain(request.partition, request.row, request.key)
-        while request is not None:
-            pages.add(self.request(request, SampleReport))
-            request = pages.request
-        return pages.report(str(self.request(explain, Done).value), allow_pickle)
+        while pages.request is not None:
+            pages.add(self.request(pages.request, SampleReport))
+        return pages.report(str(self.request(pages.explain, Done).value), allow_pickle)
 
     def find_stuck(self, partition_id: str | None, older_than: float, limit: int) -> StuckReport:
         """See `TransferQueueClient.find_stuck`."""

@@ -153,6 +153,20 @@ ray_address = EnvironmentVariable[str | None](
     "A variable of Ray: the cluster that this process belongs to. If it is set, `runtime: auto` means `ray`.",
 )
 
+no_color = EnvironmentVariable[str | None](
+    "NO_COLOR",
+    None,
+    _text,
+    "If it is set, commands print no colors. Without it, they print colors on a terminal. See https://no-color.org.",
+)
+
+terminal = EnvironmentVariable[str](
+    "TERM",
+    "",
+    _text,
+    "The type of the terminal. Commands print no colors on one of type `dumb`.",
+)
+
 VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     address,
     system_name,
@@ -162,5 +176,7 @@ VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     get_metadata_timeout,
     empty_batch_sleep_interval,
     ray_address,
+    no_color,
+    terminal,
 )
 """All variables, in the order of the reference page."""

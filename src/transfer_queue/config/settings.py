@@ -300,7 +300,7 @@ class Settings:
         262_144,
         WholeNumber(0, 1 << 26, unit="events"),
         "How many events of the timeline the controller keeps: puts, claims and waits, for `tq top` and others. Each "
-        "takes 64 bytes of memory when it occurs. 0: none.",
+        "takes 120 bytes of memory when it occurs, with the samples that it is about. 0: none.",
     )
     allow_pickle: bool = setting(
         "security.allow_pickle",

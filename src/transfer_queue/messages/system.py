@@ -81,12 +81,12 @@ class SystemStatus(Reply, frozen=True):
     """The longest recent event in the controller's loop, and its time in seconds."""
 
     def __repr__(self) -> str:
-        from transfer_queue.messages.progress_text import status_line
+        from transfer_queue.display.progress_text import status_line
 
         return status_line(self.partitions, self.trouble)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the partitions with their fields and tasks, and the storage units."""
-        from transfer_queue.messages.progress_text import status_page
+        from transfer_queue.display.progress_text import status_page
 
         return status_page(self.partitions, self.units, self.trouble, "SystemStatus").html()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from harness import Harness
 
 from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
-from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.samples import SampleReport, StuckReport
 
 
@@ -15,13 +14,9 @@ def describe(h: Harness, row: int | None = None, key: str | None = None, partiti
 
 
 def _report(h: Harness, pages: ReportPages) -> SampleReport:
-    request = pages.request
-    assert request is not None
-    explain = Explain(request.partition, request.row, request.key)
-    while request is not None:
-        pages.add(h.look(request))
-        request = pages.request
-    return pages.report(h.look(explain).value, allow_pickle=False)
+    while pages.request is not None:
+        pages.add(h.look(pages.request))
+    return pages.report(h.look(pages.explain).value, allow_pickle=False)
 
 
 def find_stuck(h: Harness, seconds: float, partition: str | None = None, limit: int = 20) -> StuckReport:

@@ -17,7 +17,7 @@ from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.timeline import Introduce, ReadTimeline
 from transfer_queue.sampler import SequentialSampler
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, NEW_ROWS, TIMED_OUT, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
 
@@ -32,7 +32,7 @@ class TestPuts:
         h.now = 5.0
         h.put(3, ("x", "y"))
         (event,) = reader.read()
-        assert event == (EventKind.PUT, 5.0, 5.0, "w", "", "p", ("x", "y"), 3, 0)
+        assert event == (EventKind.PUT, 5.0, 5.0, "w", "", "p", ("x", "y"), 3, NEW_ROWS)
         assert reader.raw[0]["bytes"] == 640
         assert reader.raw[0]["block"] == 1
 
@@ -115,7 +115,7 @@ class TestClaims:
     def test_a_claim_ahead(self, h, reader):
         h.claim(2, wait=10.0, ahead=1)
         h.put(2)
-        assert [event.flags for event in reader.read()] == [0, AHEAD, AHEAD]
+        assert [event.flags for event in reader.read()] == [NEW_ROWS, AHEAD, AHEAD]
 
     def test_the_end_of_a_partition(self, h, reader):
         h.put(2)

@@ -11,6 +11,7 @@ from contextlib import closing
 
 from transfer_queue.cli.common import Commands
 from transfer_queue.cli.doctor.report import PROBLEM, WARNING, Check, Finding, findings_of
+from transfer_queue.cli.shell.terminal import Styles
 
 SIZE = 64  # MiB that the self-test moves
 
@@ -57,15 +58,16 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_checks(options: argparse.Namespace) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
+    style = Styles()
     todo = checks() if options.no_test else [*checks(), ("self-test", lambda: _selftest(options.size))]
     for topic, check in todo:
         if not options.json:
-            print(topic, flush=True)
+            print(style(topic, "bold"), flush=True)
         with closing(findings_of(topic, check)) as findings:  # an interrupt ends what a check has started
             for finding in findings:
                 found.append((topic, finding))
                 if not options.json:
-                    print(finding.lines(), flush=True)
+                    print(finding.lines(style), flush=True)
     return found
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from transfer_queue.cli.shell.terminal import Styles
 from transfer_queue.errors import TransferQueueError
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+COLORS = {OK: "green", WARNING: "yellow", PROBLEM: "red"}
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,10 @@ class Finding:
     values: dict[str, Any] = field(default_factory=dict)
     """The result for scripts."""
 
-    def lines(self) -> str:
-        """Return the finding as text."""
-        text = f"  {self.level:<8} {self.name}: {self.words}"
+    def lines(self, style: Styles | None = None) -> str:
+        """Return the finding as text. style: adds colors; default: none."""
+        level = f"{self.level:<8}" if style is None else style(f"{self.level:<8}", COLORS[self.level])
+        text = f"  {level} {self.name}: {self.words}"
         return f"{text}\n           -> {self.advice}" if self.advice else text
 
     def as_json(self, topic: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from transfer_queue.errors import UncarriableValueError
 from transfer_queue.messages import samples
+from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.samples import (
     DescribeSample,
     FindStuck,
@@ -59,6 +60,14 @@ class ReportPages:
         if report.before is not None and len(self._history) < MAX_HISTORY:
             return DescribeSample(report.partition, row, before=report.before)
         return None
+
+    @property
+    def explain(self) -> Explain:
+        """The request for the explanation, when all pages are there. A cleared sample is named by its index."""
+        report, first = self._report, self._first
+        if report is not None and report.state == samples.CLEARED and report.index >= 0:
+            return Explain(first.partition, report.index)
+        return Explain(first.partition, first.row, first.key)
 
     def add(self, page: SampleReport) -> None:
         """Add the reply to `request`."""

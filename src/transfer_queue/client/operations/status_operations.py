@@ -278,13 +278,9 @@ class StatusOperations(DataPath):
         return (yield from self._report(ReportPages(partition_id, index, key), timeout))
 
     def _report(self, pages: ReportPages, timeout: float | None) -> Operation[SampleReport]:
-        request = pages.request
-        assert request is not None
-        explain = queries.Explain(request.partition, request.row, request.key)
-        while request is not None:
-            pages.add((yield from self._ask(request, SampleReport, timeout)))
-            request = pages.request
-        explanation = str((yield from self._ask(explain, Done, timeout)).value)
+        while pages.request is not None:
+            pages.add((yield from self._ask(pages.request, SampleReport, timeout)))
+        explanation = str((yield from self._ask(pages.explain, Done, timeout)).value)
         return pages.report(explanation, self._state.settings.allow_pickle)
 
     def find_stuck(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from transfer_queue.core.claims.final_rounds import REMAINDER
@@ -19,6 +21,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.queries import Explain
+from transfer_queue.names import MOST_COMPARED, did_you_mean
 
 NEAREST = 3  # rows that a timeout describes
 WAITS_FOR = ", which waits for "  # what follows the description of a group
@@ -51,7 +54,8 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         position = partition.keys.get(request.key, -1)
         name = f"Sample {request.key!r}"
         if position < 0:
-            return f"{name} of partition {partition.name!r} does not exist: it was never put, or it was cleared."
+            there = did_you_mean(request.key, islice(reversed(partition.keys), MOST_COMPARED)).replace("; d", " D", 1)
+            return f"{name} of partition {partition.name!r} does not exist: it was never put, or it was cleared.{there}"
     elif request.row is not None:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])
         name = f"Sample {request.row}"

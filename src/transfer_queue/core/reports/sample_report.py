@@ -168,6 +168,7 @@ def _fields(context: ControllerContext, partition: Partition, position: int, sta
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     blocks = _BlocksOfSample(context, partition)
     fields, missing = [], []
+    start = min(start, len(partition.fields))
     for stats in islice(partition.fields.values(), start, start + MAX_FIELDS):
         number, slot = _place(chunk, stats.name, at)
         if number:
@@ -196,7 +197,7 @@ class _BlocksOfSample:
         self._timeline = context.timeline
         self._partition = partition
         self._common: dict[int, dict[str, Any]] = {}
-        self._dims: dict[int, dict[str, tuple[FieldSpec, np.ndarray, int]]] = {}
+        self._dims: dict[int, dict[str, tuple[FieldSpec, np.ndarray]]] = {}
 
     def field(self, stats: FieldStats, number: int, slot: int) -> SampleField:
         """Return the description of a value."""
@@ -227,21 +228,21 @@ class _BlocksOfSample:
         if stats.name not in known:
             alike = stats.kind == "tensor" and not (stats.others or stats.differs or stats.mixed_rank)
             return stats.dtype, *(_sized(stats.dtype, list(stats.shape)) if alike else (None, None))
-        spec, dims, rows = known[stats.name]
+        spec, dims = known[stats.name]
         if spec.kind == "nested":
             return spec.dtype, None, None
         if spec.kind == "object":
             return spec.dtype, None, int(dims[slot if spec.ragged else 0])
         return spec.dtype, *_sized(spec.dtype, _shape_of_row(spec, dims, slot))
 
-    def _dims_of(self, number: int) -> dict[str, tuple[FieldSpec, np.ndarray, int]]:
+    def _dims_of(self, number: int) -> dict[str, tuple[FieldSpec, np.ndarray]]:
         schema, dims, rows = self._partition.blocks.shape_source(number)
         if len(schema) > MAX_SCHEMA:
             return {}
         numbers = np.frombuffer(dims, "<i8")
         starts = dims_starts(schema, numbers, rows)
         ends = [*starts[1:], len(numbers)]
-        return {spec.name: (spec, numbers[a:b], rows) for spec, a, b in zip(schema, starts, ends)}
+        return {spec.name: (spec, numbers[a:b]) for spec, a, b in zip(schema, starts, ends)}
 
 
 def _shape_of_row(spec: FieldSpec, dims: np.ndarray, slot: int) -> list[int]:

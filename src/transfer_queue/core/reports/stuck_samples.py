@@ -22,7 +22,7 @@ MAX_ROWS = 1024
 """Rows of a reply."""
 MAX_FIELDS = 256
 """Fields of a partition that are examined, the first ones."""
-MAX_COLUMNS = 256
+MAX_COLUMNS = 64
 """Columns of 4,096 rows that are read for one reply, at least those of one chunk."""
 
 
@@ -127,8 +127,11 @@ class _Search:
         rows, versions = (np.concatenate(columns) for columns in zip(*self._found))
         chosen = []
         for some in (np.flatnonzero(versions == 0), np.flatnonzero(versions > 0)):
-            order = np.lexsort((rows[some], versions[some]))[:most]
-            chosen.append(some[order])
+            if len(some) > most:  # a selection takes a tenth of the time of a sort
+                some = some[versions[some] <= np.partition(versions[some], most - 1)[most - 1]]
+            if not (versions[some][1:] >= versions[some][:-1]).all():
+                some = some[np.argsort(versions[some], kind="stable")]
+            chosen.append(some[:most])
         kept = np.concatenate(chosen)
         times = np.array([self._time(*row) for row in zip(rows[kept].tolist(), versions[kept].tolist())], "f8")
         order = np.lexsort((rows[kept], np.nan_to_num(times, nan=-math.inf)))[:most]

@@ -112,7 +112,7 @@ class TimelineRecorder:
         """Observe the records of puts and clients. `observe` is `RecordLog.observe`."""
         observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
         observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
-        observe([r.RowsPut, r.Published, r.RowsReserved, r.UnitLost, r.ExtentsLost], self._note_change)
+        observe([r.RowsReserved, r.UnitLost, r.ExtentsLost], self._note_change)
         observe([r.RowsReserved], self._note_reserved)
         observe([r.StateLoaded], lambda record: self._forget_times())
         if self.ring.capacity:
@@ -123,12 +123,16 @@ class TimelineRecorder:
             observe([r.RowsFinished, r.LeaseAcked, r.PassedOver], self._note_freed)
             observe([r.LeaseEnded, r.RankLeft], self._note_returned)
             observe([r.PartitionDropped], self._note_dropped)
+        else:
+            observe([r.RowsPut, r.Published], self._note_change)
 
     # ------------------------------------------------------------ puts
 
     def note_rows_put(self, record: r.RowsPut) -> None:
         """Note a put of new rows, which was applied."""
         block, now, arrived = record.block, self._clock.now, self.arrived
+        if now >= self.change_times.due:
+            self.change_times.note(self._state.changes, now)
         self._notes.append((
             _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, None, None, record.partition,
             () if block is None else self._state.blocks.newest_schema, record.count,
@@ -141,6 +145,8 @@ class TimelineRecorder:
     def note_published(self, record: r.Published) -> None:
         """Note a put of existing rows, or of rows that were just reserved, which was applied."""
         block, now, arrived = record.block, self._clock.now, self.arrived
+        if now >= self.change_times.due:
+            self.change_times.note(self._state.changes, now)
         flags, (first, count) = 0, self._reserved
         if count and len(record.rows) == 8 * count and int.from_bytes(record.rows[:8], "little") == first:
             flags = NEW_ROWS
@@ -328,8 +334,8 @@ class TimelineRecorder:
         )  # fmt: skip
         ring, names_of, times = self.ring, self._names, self._times
         memory, capacity = ring.memory, ring.capacity
-        history = self.rows
-        places = history.places
+        places, listed = self.rows.places, self.rows.end
+        lists: list[bytes] = []
         for kind, time, since, flags, client, task, rank, partition, what, rows, nbytes, block, policy, which in notes:
             age, staleness = -1.0, -1
             if task is None:
@@ -359,17 +365,20 @@ class TimelineRecorder:
                 field = self.fields.of(names)
             end = ring.end
             at = end % capacity
-            if type(which) is int:
-                _pack_place(places, at * _PLACE_SIZE, which, which + rows - 1, history.end)
+            if isinstance(which, int):
+                _pack_place(places, at * _PLACE_SIZE, which, which + rows - 1, listed)
             else:
-                _pack_place(places, at * _PLACE_SIZE, 1, 0, history.end)
+                _pack_place(places, at * _PLACE_SIZE, 1, 0, listed)
                 if which is not None:
-                    history.write(which)
+                    lists.append(which)
+                    listed += len(which) >> 3
             _pack(
                 memory, at * SIZE,
                 time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes, block, age, staleness,
             )  # fmt: skip
             ring.end = end + 1
+        if lists:
+            self.rows.write(b"".join(lists))
 
     def _names_of(self, schema: Schema) -> tuple[str, ...]:
         """Return the names of the fields of a schema, the first ones if there are very many."""

@@ -63,17 +63,18 @@ class RowHistory:
             self.write(which)
 
     def write(self, rows: bytes) -> None:
-        """Write the global indexes of an event, after its `PLACE`. Of more than `capacity`, the last ones are kept."""
-        start, nbytes = self.end % self.capacity * 8, len(rows)
-        if start + nbytes <= self._nbytes:
-            self._bytes[start : start + nbytes] = rows
+        """Write global indexes, those of one event after those of another. Of more than `capacity`, the last are kept.
+
+        The `PLACE` of each event says how many were written before its own.
+        """
+        skipped = max(0, len(rows) - self._nbytes)
+        start, end = (self.end * 8 + skipped) % self._nbytes, (self.end * 8 + len(rows)) % self._nbytes
+        if start < end or len(rows) == skipped:
+            self._bytes[start:end] = rows[skipped:] if skipped else rows
         else:
-            rows = rows[-self._nbytes :]
-            space = self._nbytes - start
-            nbytes = len(rows)
-            self._bytes[start : start + min(space, nbytes)] = rows[:space]
-            self._bytes[: max(nbytes - space, 0)] = rows[space:]
-        self.end += nbytes >> 3
+            self._bytes[start:] = rows[skipped : skipped + self._nbytes - start]
+            self._bytes[:end] = rows[len(rows) - end :]
+        self.end += len(rows) >> 3
 
     def find(self, row: int, before: int | None = None) -> tuple[list[int], int | None]:
         """Return the positions of some of the events of a row, ascending, and where to continue.
@@ -107,7 +108,7 @@ class RowHistory:
 
     def reaches_start(self) -> bool:
         """Return whether no event and no row was lost so far."""
-        return self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first
+        return 0 < self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first
 
     def _before(self, position: int) -> int:
         return int(self._places["before"][position % self._ring.capacity])

@@ -1,0 +1,1 @@
+"""The commands about single samples: `tq show` and `tq stuck`."""

@@ -1,0 +1,241 @@
+"""Formats the report about one sample as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transfer_queue.cli.samples.first_values import ShownValue
+from transfer_queue.cli.shell.terminal import (
+    Styles,
+    clock_text,
+    columns_text,
+    cut,
+    duration_text,
+    middle_cut,
+)
+from transfer_queue.display import count_text, listed_names, printable_name, short_name, short_repr, size_text
+from transfer_queue.display.progress_text import tier_name
+from transfer_queue.messages import samples
+from transfer_queue.messages.samples import SampleEvent, SampleField, SampleGroup, SampleReport, SampleTask
+
+COLORS = {
+    samples.LIVE: "green", samples.RESERVED: "yellow", samples.CLEARED: "red", samples.UNKNOWN: "red",
+    samples.CONSUMED: "green", samples.CLAIMED: "cyan", samples.READY: "yellow", samples.WAITING: "red",
+    samples.SKIPPED: "red", samples.PUT: "green", samples.REPLACED: "yellow", samples.TAGGED: "green",
+    samples.CLAIM: "cyan", samples.ACK: "cyan", samples.RETURNED: "red", samples.CLEAR: "red",
+}  # fmt: skip
+STATES = {
+    samples.LIVE: "live", samples.RESERVED: "reserved, nothing was put into it yet",
+    samples.CLEARED: "cleared", samples.UNKNOWN: "does not exist",
+}  # fmt: skip
+CLIENT = 8
+"""Characters of a client id that are shown."""
+SHOWN_MEMBERS = 16
+"""Members of a group that are named."""
+
+
+class ReportText:
+    """The text about one sample.
+
+    Args:
+        report: The report.
+        values: The beginnings of its values, by field; empty if they were not read.
+        width: The number of columns.
+        style: Adds colors.
+    """
+
+    def __init__(self, report: SampleReport, values: Mapping[str, ShownValue], width: int, style: Styles) -> None:
+        self._report = report
+        self._values = values
+        self._width = width
+        self._style = style
+
+    def lines(self) -> Iterator[str]:
+        """Iterate over the lines."""
+        report = self._report
+        yield from self._heading()
+        if report.fields or report.missing:
+            yield ""
+            yield from self._fields()
+        if report.tasks:
+            yield ""
+            yield from self._tasks()
+        yield ""
+        yield from self._history()
+        if report.explanation:
+            yield ""
+            for line in report.explanation.splitlines():
+                yield from textwrap.wrap(printable_name(line), self._width, break_on_hyphens=False)
+
+    def _heading(self) -> Iterator[str]:
+        report, style = self._report, self._style
+        name = f"sample {short_repr(report.key)}" if report.key is not None else f"sample {report.index}"
+        index = f", index {report.index}" if report.key is not None and report.index >= 0 else ""
+        yield (
+            f"{style(name, 'bold')} of partition {style(short_name(report.partition), 'bold')}{index}: "
+            f"{style(STATES[report.state], COLORS[report.state])}{self._end()}"
+        )
+        rows = []
+        if report.group is not None:
+            rows.append(("group", self._group(report.group)))
+        if report.tags:
+            rows.append(("tags", ", ".join(f"{short_name(tag)} {_tag(value)}" for tag, value in report.tags.items())))
+        for name, text in rows:
+            yield from textwrap.wrap(
+                text, self._width, initial_indent=f"  {name:<6} ", subsequent_indent=" " * 9, break_on_hyphens=False
+            )
+
+    def _end(self) -> str:
+        """Return when and by whom the sample was cleared; "" if it was not, or this is not known."""
+        clear = next((event for event in self._report.history if event.kind == samples.CLEAR), None)
+        if clear is None:
+            return ""
+        return f" at {clock_text(clear.time, self._report.now)} by {who(clear.task, clear.rank, clear.client)}"
+
+    def _group(self, group: SampleGroup) -> str:
+        size = f" of {group.size}" if group.size is not None else ""
+        name = f"{short_name(group.key)}: " if group.key is not None else "by order of reservation: "
+        text = f"{name}{group.count}{size} samples exist"
+        text += f", {group.cleared} cleared" if group.cleared else ""
+        shown = group.members[:SHOWN_MEMBERS]
+        names = [
+            (short_name(each.key, 32) if each.key is not None else str(each.index))
+            + (" (this one)" if each.index == self._report.index else "")
+            + (f" lacks {count_text(each.lacks, 'field')}" if each.lacks else "")
+            for each in shown
+        ]
+        left = group.count - len(shown)
+        return f"{text}: {', '.join(names)}" + (f", and {left} more" if left > 0 else "")
+
+    # ------------------------------------------------------------ fields
+
+    def _fields(self) -> Iterator[str]:
+        report, style = self._report, self._style
+        nbytes = sum(field.nbytes or 0 for field in report.fields)
+        yield style(f"{count_text(len(report.fields), 'field')}, {size_text(nbytes)}", "bold")
+        rows = [self._field(field) for field in report.fields]
+        lines = columns_text(rows, right=frozenset({2}))
+        for field, line in zip(report.fields, lines):
+            yield cut(line, self._width)
+            value = self._values.get(field.name)
+            if value is not None:
+                yield style(cut(f"      {value_text(value)}", self._width), "dim")
+        if report.missing:
+            words = f"missing: {listed_names(report.missing, most=32, characters=60)}"
+            lost = f"; lost with their storage unit: {listed_names(report.lost)}" if report.lost else ""
+            for line in textwrap.wrap(
+                words + lost, self._width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+            ):
+                yield style(line, "yellow")
+
+    def _field(self, field: SampleField) -> tuple[str, ...]:
+        wide = self._width > 100
+        client = field.client if wide or not field.task else ""
+        age = "" if field.time is None else f"{duration_text(self._report.now - field.time, 2 if wide else 1)} ago"
+        copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
+        return (
+            short_name(field.name, 40 if wide else 18),
+            type_text(field, 40 if wide else 20),
+            "?" if field.nbytes is None else size_text(field.nbytes),
+            f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
+            who(field.task, field.rank, client, 40 if wide else 18) if client or field.task else "",
+            age,
+        )
+
+    # ------------------------------------------------------------ tasks and history
+
+    def _tasks(self) -> Iterator[str]:
+        yield self._style("tasks", "bold")
+        rows = [(short_name(task.name, 24), task.state, self._task(task)) for task in self._report.tasks]
+        for task, line in zip(self._report.tasks, columns_text(rows)):
+            yield self._colored(cut(line, self._width), task.state)
+
+    def _task(self, task: SampleTask) -> str:
+        if task.state == samples.WAITING:
+            return f"lacks {listed_names(task.lacks)}"
+        if task.state == samples.SKIPPED:
+            return printable_name(task.reason)
+        parts = []
+        if task.state in (samples.CONSUMED, samples.CLAIMED):
+            if task.client or task.rank >= 0:
+                parts.append(f"by {who('', task.rank, task.client)}")
+            if task.time is not None:
+                parts.append(f"{duration_text(self._report.now - task.time)} ago")
+        if task.state == samples.CLAIMED:
+            parts.append("under a lease" if task.leased else "not under a lease now")
+        if task.batch_index >= 0:
+            parts.append(f"batch {task.batch_index}")
+        if task.deliveries:
+            parts.append(f"{task.deliveries} deliveries not acknowledged")
+        return ", ".join(parts)
+
+    def _history(self) -> Iterator[str]:
+        report = self._report
+        kept = "" if report.complete else "; older events are not kept"
+        if not report.history:
+            yield self._style(f"history: {'no events' if report.complete else 'not kept'}", "bold")
+            return
+        yield self._style(cut(f"history, the newest last{kept}", self._width), "bold")
+        rows = [self._event(event) for event in report.history]
+        lines = columns_text(rows, right=frozenset({1}))
+        for event, line in zip(report.history, lines):
+            yield self._colored(cut(line, self._width), event.kind)
+
+    def _event(self, event: SampleEvent) -> tuple[str, ...]:
+        wide = self._width > 100
+        others = f" (with {count_text(event.rows - 1, 'other')})" if event.rows > 1 and wide else ""
+        return (
+            clock_text(event.time, self._report.now),
+            f"{duration_text(self._report.now - event.time, 2 if wide else 1)} ago",
+            event.kind,
+            who(event.task, event.rank, event.client, 40 if wide else 20),
+            (listed_names(event.fields) if event.fields else "") + others,
+        )
+
+    def _colored(self, line: str, word: str) -> str:
+        before, found, after = line.partition(f" {word}")
+        return f"{before} {self._style(word, COLORS[word])}{after}" if found else line
+
+
+def who(task: str, rank: int, client: str, width: int = 40) -> str:
+    """Return who did something: the task with its rank, and the beginning of the client id."""
+    name = short_name(task, max(width - CLIENT - 1, 8)) if task else ""
+    name += f"/{rank}" if task and rank >= 0 else f"rank {rank}" if rank >= 0 else ""
+    if not client:
+        return middle_cut(name, width) if name else "the controller"
+    return middle_cut(f"{name} {short_name(client)[:CLIENT]}".strip(), width)
+
+
+def type_text(field: SampleField, width: int) -> str:
+    """Return the type of a value, as `float32[3, 4]`."""
+    if field.kind != "tensor":
+        return "a nested TensorDict" if field.kind == "nested" else "object"
+    shape = "?" if field.shape is None else ", ".join(map(str, field.shape))
+    return middle_cut(f"{field.dtype}[{shape}]", width)
+
+
+def value_text(value: ShownValue) -> str:
+    """Return the beginning of a value as one line."""
+    if value.error:
+        return f"not shown: {printable_name(' '.join(value.error.split()))}"
+    if value.text is not None:
+        return repr(value.text)
+    if value.other:
+        return value.other
+    numbers = ", ".join(map(_number, value.first))
+    return f"{numbers}, … {value.more:,} more" if value.more else numbers or "(empty)"
+
+
+def _number(number: Any) -> str:
+    return f"{number:.5g}" if isinstance(number, float) else str(number)
+
+
+def _tag(value: Any) -> str:
+    return short_repr(value)
+
+
+def lines_of(report: SampleReport, values: Mapping[str, ShownValue], width: int, style: Styles) -> Sequence[str]:
+    """Return the text about a sample."""
+    return list(ReportText(report, values, width, style).lines())

@@ -1,0 +1,72 @@
+"""`tq show`: print everything about one sample: its values, where they are, and what happened to it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.shell.json_output import add_json, plain, print_json
+from transfer_queue.messages.samples import LIVE, UNKNOWN, SampleReport
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser of `tq`."""
+    command = commands.add_parser(
+        "show", help="show one sample: its values, where they are, and what happened to it",
+        description="Prints the fields of a sample with types, sizes and first values, who put them and where they "
+        "are; its tags, its group, its state for each task, and its history. Exit code 1 if the sample does not exist "
+        "and nothing is known of it.",
+    )  # fmt: skip
+    command.add_argument("partition")
+    command.add_argument("sample", metavar="KEY|INDEX", help="the sample's key, or its global index")
+    command.add_argument("--no-values", action="store_true", help="do not read the values, which takes some seconds")
+    add_json(command)
+    add_name(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report."""
+    from transfer_queue.client.control_client import ControlClient
+
+    system = find_system(options.name)
+    with ControlClient(system) as onlooker:
+        _, settings = onlooker.topology()
+        report = _describe(onlooker, options.partition, options.sample, settings.allow_pickle)
+    if report.state == UNKNOWN and not report.history:
+        print(f"tq: {report.explanation}", file=sys.stderr)
+        if options.json:
+            print_json({**plain(report), "values": {}})
+        return 1
+    values = {}
+    if report.state == LIVE and report.fields and not options.no_values:
+        from transfer_queue.cli.samples.first_values import read_values
+
+        values = read_values(system, report)
+    if options.json:
+        print_json({**plain(report), "values": plain(values)})
+        return 0
+    from transfer_queue.cli.samples.report_text import lines_of
+    from transfer_queue.cli.shell.terminal import Styles, width_of_output
+
+    print("\n".join(lines_of(report, values, width_of_output(), Styles())))
+    return 0
+
+
+def _describe(onlooker: object, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
+    """Return the report about the sample with this key; if there is none, about that with this global index."""
+    from transfer_queue.client.control_client import ControlClient
+
+    assert isinstance(onlooker, ControlClient)
+    report = onlooker.describe_sample(partition, None, sample, allow_pickle)
+    if report.state != UNKNOWN or not _is_index(sample):
+        return report
+    found = onlooker.describe_sample(partition, int(sample), None, allow_pickle)
+    return msgspec.structs.replace(found, key=found.key)
+
+
+def _is_index(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and int(text) < 1 << 63

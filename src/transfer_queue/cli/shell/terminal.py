@@ -1,0 +1,98 @@
+"""Styles, widths and times for what commands print: colors only on a terminal, and never if NO_COLOR is set."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+
+from transfer_queue.config import environment
+from transfer_queue.display import short_text
+
+WIDTH_OF_FILES = 160
+"""The width of lines that do not go to a terminal."""
+LEAST_WIDTH = 40
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+class Styles:
+    """Adds colors to text, or leaves it as it is.
+
+    Args:
+        colored: Whether to add colors. Default: if standard output is a terminal, and NO_COLOR is not set.
+    """
+
+    def __init__(self, colored: bool | None = None) -> None:
+        self._colored = _has_colors() if colored is None else colored
+
+    def __call__(self, text: str, *names: str) -> str:
+        """Return a text in these styles: "bold", "dim", "red", "green", "yellow", "blue", "cyan"."""
+        if not self._colored or not names or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+
+
+def _has_colors() -> bool:
+    return sys.stdout.isatty() and environment.no_color() is None and environment.terminal() != "dumb"
+
+
+def width_of_output() -> int:
+    """Return the number of columns of standard output."""
+    if not sys.stdout.isatty():
+        return WIDTH_OF_FILES
+    return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
+
+
+def duration_text(seconds: float, units: int = 2) -> str:
+    """Return a duration with its one or two largest units, as `12 s`, `3 min 5 s` and `2 d 4 h`."""
+    left = max(0, round(seconds))
+    if left < 1:
+        return f"{max(seconds, 0.0) * 1000:.0f} ms" if seconds > 0.0005 else "0 s"
+    for size, (below, unit) in zip((86400, 3600, 60), ((3600, "h"), (60, "min"), (1, "s"))):
+        if left >= size:
+            name = dict(_UNITS)[size]
+            rest = left % size // below
+            return f"{left // size} {name}" + (f" {rest} {unit}" if rest and units > 1 else "")
+    return f"{left} s"
+
+
+def clock_text(when: float, now: float) -> str:
+    """Return the local time of day with milliseconds, and the date if it is not today's."""
+    there = time.localtime(when)
+    text = f"{time.strftime('%H:%M:%S', there)}.{int(when % 1 * 1000):03d}"
+    same = time.strftime("%Y-%m-%d", there) == time.strftime("%Y-%m-%d", time.localtime(now))
+    return text if same else f"{time.strftime('%Y-%m-%d', there)} {text}"
+
+
+def columns_text(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
+    """Return lines with aligned columns.
+
+    Args:
+        rows: The cells of each line, printable.
+        right: The columns that are aligned to the right.
+        indent: What each line begins with.
+    """
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        indent
+        + "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def cut(line: str, width: int) -> str:
+    """Return a line with at most `width` characters; the end of a longer one is replaced by an ellipsis."""
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def middle_cut(text: str, width: int) -> str:
+    """Return a text with at most `width` characters; the middle of a longer one is replaced by an ellipsis."""
+    return short_text(text, max(width, 4))
