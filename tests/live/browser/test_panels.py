@@ -222,6 +222,8 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert "partition train_42 · key q15690/0 · group q15690, member 1 of 8 · 60 KiB · unit 1, memory" in words
     assert "prompt int64 [1,536] 1, 2, 3, … rollout rank 3" in words
     assert "advantage missing" in words
+    assert "reward ○ ready, and not claimed yet train … lacks advantage" in words
+    assert "Others of its group 107,169 107,170" in words
     assert "What is 2 + 2?" in words
     assert "policy_version: 41" in words
     assert "claimed by reference rank 0, lease 77" in words
