@@ -26,7 +26,6 @@ STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", 
 PICTURES = {
     "live-light": ("slow", WIDE, False, True),
     "live-dark": ("slow", WIDE, True, True),
-    "live-phone": ("slow", PHONE, False, False),
     "live-stopped": ("stopped", WIDE, False, False),
     "live-sample": ("sample", WIDE, False, False),
     "live-empty": ("empty", (1440, 620), False, False),
