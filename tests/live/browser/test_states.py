@@ -22,6 +22,20 @@ def test_an_empty_system_says_who_waits_and_what_makes_it_appear(page: Page, ser
     assert_clean(page, server)
 
 
+def test_a_page_whose_server_has_not_reached_the_system_says_so_until_it_has(page: Page, server: CannedServer) -> None:
+    full = server.full
+    words = "The page has not reached the system yet."
+    state = {"state": "restarting", "since": full["now"], "words": words, "every": 1.0}
+    server.full = {"seq": 1, "now": full["now"], "state": state}
+    page.open(server.url)
+    page.wait_for(f"document.querySelector('.loading').innerText === '{words}'")
+    server.delta(1.0, state={**state, "words": "The controller does not answer."})
+    page.wait_for("document.querySelector('.loading').innerText === 'The controller does not answer.'")
+    server.send("full", full)
+    page.wait_for("!!document.querySelector('.verdict')")
+    assert_clean(page, server)
+
+
 def test_a_stopped_system_says_for_how_long_and_why(page: Page, server: CannedServer) -> None:
     server.full = invented.stopped()
     opened(page, server)

@@ -47,6 +47,7 @@ function graphWidth() {
 }
 
 function openingWords(store) {
+  if (store.data?.state?.words) return plain(store.data.state.words);
   if (store.refusal) return `The server of this page refuses: ${plain(store.refusal).replace(/\.$/, "")}.`;
   return store.connection === "lost" ? "The server of this page does not answer. The page tries again by itself." : "Opening the live page …";
 }

@@ -85,7 +85,7 @@ export class Store {
   takeDelta(delta) {
     if (this.data === null) return;
     const next = { ...this.data, ...delta };
-    const { history } = next.system;
+    const history = next.system?.history; // absent until the server of the page has reached the system
     if (delta.rates) next.rates = continueRates(this.data.rates, delta.rates, history);
     if (delta.timeline) next.timeline = continueTimeline(this.data.timeline, delta.timeline, history);
     this.replace(next);
