@@ -47,8 +47,9 @@ MAY_IMPORT = {
     "_generated_kv": CLIENT | {"client", "attachment"},
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
+    "live": CLIENT | {"client", "display", "metrics"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
-    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "ray_runtime"},
+    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
 REFERENCE = re.compile(r"`((?:transfer_queue\.)?[A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`")
 # Names of settings, files and variables that look like references.
-NOT_REFERENCES = re.compile(r".*\.(py|yaml|json|sock|md)$|(metadata|controller|metrics|system)\.[a-z_]+$")
+NOT_REFERENCES = re.compile(r".*\.(py|yaml|json|sock|md)$|(metadata|controller|live|metrics|system)\.[a-z_]+$")
 
 
 def defined_names(body: list[ast.stmt]) -> set[str]:

@@ -30,6 +30,7 @@ NAMES = (
     "loader",
     "codec",
     "timeline",
+    "live_page",
 )
 
 

@@ -193,6 +193,8 @@ def init(
         if not found.new:
             _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())
+        if found.live_address:
+            _logger.info("the system is shown at %s", found.live_address)
         client = TransferQueueClient(found, task=task, rank=rank)
         try:
             in_force = _in_force(found, client, conf)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from chromium import DESKTOP, PHONE, Page, chromium
 
 ROOT = Path(__file__).resolve().parent.parent.parent

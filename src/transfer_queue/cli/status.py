@@ -58,4 +58,6 @@ def run(options: argparse.Namespace) -> int:
 
         headline = Styles()(verdict.text, *STYLES.get(verdict.state, ()))
         print(f"{headline}\n\n{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
+        if system.live_address:
+            print(f"shown at {system.live_address}")
     return 0

@@ -25,6 +25,7 @@ from transfer_queue.config.validators import (
     Text,
     TlsFiles,
     WholeNumber,
+    is_loopback,
     not_allowed,
 )
 from transfer_queue.errors import StartError
@@ -266,6 +267,34 @@ class Settings:
         "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them, "
         "including the names of partitions, fields and tasks.",
     )
+    live_enabled: bool = setting(
+        "live.enabled",
+        False,
+        Boolean(),
+        "Whether a page that shows the system in a browser is served while the system runs, by a process of its own. "
+        "`tq status` prints its address. Needs the extra [live]. `tq live` serves the same page of any system.",
+    )
+    live_host: str = setting(
+        "live.host",
+        "127.0.0.1",
+        Text(),
+        "The address on which the page is served. If other machines can reach it, the page is served with the files of "
+        "`security.tls`, or `live.insecure` must be true.",
+    )
+    live_port: int = setting("live.port", 0, WholeNumber(0, 65535), "The port of the page. 0: a free port.")
+    live_values: bool = setting(
+        "live.values",
+        False,
+        Boolean(),
+        "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters. false: only "
+        "names, types and shapes.",
+    )
+    live_insecure: bool = setting(
+        "live.insecure",
+        False,
+        Boolean(),
+        "Whether the page may be served without TLS to other machines, so that everyone in the network can read it.",
+    )
     timeline_events: int = setting(
         "timeline.events",
         262_144,
@@ -345,6 +374,10 @@ class Settings:
         if values["offload_low"] >= values["offload_high"]:
             allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
             raise not_allowed(KEYS["offload_low"], values["offload_low"], allowed)
+        exposed = values["live_enabled"] and not is_loopback(values["live_host"])
+        if exposed and values["tls"] is None and not values["live_insecure"]:
+            allowed = f"an address of this machine only, unless {KEYS['tls']} or {KEYS['live_insecure']} is set"
+            raise not_allowed(KEYS["live_host"], values["live_host"], allowed)
         if values["storage_backend"] != "SimpleStorage":
             values["num_data_storage_units"] = 1  # it knows the contents of the store, wherever the bytes are
             offload_enabled = False

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -255,6 +256,11 @@ class PlainMapping(Validator[dict[str, Any]]):
         if set(self._reserved) & set(options):
             raise not_allowed(key, options, f"{self.allowed}; {self._instead}")
         return options
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine can reach an address."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
 class TlsFiles(Validator[dict[str, str]]):

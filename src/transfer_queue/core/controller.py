@@ -36,7 +36,7 @@ from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDec
 from transfer_queue.core.puts import put_handlers, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
-from transfer_queue.core.queries import batch_metadata, change_answers, partition_view, value_locations
+from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
 from transfer_queue.core.reports import explain, sample_report, status, stuck_samples
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
@@ -64,6 +64,7 @@ HANDLERS = (
     change_answers,
     checkpoint_handler,
     claim_handler,
+    column_counts,
     consumption_handlers,
     explain,
     partition_view,

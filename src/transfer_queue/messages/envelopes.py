@@ -11,6 +11,7 @@ from transfer_queue.messages import (
     base,
     checkpoints,
     claims,
+    overview,
     partitions,
     puts,
     queries,
@@ -22,7 +23,9 @@ from transfer_queue.messages import (
 )
 from transfer_queue.messages.base import Message, Natural, Reply, Request
 
-TOPICS = (base, checkpoints, claims, partitions, puts, queries, samples, storage, system, timeline, unit_reports)
+TOPICS = (
+    base, checkpoints, claims, overview, partitions, puts, queries, samples, storage, system, timeline, unit_reports,
+)  # fmt: skip
 
 
 def messages_of(topic: ModuleType, kind: type[Message]) -> list[type[Message]]:

@@ -46,6 +46,8 @@ class PolicyProgress(Message, frozen=True):
     """The number of rows accepted so far."""
     limit: int | None
     """The number of rows that may be accepted at this version; None for no limit."""
+    max_staleness: int | None = None
+    """By how many versions a row may be old when it is dealt; None for no limit."""
 
 
 class PartitionProgress(Message, frozen=True):

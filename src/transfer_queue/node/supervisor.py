@@ -16,9 +16,11 @@ It has a session of its own, so that Ctrl-C at the starter's terminal does not r
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import resource
+import secrets
 import select
 import signal
 import socket
@@ -53,6 +55,8 @@ from transfer_queue.storage.stores.registry import has_server
 CHANNEL = 3  # the descriptor of the launcher's pipe
 RECEIVE_SECONDS = 10.0
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL to a server
+PAGE = "transfer_queue.live.serving.live_server"
+PAGE_NEEDS = ("starlette", "uvicorn")
 WATCH_SECONDS = 0.5  # between two checks of a starter without a pidfd
 
 _HANDLED = (signal.SIGTERM, signal.SIGCHLD)
@@ -151,6 +155,8 @@ class Supervisor:
             place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
             build = partial(build_unit, system, number, start.config, start.key, place)
             self._start_child(self._child(f"unit-{number}", build))
+        if settings.live_enabled and not seat.controller:
+            self._bring_page()
         self._is_up = True
         system.describe(self._description())
         launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._warnings), RECEIVE_SECONDS)
@@ -193,6 +199,28 @@ class Supervisor:
             self._start_child(self._child("store", build))
         elif settings.storage_backend != "SimpleStorage":
             write_status(self._system, StoreAddress(settings.storage_backend, settings.store_options))
+
+    def _bring_page(self) -> None:
+        """Start the process that shows the system in a browser.
+
+        It is a client of the system, so that the servers do not know it: its module is imported in its process only.
+        """
+        settings, missing = self._settings, [name for name in PAGE_NEEDS if importlib.util.find_spec(name) is None]
+        if missing:
+            raise _ShutdownReason(
+                f"live.enabled is set, but {' and '.join(missing)} cannot be imported: install transfer_queue[live] "
+                f"(StartError)"
+            )
+        try:
+            listener = self._listen((settings.live_host, settings.live_port))
+        except OSError as error:
+            raise _ShutdownReason(
+                f"the page cannot be served on port {settings.live_port} of {settings.live_host} (live.port, "
+                f"live.host): {error}; choose another port or address (StartError)"
+            ) from error
+        child = self._child("live", partial(_build_page, self._system, settings, secrets.token_urlsafe(32), listener))
+        child.essential = False
+        self._start_child(child)
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """Return a socket for a server. The supervisor owns it: clients wait in its queue while the server restarts."""
@@ -405,7 +433,10 @@ class Supervisor:
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
             logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
-            if not (self._is_up and child.restarts):
+            if self._is_up and not child.essential:
+                if not again:
+                    logger.error("the supervisor gives up the %s: %s", child.name, how)
+            elif not (self._is_up and child.restarts):
                 lost.append(f"the {child.name} {how}")
             elif not again:
                 assert child.failing_since is not None
@@ -491,6 +522,11 @@ class Supervisor:
             if poll.poll(left * 1000):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
+
+
+def _build_page(system: SystemFolder, settings: Settings, token: str, listener: socket.socket) -> Serves:
+    server: Serves = importlib.import_module(PAGE).build_page(system, settings, token, listener)
+    return server
 
 
 def _describe_exit(code: int) -> str:

@@ -12,6 +12,7 @@ from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, appli
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.overview import MeasureServers
 from transfer_queue.messages.storage import (
     CacheBlocks,
     LeaseExtent,
@@ -48,7 +49,7 @@ TO_UNITS = {
     WriteBytes,
 }
 """Requests that storage units take."""
-TO_THE_PROCESS = {FetchState, Measured, SendState, UseSampler}
+TO_THE_PROCESS = {FetchState, Measured, MeasureServers, SendState, UseSampler}
 """Requests that the process around the controller carries out."""
 
 

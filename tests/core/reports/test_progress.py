@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness import Harness
 
 from transfer_queue.messages.claims import Claim, ResetConsumption
+from transfer_queue.messages.overview import MOST_PARTITIONS, ReadProgress
 from transfer_queue.messages.system import Status
 
 
@@ -40,3 +41,31 @@ def test_rows_consumed_again_count_again(h: Harness) -> None:
     h.ask(ResetConsumption("p"))
     h.ask(Claim("p", "t", ["x"], 2))
     assert ever(h)[1] == {"t": 4}
+
+
+def test_progress_is_read_in_pages(h: Harness) -> None:
+    names = [f"p{number}" for number in range(10)]
+    for name in names:
+        h.ask(h.publish(2, ("x",), partition=name))
+    seen: list[str] = []
+    after, pages = 0, 0
+    while True:
+        reply = h.look(ReadProgress(["p0", "unknown"], newest=1, page=3, after=after))
+        found = [partition.name for partition in reply.status.partitions]
+        assert found[:2] == ["p0", "p9"]
+        assert (reply.newest, reply.count, reply.rows) == (["p9"], 10, 20)
+        assert len(reply.numbers) == len(found)
+        seen += found[2:]
+        after, pages = reply.next, pages + 1
+        if not after:
+            break
+    assert seen == names[1:9]
+    assert pages == 3
+
+
+def test_a_reply_has_a_limited_number_of_partitions(h: Harness) -> None:
+    for number in range(MOST_PARTITIONS + 5):
+        h.ask(h.publish(1, ("x",), partition=f"p{number}"))
+    reply = h.look(ReadProgress([f"p{number}" for number in range(100)], newest=100, page=100))
+    assert len(reply.status.partitions) == MOST_PARTITIONS
+    assert reply.count == MOST_PARTITIONS + 5

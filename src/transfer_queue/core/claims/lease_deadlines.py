@@ -47,6 +47,11 @@ class LeaseDeadlines:
             self.begin(name, lease, now)
         return True
 
+    def age_of(self, lease: RowLease, now: float) -> float | None:
+        """Return the seconds since a lease began or was renewed; None if this is not known."""
+        end = self._ends.get(lease.token)
+        return None if end is None else max(now - end + lease.seconds, 0.0)
+
     def next_deadline(self) -> float | None:
         """Return the time at which the next lease may end; None if there is no lease."""
         if self._restored:

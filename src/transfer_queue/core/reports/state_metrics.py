@@ -15,8 +15,10 @@ import numpy as np
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
 from transfer_queue.core.tables.block_table import BlockChunk, pair_sums
+from transfer_queue.core.tables.lease_table import RowLease
+from transfer_queue.messages.overview import LeaseSummary
 from transfer_queue.messages.progress import PartitionProgress, TaskProgress
-from transfer_queue.metrics.timing import OTHER
+from transfer_queue.metrics.timing import MOST_NAMES, OTHER
 
 if TYPE_CHECKING:
     from transfer_queue.core.state.state import State
@@ -42,6 +44,46 @@ class StateMeasures:
     """
 
 
+@dataclass
+class UnitLoads:
+    """What the units store and what the tasks have claimed."""
+
+    live: Counter[int] = field(default_factory=Counter)
+    """Unit -> bytes of its live blocks."""
+    leases: dict[str, LeaseSummary] = field(default_factory=dict)
+    """Task -> its leases."""
+
+
+def measure_units(context: ControllerContext, now: float) -> Generator[None, None, UnitLoads]:
+    """Measure what the units store, and the leases, in short steps like `measure`."""
+    found = UnitLoads()
+    yield from _add_live(context.state, found.live)
+    partitions = list(context.state.partitions.values())
+    for start in range(0, len(partitions), AT_ONCE):
+        for each in partitions[start : start + AT_ONCE]:
+            for lease in each.leases.by_token.values():
+                _add_lease(context, found.leases, lease, now)
+        yield
+    return found
+
+
+def _add_lease(context: ControllerContext, leases: dict[str, LeaseSummary], lease: RowLease, now: float) -> None:
+    task = lease.task if lease.task in leases or len(leases) < MOST_NAMES else OTHER
+    known = leases.get(task, LeaseSummary(task, 0, 0))
+    age = context.lease_deadlines.age_of(lease, now)
+    ages = [each for each in (known.oldest, age) if each is not None]
+    leases[task] = LeaseSummary(task, known.count + 1, known.rows + len(lease.rows), max(ages, default=None))
+
+
+def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:
+    """Add up the bytes of the live blocks of each unit."""
+    stored = list(state.blocks.stored.values())
+    for start in range(0, len(stored), AT_ONCE):
+        for each in stored[start : start + AT_ONCE]:
+            live.update(each)
+        yield
+
+
 def measure(context: ControllerContext, now: float) -> Generator[None, None, StateMeasures]:
     """Measure the state. The caller serves other requests between two of its short steps."""
     found = StateMeasures(len(context.state.partitions))
@@ -55,11 +97,7 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
         yield
     if len(names) > NAMED:
         found.partitions.append((yield from _others(context, names[:-NAMED], now)))
-    units = list(context.state.blocks.stored.values())
-    for start in range(0, len(units), AT_ONCE):
-        for each in units[start : start + AT_ONCE]:
-            found.live.update(each)
-        yield
+    yield from _add_live(context.state, found.live)
     told = {p.number: name for name in names[-NAMED:] if (p := context.state.partitions.get(name)) is not None}
     for key in list(context.state.blocks.chunks):
         chunk = context.state.blocks.chunks.get(key)

@@ -13,11 +13,11 @@ from transfer_queue.core.puts import flow_control
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.descriptors import MEMORY
+from transfer_queue.messages.overview import MOST_PARTITIONS, ProgressReply, ReadProgress
 from transfer_queue.messages.progress import (
     FieldProgress,
     PartitionProgress,
     PolicyProgress,
-    SamplerCost,
     TaskProgress,
     UnitProgress,
 )
@@ -32,14 +32,43 @@ def handle_status(context: ControllerContext, caller: Caller, request: Status) -
 
 def collect_status(context: ControllerContext, now: float) -> SystemStatus:
     """Return the progress of every partition, and the counters including those of the connections."""
+    partitions = context.state.partitions.values()
+    return _collect(context, [progress(context.state, each, now, context.group_size) for each in partitions], now)
+
+
+def _collect(context: ControllerContext, partitions: list[PartitionProgress], now: float) -> SystemStatus:
     around = {f"connections_{name}": value for name, value in context.measures.server_counters.items()}
     costs = list(context.samplers.costs.values())
-    found = status_of(
-        context.state, {**context.measures.counters, **around}, now, context.group_size, costs, context.journal_error
-    )
+    counters = {**context.measures.counters, **around}
+    found = SystemStatus(partitions, counters, costs, context.journal_error, unit_progress(context.state))
     return msgspec.structs.replace(
         found, requests=context.measures.load.timings(), longest=context.measures.load.longest.longest(now)
     )
+
+
+@handles(ReadProgress, reads=True)
+def handle_read_progress(context: ControllerContext, caller: Caller, request: ReadProgress) -> ProgressReply:
+    """Reply with the progress of some partitions, and with what all have together."""
+    state = context.state
+    names = list(state.partitions)
+    newest = names[::-1][: min(request.newest, MOST_PARTITIONS)]
+    chosen = dict.fromkeys([*request.partitions[:MOST_PARTITIONS], *newest][:MOST_PARTITIONS])
+    found = {name: state.partitions[name] for name in chosen if name in state.partitions}
+    rows = nbytes = 0
+    others: list[Partition] = []
+    room = min(request.page, MOST_PARTITIONS - len(found))
+    following = 0
+    for partition in state.partitions.values():  # in the order of their numbers
+        rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
+        if partition.number > request.after and partition.name not in found:
+            if len(others) < room:
+                others.append(partition)
+            elif others:
+                following = others[-1].number
+    found.update((partition.name, partition) for partition in others)
+    listed = list(found.values())
+    status = _collect(context, [progress(state, each, context.now, context.group_size) for each in listed], context.now)
+    return ProgressReply(status, [each.number for each in listed], newest, len(names), rows, nbytes, following)
 
 
 @handles(Topology, reads=True)
@@ -48,24 +77,17 @@ def handle_topology(context: ControllerContext, caller: Caller, request: Topolog
     return TopologyReply(list(context.state.units.values()), context.config)
 
 
-def status_of(
-    state: State, counters: dict[str, float], now: float, size: int, samplers: list[SamplerCost], trouble: str
-) -> SystemStatus:
-    """Return the progress of every partition by field and task.
-
-    size: samples of a group, used for partitions without a group_size.
-    """
-    partitions = [progress(state, partition, now, size) for partition in state.partitions.values()]
+def unit_progress(state: State) -> list[UnitProgress]:
+    """Return the storage units."""
     leased = state.blocks.leased_in
-    units = [
+    return [
         UnitProgress(number, unit.told_tier, unit.capacity, leased.get(number, 0), number in state.draining)
         for number, unit in sorted(state.units.items())
     ]
-    return SystemStatus(partitions, counters, samplers, trouble, units)
 
 
 def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
-    """Return the progress of one partition. size: as in `status_of`."""
+    """Return the progress of one partition. size: samples of a group, if the partition has no group_size."""
     queues = state.waiting.claim_queues(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
@@ -81,7 +103,8 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
     orphaned = partition.groups.count_orphaned(partition.sealed)
     policy = None
     if partition.options.max_staleness is not None or partition.policy_version:
-        policy = PolicyProgress(partition.policy_version, partition.admitted, flow_control.row_limit(partition))
+        limit = flow_control.row_limit(partition)
+        policy = PolicyProgress(partition.policy_version, partition.admitted, limit, partition.options.max_staleness)
     wanted = {task: (groups, missing_groups(partition, task, size)) for task, groups in partition.wants.groups.items()}
     puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
     return PartitionProgress(

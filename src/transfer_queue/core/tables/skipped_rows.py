@@ -41,6 +41,10 @@ class SkippedRows(Persisted):
         code = 0 if column is None else int(column[position & MASK])
         return self._reasons[code - 1] if code else None
 
+    def column_of(self, task: str, key: int) -> np.ndarray | None:
+        """Return for each row of a chunk 1 + the number of the reason, or 0; None if the task skipped none of them."""
+        return self._codes.get(task, {}).get(key)
+
     @property
     def reason_count(self) -> int:
         """The number of different reasons."""

@@ -25,6 +25,7 @@ from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
 from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.metrics_collector import Collector
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
@@ -104,8 +105,11 @@ def build_controller(
     secret = server_context(settings.tls)
     for listener in sockets.controller:
         server.inherit(listener, secret)
+    meter = ProcessMetrics(server, service.load)
+    collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
+    service.told, service.measure_servers = collector.units.take_answer, collector.measure_servers
     if sockets.metrics is not None:
-        _serve_metrics(server, service, controller, sockets.metrics)
+        _serve_metrics(collector, controller, sockets.metrics)
     return server
 
 
@@ -125,17 +129,11 @@ def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: An
     return recovered
 
 
-def _serve_metrics(
-    server: ServerLoop, service: ControllerService, controller: Controller, listener: socket.socket
-) -> None:
+def _serve_metrics(collector: Collector, controller: Controller, listener: socket.socket) -> None:
     """Serve metrics, and write their endpoint into the configuration for attaching clients."""
     from transfer_queue.metrics.exposition import exposition
-    from transfer_queue.node.controller.metrics_collector import Collector
     from transfer_queue.node.controller.metrics_http import serve_metrics
 
-    meter = ProcessMetrics(server, service.load)
-    collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
-    service.told = collector.units.take_answer
     endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
     config = {**msgspec.json.decode(controller.context.config), "metrics_endpoint": endpoint}
     controller.context.config = msgspec.json.encode(config).decode()

@@ -33,6 +33,7 @@ from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.overview import MeasureServers, ServersReply
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello
@@ -50,7 +51,7 @@ from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (*CONTROLLER_READS, unit_reports.Measured)  # requests that change nothing of the state
+READS = (*CONTROLLER_READS, unit_reports.Measured, MeasureServers)  # requests that change nothing of the state
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
@@ -92,6 +93,9 @@ class ControllerService(EnvelopeService):
         self._samplers = samplers
         self.told: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
         """Gets what a unit at this connection has measured."""
+        self.measure_servers: Callable[[], ServersReply] | None = None
+        """Measures all servers, in another thread than the loop's; None if this is not possible."""
+        self._measuring = BackgroundThread()
         self._departed = departed
         self._controller = controller
         controller.context.measures.load = self.load
@@ -216,6 +220,9 @@ class ControllerService(EnvelopeService):
         if isinstance(envelope.body, unit_reports.Measured):
             self.told(peer, envelope.body)
             return [self.answer(peer, envelope.sequence, Done())]
+        if isinstance(envelope.body, MeasureServers) and self.measure_servers is not None:
+            self._measure(peer, envelope.sequence, self.measure_servers)
+            return ()
         if isinstance(envelope.body, UseSampler) and self._samplers is not None:
             self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
             return ()
@@ -291,6 +298,18 @@ class ControllerService(EnvelopeService):
             call_soon(lambda: self._carry_out(self._controller.on_state_read(read.client, read.sequence, tree, now())))
 
         self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
+
+    def _measure(self, peer: int, sequence: int, measure_servers: Callable[[], ServersReply]) -> None:
+        """Measure all servers in another thread, because the units may take a second to answer."""
+        call_soon = self._call_soon
+        assert call_soon is not None
+
+        def done(outcome: Any) -> None:
+            failed = isinstance(outcome, BaseException)
+            reply = Failure("WaitTimeoutError", f"the servers cannot be measured: {outcome}") if failed else outcome
+            call_soon(lambda: [self.answer(peer, sequence, reply)])
+
+        self._measuring.begin(measure_servers, done)
 
     def _use_sampler(self, peer: int, sequence: int, samplers: SamplerFiles, name: str) -> None:
         """Load a user's sampler in the worker's thread, because its imports may take seconds."""

@@ -1,4 +1,4 @@
-"""Collects the data of one scrape: from the controller's state, in short steps of its loop, and from every unit.
+"""Collects measures: from the controller's state, in short steps of its loop, and from every unit.
 
 The controller asks each unit over the connection that the unit has made to it, on whatever node the unit is, so that
 one endpoint serves all. A unit that does not answer in time is reported as not up, and is not waited for until it has
@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.reports.state_metrics import StateMeasures, measure
+from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
+from transfer_queue.messages.overview import JournalSummary, ServersReply, UnitServer
 from transfer_queue.messages.unit_reports import Measure, Measured
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
@@ -108,6 +109,33 @@ class Collector:
             state = self._steps(measure(self._controller.context, time.monotonic()))
             self.units.wait(UNITS_SECONDS)
             return self._in_loop(lambda: self._make_snapshot(state))
+
+    def measure_servers(self) -> ServersReply:
+        """Return the measures of all servers. Otherwise like `collect`."""
+        with self._one_at_a_time:
+            self._in_loop(self.units.ask, sends=True)
+            loads = self._steps(measure_units(self._controller.context, time.monotonic()))
+            self.units.wait(UNITS_SECONDS)
+            return self._in_loop(lambda: self._make_reply(loads))
+
+    def _make_reply(self, loads: UnitLoads) -> ServersReply:
+        core, answers, journal = self._controller.context, self.units.answers(), self._journal()
+        units = []
+        for number, unit in sorted(core.state.units.items()):
+            answer = answers.get(number)
+            units.append(
+                UnitServer(
+                    number, unit.node, unit.told_tier, unit.capacity, loads.live[number], number in core.state.draining,
+                    None if answer is None else answer.server, None if answer is None else answer.storage,
+                )
+            )  # fmt: skip
+        return ServersReply(
+            self._meter.measures([]),
+            units,
+            list(loads.leases.values()),
+            core.measures.lease_counts.redelivered.total(),
+            None if journal is None else JournalSummary(journal.records, journal.nbytes, journal.age, journal.trouble),
+        )
 
     def _in_loop(self, function: Callable[[], T], sends: bool = False) -> T:
         """Run a function in the loop and return its result, which is sent as frames if `sends` is set."""

@@ -32,6 +32,8 @@ class ChildServer:
     """Whether a dead process is forked again."""
     patience: float
     """Seconds for which it may fail to come up, or to stay up; then the supervisor gives it up."""
+    essential: bool = True
+    """Whether the system stops if the server is given up."""
     pid: int | None = None
     """The process that runs the server; None if there is none."""
     ready: int | None = None

@@ -98,6 +98,11 @@ class RunningSystem:
         return None
 
     @property
+    def live_address(self) -> str:
+        """The address of the page that shows the system, with its token; "" if `live.enabled` is not set."""
+        return self._system.read_live_address()
+
+    @property
     def owned(self) -> bool:
         """Whether this process started the system and so ends it when it ends. False in its forked children."""
         return self._owner == os.getpid()

@@ -11,6 +11,7 @@
         clients/                  locks of the clients that live (`node.system.client_liveness`)
         slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
         states/                   states of the controller, while clients save or load (`node.controller.state_files`)
+        live                      0600, the address of the page that shows the system, if `live.enabled` is set
         samplers/                 samplers sent to the running system (`node.samplers.sampler_files`)
         controller.sock, unit-0.sock
         logs/                     supervisor.log, controller.log, unit-0.log; sampler.log of a user's sampler
@@ -144,6 +145,7 @@ class SystemFolder:
         self.clients = folder / "clients"
         self.states = folder / "states"
         self.samplers = folder / "samplers"
+        self.live = folder / "live"
         self.controller = folder / "controller.sock"
 
     @classmethod
@@ -230,7 +232,18 @@ class SystemFolder:
         _write(draft, msgspec.json.encode((pid, started)))
         draft.replace(self.heir)
 
+    def write_live_address(self, address: str) -> None:
+        """Write the address of the page that shows the system."""
+        draft = self.live.with_suffix(f".{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        _write(draft, address.encode())
+        draft.replace(self.live)
+
     # ------------------------------------------------------------ reading
+
+    def read_live_address(self) -> str:
+        """Return the address of the page that shows the system; "" if there is none."""
+        return _read_private(self.live).decode() if self.live.exists() else ""
 
     def description_identity(self) -> tuple[int, int] | None:
         """Return the inode and modification time of system.json, which identify it; None if there is none."""

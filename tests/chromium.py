@@ -23,7 +23,7 @@ SECONDS = 60.0  # for one answer, or for what a page is waited for
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
-    "--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 DESKTOP = (1280, 800)
 PHONE = (390, 844)
@@ -98,8 +98,9 @@ class Page:
             raise
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Write what the page shows, or all of it, as a PNG file."""
-        result = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        """Write what the page shows, or all of it, as a PNG or WebP file."""
+        kind = {"format": "webp", "quality": 78} if path.suffix == ".webp" else {"format": "png"}
+        result = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **kind)
         path.write_bytes(base64.b64decode(result["data"]))
 
     def received(self, event: str, parameters: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ class Page:
 
 
 class Chromium:
-    """The browser, without any network: no host name resolves."""
+    """The browser, without any network: no host name resolves, and only 127.0.0.1 answers."""
 
     def __init__(self, folder: Path) -> None:
         program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,0 +1,82 @@
+"""`tq live`: show a system in a browser, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+
+from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.errors import StartError
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser of `tq`."""
+    command = commands.add_parser(
+        "live", help="show a running system in a browser",
+        description="Serves a page that shows where the training waits, and prints its address. The address has a "
+        "secret token: who knows it can see the page. The page only reads. It stays when the system ends, and shows a "
+        "system that is started in its place. Needs the extra [live]. From another machine, forward the port with "
+        "`ssh -L PORT:127.0.0.1:PORT`. Ends with Ctrl-C.",
+    )  # fmt: skip
+    command.add_argument("--host", help="the address to listen on (default: live.host of the system, 127.0.0.1)")
+    command.add_argument("--port", type=_port, help="the port (default: live.port of the system, 0: a free one)")
+    command.add_argument(
+        "--values", action="store_true", help="also show values: of a sample that is opened, the first values and text"
+    )
+    command.add_argument("--open", action="store_true", help="open the page in this machine's browser")
+    add_name(command)
+    command.set_defaults(run=run)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    from transfer_queue.client.control_client import ControlClient
+    from transfer_queue.net.server.sockets import bind_socket
+
+    try:
+        from transfer_queue.live.serving.guard import new_token
+        from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
+    except ImportError as error:
+        raise StartError(
+            f"the page cannot be served: {error}; install it with `pip install transfer_queue[live]`"
+        ) from None
+    system = find_system(options.name)
+    with ControlClient(system) as client:
+        _, settings = client.topology()
+    chosen = LiveOptions(
+        str(system.folder), new_token(), options.host or settings.live_host, options.values or settings.live_values,
+        settings.live_insecure, settings.tls,
+    )  # fmt: skip
+    chosen.check()
+    port = settings.live_port if options.port is None else options.port
+    try:
+        listener = bind_socket((chosen.host, port))
+    except OSError as error:
+        raise StartError(
+            f"the page cannot be served on port {port} of {chosen.host}: {error}; choose another one with --port"
+        ) from None
+    with contextlib.closing(listener):
+        server = LiveServer(chosen, listener)
+        address = address_of(chosen, listener.getsockname()[1])
+        print(f"the system {system.name} is shown at\n{address}\nPress Ctrl-C to end.", flush=True)
+        if options.open:
+            _open(address)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
+        server.run()
+    return 0
+
+
+def _open(address: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(address):
+        print("tq: there is no browser on this machine; open the address in one", file=sys.stderr)

@@ -1,0 +1,31 @@
+/** What is shown before anything was put: who is there, who waits, and what makes it appear. */
+
+import { Name, Words } from "../elements.js";
+import { clock, count, counted, duration } from "../format.js";
+import { html } from "../html.js";
+
+function Connected({ data }) {
+  const { servers, clients } = data;
+  const up = servers.answered === servers.count ? `all ${counted(servers.count, "server")} answer` : `${count(servers.answered)} of ${counted(servers.count, "server")} answer`;
+  return html`<p>The system <${Name} of=${data.system.name} /> is up since ${clock(data.system.started)} (${duration(data.now - data.system.started)}): ${up}, and ${clients.connected
+    ? html`<b>${counted(clients.connected, "client")}</b> ${clients.connected === 1 ? "is" : "are"} connected.` : html`no client is connected.`}</p>`;
+}
+
+export function Empty({ data }) {
+  const { waiting } = data.clients;
+  return html`<main id="content" tabindex="-1" class="empty">
+    <h1>Nothing has been put yet</h1>
+    <${Connected} data=${data} />
+    ${waiting.length > 0
+      ? html`<p>Already waiting:</p><ul>${waiting.map((words, at) => html`<li key=${at}><${Words} text=${words} /></li>`)}</ul>`
+      : html`<p>No claim waits.</p>`}
+    <p>What makes it appear:</p>
+    <pre tabindex="0">import transfer_queue as tq
+
+tq.init()
+client = tq.get_client()
+client.put(TensorDict({"prompt": ..., "tokens": ...}, batch_size=[8]),
+           partition_id="train_0")</pre>
+    <p class="muted">If your producer should have put by now, check whether it is attached to this system: <code>tq doctor</code>, and <code>TQ_SYSTEM</code> in its environment.</p>
+  </main>`;
+}

@@ -1,0 +1,267 @@
+/** The canvas of the timeline: a line for each rank, or for a band of ranks, over the last five minutes. */
+
+import { colors, fitted, prepare, SANS } from "../canvas.js";
+import { clock, hourAndMinute, plain, share } from "../format.js";
+
+export const [IDLE, WORKS, HELD, WAITS, GONE] = [0, 1, 2, 3, 4];
+const THIN = 2.6; // the height of waiting, in pixels
+const HEAD = 14;
+const BAND = 22; // the height of a band
+const GAP = 7; // between tasks
+const LEVELS = 5;
+
+/** @returns {object} Where each lane stands. */
+export function planOf(width, timeline, history) {
+  const row = timeline.lanes.length > 40 ? 6 : 8;
+  const rows = [];
+  let y = HEAD;
+  let last = null;
+  timeline.lanes.forEach((lane, at) => {
+    if (last !== null && last !== lane.task) {
+      const used = y - rows.find((each) => each.lane.task === last).y;
+      y += GAP + Math.max(0, 24 - used); // room for the name of a task with one rank
+    }
+    const height = lane.ranks > 1 ? BAND : row;
+    rows.push({ lane, at, y, height, first: last !== lane.task });
+    last = lane.task;
+    y += height;
+  });
+  const label = width < 560 ? 92 : 108;
+  return { rows, label, width, history, height: Math.max(y + 10, 60), begin: timeline.until - history, end: timeline.until };
+}
+
+export const xOf = (plan, time) => plan.label + ((time - plan.begin) / plan.history) * (plan.width - plan.label);
+export const timeAt = (plan, x) => plan.begin + ((x - plan.label) / (plan.width - plan.label)) * plan.history;
+
+/** @returns {object | undefined} The span of a lane at a time. */
+export function spanAt(lane, time) {
+  let [low, high] = [0, lane.spans.length];
+  while (low < high) {
+    const half = (low + high) >> 1;
+    if (lane.spans[half][1] <= time) low = half + 1;
+    else high = half;
+  }
+  const span = lane.spans[low];
+  return span && span[0] <= time ? span : undefined;
+}
+
+/** @returns {number[]} How many of the seconds between two times a lane was in each state. */
+export function secondsIn(lane, begin, end) {
+  const seconds = [0, 0, 0, 0, 0];
+  const { spans } = lane;
+  for (let at = 0; at < spans.length; at += 1) {
+    const span = spans[at];
+    const long = (span[1] < end ? span[1] : end) - (span[0] > begin ? span[0] : begin);
+    if (long > 0) seconds[span[2]] += long;
+  }
+  for (const [, works, waits, held, gone] of lane.band) {
+    seconds[WORKS] += (works / 100) * lane.ranks;
+    seconds[WAITS] += (waits / 100) * lane.ranks;
+    seconds[HELD] += (held / 100) * lane.ranks;
+    seconds[GONE] += (gone / 100) * lane.ranks;
+  }
+  return seconds;
+}
+
+/** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbours are drawn at once. */
+const levelOf = (part) => (part < 0.02 ? 0 : Math.min(LEVELS, Math.ceil((part + 0.1) * LEVELS)));
+
+/** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. */
+function drawSpans(pen, plan, { lane, y, height }, color) {
+  const fills = [color.m0, color.work, color.held, color.wait, null];
+  const wide = Math.ceil(plan.width - plan.label);
+  const covered = [null, null, null, null, null];
+  let drawn = null;
+  const scale = (plan.width - plan.label) / plan.history;
+  for (let place = 0; place < lane.spans.length; place += 1) {
+    const span = lane.spans[place];
+    const state = span[2];
+    if (span[1] < plan.begin || !fills[state] || state === IDLE) continue;
+    const left = Math.max(plan.label, plan.label + (span[0] - plan.begin) * scale);
+    const right = Math.min(plan.width, plan.label + (span[1] - plan.begin) * scale);
+    if (right - left >= 1) {
+      const high = state === WORKS ? height - 2 : THIN;
+      if (drawn !== state) pen.fillStyle = fills[(drawn = state)];
+      pen.fillRect(left, y + (height - 2 - high) / 2, right - left, high);
+      continue;
+    }
+    covered[state] ??= new Float32Array(wide + 1);
+    covered[state][Math.min(wide, Math.floor(left - plan.label))] += Math.max(0, right - left);
+  }
+  covered.forEach((pixels, state) => {
+    if (!pixels) return;
+    const high = state === WORKS ? height - 2 : THIN;
+    pen.fillStyle = fills[state];
+    let begin = 0;
+    for (let at = 1; at <= pixels.length; at += 1) {
+      const level = levelOf(pixels[begin]);
+      if (at < pixels.length && levelOf(pixels[at]) === level) continue;
+      if (level) {
+        pen.globalAlpha = level / LEVELS;
+        pen.fillRect(plan.label + begin, y + (height - 2 - high) / 2, at - begin, high);
+      }
+      begin = at;
+    }
+    pen.globalAlpha = 1;
+  });
+}
+
+/** A band: by the second, the share of its ranks in each state, stacked. */
+function drawBand(pen, plan, { lane, y, height }, color) {
+  const kinds = [[1, color.work], [3, color.held], [2, color.wait]];
+  const high = height - 2;
+  pen.fillStyle = color.m0;
+  pen.fillRect(Math.max(plan.label, xOf(plan, plan.begin)), y, plan.width - plan.label, high);
+  const floors = lane.band.map(() => y + high);
+  for (const [kind, fill] of kinds) {
+    pen.fillStyle = fill;
+    lane.band.forEach((point, at) => {
+      const part = (high * point[kind]) / 100;
+      if (part < 0.1) return;
+      const left = Math.max(plan.label, xOf(plan, point[0] - 1));
+      pen.fillRect(left, (floors[at] -= part), Math.min(plan.width, xOf(plan, point[0])) - left + 0.3, part);
+    });
+  }
+}
+
+/** The names and shares of the tasks, on the left. */
+function drawTasks(pen, plan, color) {
+  for (const row of plan.rows.filter((each) => each.first)) {
+    const own = plan.rows.filter((each) => each.lane.task === row.lane.task);
+    const sums = own.map((each) => secondsIn(each.lane, plan.begin, plan.end)).reduce((a, b) => a.map((value, at) => value + b[at]));
+    const lived = sums[IDLE] + sums[WORKS] + sums[HELD] + sums[WAITS] || 1;
+    const label = plan.label - 26;
+    pen.fillStyle = color.ink;
+    pen.font = `600 12px ${SANS}`;
+    pen.fillText(fitted(pen, plain(row.lane.task) || "no task", label), 0, row.y + 4);
+    pen.fillStyle = color.muted;
+    pen.font = `11px ${SANS}`;
+    const part = (sums[WAITS] + sums[HELD]) / lived;
+    pen.fillText(fitted(pen, `${sums[HELD] > sums[WAITS] ? "held" : "waits"} ${share(part)}`, label), 0, row.y + 18);
+  }
+}
+
+/** The ranks, on the left of their lanes; of crowded ones each second. */
+function drawRanks(pen, plan, color) {
+  pen.fillStyle = color.muted;
+  pen.font = `9px ${SANS}`;
+  pen.textAlign = "right";
+  let place = 0;
+  for (const { lane, y, height, first } of plan.rows) {
+    place = first ? 0 : place + 1;
+    const words = lane.ranks > 1 ? `×${lane.ranks}` : lane.rank >= 0 ? String(lane.rank) : "";
+    if (lane.ranks > 1 || place % 2 === 0) pen.fillText(words, plan.label - 5, y + height / 2);
+  }
+  pen.textAlign = "left";
+}
+
+function drawMinutes(pen, plan, timeline, color) {
+  pen.font = `11.5px ${SANS}`;
+  pen.lineWidth = 1;
+  const now = timeline.origin + plan.end;
+  for (let time = Math.ceil((now - plan.history) / 60) * 60; time < now; time += 60) {
+    const x = Math.round(xOf(plan, time - timeline.origin)) + 0.5;
+    pen.strokeStyle = color.line;
+    pen.beginPath();
+    pen.moveTo(x, HEAD);
+    pen.lineTo(x, plan.height - 4);
+    pen.stroke();
+    pen.fillStyle = color.muted;
+    if (x < plan.width - 18 && x > plan.label + 14) pen.fillText(hourAndMinute(time), x - 15, 6);
+  }
+}
+
+/** A time of which nothing is known is hatched. */
+function drawGaps(pen, plan, timeline, color) {
+  for (const { start, end } of timeline.gaps) {
+    const [left, right] = [Math.max(plan.label, xOf(plan, start - timeline.origin)), Math.min(plan.width, xOf(plan, end - timeline.origin))];
+    if (right <= left) continue;
+    pen.save();
+    pen.beginPath();
+    pen.rect(left, HEAD, Math.max(2, right - left), plan.height - HEAD - 8);
+    pen.clip();
+    pen.fillStyle = color.panel;
+    pen.fill();
+    pen.strokeStyle = color.muted;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (let x = left - plan.height; x < right; x += 6) {
+      pen.moveTo(x, plan.height);
+      pen.lineTo(x + plan.height, 0);
+    }
+    pen.stroke();
+    pen.restore();
+  }
+}
+
+/** A cross where a rank is gone, and when, once for each task and moment. */
+function drawGone(pen, plan, timeline, color) {
+  const told = new Set();
+  for (const { lane, y, height } of plan.rows) {
+    if (lane.gone_at === null || lane.ranks > 1) continue;
+    const x = Math.max(plan.label + 1, Math.min(plan.width - 9, xOf(plan, lane.gone_at - timeline.origin)));
+    const size = height - 2;
+    pen.strokeStyle = color.bad;
+    pen.lineWidth = 2;
+    pen.beginPath();
+    pen.moveTo(x + 1, y);
+    pen.lineTo(x + 1 + size, y + size);
+    pen.moveTo(x + 1 + size, y);
+    pen.lineTo(x + 1, y + size);
+    pen.stroke();
+    const key = `${lane.task}\u0000${Math.round(lane.gone_at / 5)}`;
+    if (told.has(key)) continue;
+    told.add(key);
+    drawBeside(pen, plan, `gone at ${clock(lane.gone_at)}`, x + size + 5, x - 4, y + height / 2 - 0.5, color);
+  }
+}
+
+function drawBeside(pen, plan, words, right, left, y, color) {
+  pen.font = `600 11px ${SANS}`;
+  const width = pen.measureText(words).width;
+  const x = right + width < plan.width ? right : left - width;
+  pen.fillStyle = color.panel;
+  pen.fillRect(x - 2, y - 6, width + 4, 12);
+  pen.fillStyle = color.bad;
+  pen.fillText(words, x, y);
+}
+
+/** When the policy version was set: a line across the lanes of the last task. */
+function drawVersions(pen, plan, timeline, color) {
+  const rows = plan.rows.filter((each) => each.lane.task === plan.rows[plan.rows.length - 1].lane.task);
+  const [top, last] = [rows[0].y, rows[rows.length - 1]];
+  pen.fillStyle = color.ink;
+  pen.font = `10px ${SANS}`;
+  let free = plan.label;
+  for (const { t, version } of timeline.versions) {
+    const x = xOf(plan, t - timeline.origin);
+    if (x < plan.label) continue;
+    pen.fillRect(x - 0.7, top - 5, 1.4, last.y + last.height - top + 7);
+    const words = `v${version}`;
+    if (x < free || x + 3 + pen.measureText(words).width > plan.width) continue;
+    pen.fillText(words, x + 3, top - 4);
+    free = x + pen.measureText(words).width + 7;
+  }
+}
+
+/** Draw the timeline. `cursor`: {row, time} that the keyboard is at, or null. */
+export function draw(canvas, timeline, history, cursor) {
+  const plan = planOf(canvas.clientWidth, timeline, history);
+  const { pen } = prepare(canvas, plan.height);
+  const color = colors();
+  if (!plan.rows.length || plan.width < plan.label + 20) return plan; // not seen
+  drawMinutes(pen, plan, timeline, color);
+  for (const row of plan.rows) (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
+  drawGaps(pen, plan, timeline, color);
+  drawTasks(pen, plan, color);
+  drawRanks(pen, plan, color);
+  drawVersions(pen, plan, timeline, color);
+  drawGone(pen, plan, timeline, color);
+  if (cursor) {
+    const { y, height } = plan.rows[cursor.row];
+    pen.strokeStyle = color.focus;
+    pen.lineWidth = 2;
+    pen.strokeRect(xOf(plan, cursor.time) - 3, y - 2, 6, height + 2);
+  }
+  return plan;
+}

@@ -1,0 +1,1 @@
+"""Answers the questions of the page about one partition or one sample."""

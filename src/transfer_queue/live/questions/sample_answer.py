@@ -1,0 +1,117 @@
+"""Makes the answer about one sample out of the report of the controller."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transfer_queue.display import short_repr
+from transfer_queue.live import answers
+from transfer_queue.messages.samples import (
+    ACK,
+    CLAIM,
+    CLEAR,
+    PUT,
+    REPLACED,
+    RETURNED,
+    TAGGED,
+    SampleEvent,
+    SampleField,
+    SampleReport,
+)
+
+LONGEST_TAG = 2000
+MOST_FIELDS = 200
+HIDDEN = "values are hidden: start `tq live` with --values, or set live.values"
+
+
+@dataclass(frozen=True)
+class ValueHead:
+    """The beginning of a value."""
+
+    head: str | None = None
+    """The first values as text."""
+    text: str | None = None
+    """The beginning of the text that the value is."""
+    note: str = ""
+    """Why there is neither."""
+
+
+def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None) -> answers.SampleAnswer:
+    """Return the answer about a sample.
+
+    Args:
+        report: What the controller knows.
+        task: The task at the end, for the command that explains the sample.
+        heads: The beginnings of the values; None if the page may not show values.
+    """
+    fields = [_field(field, heads) for field in report.fields[:MOST_FIELDS]]
+    fields += [
+        answers.SampleFieldView(name, False, "", None, None, None, "", "", None, name in report.lost)
+        for name in report.missing[:MOST_FIELDS]
+    ]
+    tags = [
+        answers.SampleTagView(str(name), None if heads is None else _text(value)) for name, value in report.tags.items()
+    ]
+    command = f"tq explain {_quoted(report.partition)} --index {report.index}" + (
+        f" --task {_quoted(task)}" if task else ""
+    )
+    tasks = [
+        answers.SampleTaskView(
+            each.name,
+            each.state,
+            each.lacks,
+            _who(each.name if each.rank >= 0 else "", each.rank, each.client),
+            each.reason,
+        )
+        for each in report.tasks
+    ]
+    samples = [] if report.group is None else [member.index for member in report.group.members]
+    return answers.SampleAnswer(
+        report.partition, report.index, report.key, round(report.now, 2), report.explanation, command, fields, tags,
+        _group(report), [_event(event) for event in report.history],
+        "" if report.complete else "older events are not kept", report.state, tasks, samples,
+    )  # fmt: skip
+
+
+def _field(field: SampleField, heads: Mapping[str, ValueHead] | None) -> answers.SampleFieldView:
+    head = ValueHead(note=HIDDEN) if heads is None else heads.get(field.name, ValueHead())
+    return answers.SampleFieldView(
+        field.name, True, field.dtype if field.kind == "tensor" else field.kind, field.shape, field.nbytes,
+        field.unit if field.unit >= 0 else None, field.tier, _who(field.task, field.rank, field.client),
+        None if field.time is None else round(field.time, 2), False, head.head, head.text, head.note,
+    )  # fmt: skip
+
+
+def _group(report: SampleReport) -> answers.SampleGroupView | None:
+    group = report.group
+    if group is None:
+        return None
+    places = [at for at, member in enumerate(group.members) if member.index == report.index]
+    return answers.SampleGroupView(group.key or "", group.size or 0, places[0] if places else -1)
+
+
+def _event(event: SampleEvent) -> answers.SampleEventView:
+    named = ", ".join(event.fields[:16])
+    words = {
+        PUT: f"put {named}", REPLACED: f"put again: {named}", TAGGED: "changed its tags", CLAIM: "claimed",
+        ACK: "acknowledged", RETURNED: "returned without an acknowledgement", CLEAR: "cleared",
+    }.get(event.kind, event.kind)  # fmt: skip
+    who = event.task or event.client
+    return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0, event.rows)
+
+
+def _who(task: str, rank: int, client: str) -> str:
+    if task:
+        return f"{task} rank {rank}" if rank >= 0 else task
+    return client
+
+
+def _text(value: Any) -> str:
+    return value[:LONGEST_TAG] if isinstance(value, str) else short_repr(value, LONGEST_TAG)
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)

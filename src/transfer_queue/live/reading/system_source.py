@@ -1,0 +1,109 @@
+"""The systems of one name, one after the other, as the hub shows them."""
+
+from __future__ import annotations
+
+import contextlib
+
+from transfer_queue.client.control_client import ControlClient
+from transfer_queue.errors import ConnectionLostError, TransferQueueError
+from transfer_queue.live import payload
+from transfer_queue.live.reading.system_reader import SystemReader
+from transfer_queue.live.view.view_maker import Parts, ViewMaker
+from transfer_queue.node.system.launcher import RunningSystem, find
+from transfer_queue.node.system.processes import Process
+
+
+class SystemSource:
+    """Reads the system in one folder, and whichever system takes its place there.
+
+    Args:
+        folder: The folder of the system; it need not be up yet.
+        values: Whether the page may show values.
+        version: The version of the package.
+    """
+
+    def __init__(self, folder: str, *, values: bool, version: str) -> None:
+        self.folder = folder
+        """The folder of the system."""
+        self._values = values
+        self._version = version
+        self.system: RunningSystem | None = None
+        """The system that is shown; None before the first one is up."""
+        self._reader: SystemReader | None = None
+        self._maker: ViewMaker | None = None
+        self.other_clients = 0
+        """The clients of this process besides the reader's."""
+
+    @property
+    def takes(self) -> dict[str, list[str]]:
+        """Task -> the fields that its claims name."""
+        return {} if self._maker is None else dict(self._maker.takes)
+
+    @property
+    def last_task(self) -> str:
+        """The task at the end of the pipeline."""
+        return "" if self._maker is None else self._maker.last
+
+    def make(self) -> tuple[float, Parts]:
+        """See `hub.Source`."""
+        if self._maker is None and not self.find_successor():
+            raise ConnectionLostError("the system is not up yet")
+        assert self._maker is not None
+        assert self._reader is not None
+        assert self.system is not None
+        if not self.system.is_running():
+            raise ConnectionLostError(f"the system {self.system.name} has ended")
+        self._reader.own_clients = 1 + self.other_clients
+        return self._maker.make()
+
+    def full_parts(self) -> Parts:
+        """See `hub.Source`."""
+        return {} if self._maker is None else self._maker.full_parts()
+
+    def renewed(self) -> bool:
+        """See `hub.Source`."""
+        return self._maker is not None and self._maker.renewed
+
+    def ended_words(self) -> str:
+        """See `hub.Source`."""
+        system = self.system
+        if system is None or system.is_alive():
+            return ""
+        its = system.description
+        with contextlib.closing(Process(its.starter_pid, None)) as starter:
+            gone = not its.detached and starter.has_ended()
+        why = f"its starter, process {its.starter_pid} ({its.starter_command}), has ended" if gone else "it was stopped"
+        return f"The system {system.name} has ended: {why}. Below is its last state."
+
+    def find_successor(self) -> bool:
+        """See `hub.Source`."""
+        found = None
+        with contextlib.suppress(TransferQueueError, OSError):  # it is still starting
+            found = find(self.folder)
+        if found is None or (self.system is not None and found.key == self.system.key):
+            return False
+        self._close()
+        self.system = found
+        self._begin(found)
+        return True
+
+    def _begin(self, system: RunningSystem) -> None:
+        started = system.description.started_at
+        info = payload.SystemInfo(system.name, round(started, 1), system.describe(), self._version, self._values)
+        self._reader = SystemReader(ControlClient(system), str(system.logs))
+        self._maker = ViewMaker(self._reader, info)
+
+    def forget(self) -> None:
+        """See `hub.Source`."""
+        if self.system is not None:
+            self._close()
+            self._begin(self.system)
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._maker = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._close()

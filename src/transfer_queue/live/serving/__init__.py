@@ -1,0 +1,1 @@
+"""Serves the page: who may see it, the streams of the viewers, files and answers."""

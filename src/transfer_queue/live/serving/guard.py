@@ -1,0 +1,187 @@
+"""Who may see the page: an ASGI layer that checks host, origin, method and cookie, and adds the security headers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from transfer_queue.config.validators import is_loopback
+from transfer_queue.live.answers import Problem
+from transfer_queue.live.payload import to_json
+
+TOKEN_BYTES = 32
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def new_token() -> str:
+    """Return a secret of 32 random bytes for the address of one page. It opens nothing but this page."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+class Guard:
+    """Passes on the requests that may be answered, and refuses all others.
+
+    Args:
+        app: The application.
+        token: The secret of the address.
+        host: The host on which the server listens.
+        secure: Whether the server uses TLS.
+    """
+
+    def __init__(self, app: App, token: str, host: str, *, secure: bool = False) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._secure = secure
+        self._hosts = {host.lower(), *(LOOPBACK if is_loopback(host) or host in ("0.0.0.0", "::") else ())}
+        self._any_address = host in ("0.0.0.0", "::")
+        digest = hashlib.sha256(self._token).hexdigest()
+        # Browsers share cookies between the ports of a host, so that each page has a name of its own.
+        self._name = f"tq_live_{digest[:12]}"
+        self._cookie = hmac.new(self._token, b"cookie", "sha256").hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # a websocket is closed without an answer
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _reply(guarded, *refusal)
+            return
+        given = self._token_of(scope)
+        if given is not None and scope["path"] == "/":
+            await self._trade(given, guarded)
+        elif not self._has_cookie(scope):
+            await _reply(guarded, 401, *_unknown(scope))
+        else:
+            await self._app(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]] | None:
+        """Return the answer to a request that no cookie can make good; None if there is none."""
+        headers = _headers(scope)
+        hosts = headers.get(b"host", [])
+        host = _host_of(hosts[0]) if len(hosts) == 1 else None
+        if host is None or not self._is_own(host):
+            words = "this page is not served under this name; open the address that `tq live` has printed"
+            return _problem(421, words)
+        if scope["method"] != "GET":
+            return _problem(405, "only GET is answered", [(b"allow", b"GET")])
+        for origin in headers.get(b"origin", []):
+            if origin.lower() not in (b"http://" + hosts[0].lower(), b"https://" + hosts[0].lower()):
+                return _problem(403, "a page of another origin may not read this one")
+        site = headers.get(b"sec-fetch-site", [b"none"])[0].lower()
+        if site not in (b"none", b"same-origin") and scope["path"] != "/":
+            return _problem(403, "a page of another origin may not read this one")
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        if host in self._hosts:
+            return True
+        return self._any_address and _is_address(host)
+
+    def _token_of(self, scope: Scope) -> str | None:
+        query = scope.get("query_string", b"").decode("latin-1")
+        try:
+            return dict(parse_qsl(query, max_num_fields=16)).get("token")
+        except ValueError:
+            return None
+
+    async def _trade(self, given: str, send: Send) -> None:
+        """Trade the token for a cookie, and redirect to the address without it."""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
+            await _reply(send, *_problem(401, "the token is not that of this page; see what `tq live` has printed"))
+            return
+        cookie = f"{self._name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict" + (
+            "; Secure" if self._secure else ""
+        )
+        headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
+        await _reply(send, 303, "text/plain; charset=utf-8", b"", headers)
+
+    def _has_cookie(self, scope: Scope) -> bool:
+        for line in _headers(scope).get(b"cookie", []):
+            for part in line.split(b";"):
+                name, _, value = part.strip().partition(b"=")
+                if name == self._name.encode() and hmac.compare_digest(value, self._cookie.encode()):
+                    return True
+        return False
+
+
+def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(bytes(name).lower(), []).append(bytes(value))
+    return found
+
+
+def _host_of(value: bytes) -> str | None:
+    """Return the name in a Host header without the port, which another one replaces behind `ssh -L`."""
+    try:
+        parts = urlsplit(f"//{value.decode('ascii')}")
+        _ = parts.port
+    except ValueError:
+        return None
+    return None if parts.hostname is None or parts.path or parts.username is not None else parts.hostname.lower()
+
+
+def _is_address(host: str) -> bool:
+    """Return whether a host is an address and not a name, which somebody else may let point here."""
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _unknown(scope: Scope) -> tuple[str, bytes, list[tuple[bytes, bytes]]]:
+    """Return the answer to a request without the cookie."""
+    words = "open the address with the token that `tq live` has printed"
+    if scope["path"] != "/":
+        return _problem(401, words)[1:]
+    # A cookie of SameSite=Strict is not sent on the way from a page of another site, but it is from this page.
+    text = (
+        f'<!doctype html><meta charset="utf-8"><title>transfer_queue</title><p>Please {words}.<p><a href="/">I did</a>'
+    )
+    return "text/html; charset=utf-8", text.encode(), [(b"cache-control", b"no-store")]
+
+
+def _problem(
+    status: int, words: str, headers: list[tuple[bytes, bytes]] | None = None
+) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
+    return status, "application/json", to_json(Problem(words)), [*(headers or []), (b"cache-control", b"no-store")]
+
+
+async def _reply(send: Send, status: int, kind: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    start = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,211 @@
+"""The application: the page, its files, the stream, and the answers to questions. Only GET, only JSON and files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from transfer_queue.errors import TransferQueueError, WaitTimeoutError
+from transfer_queue.live.answers import ExplainAnswer, Problem
+from transfer_queue.live.payload import to_json
+from transfer_queue.live.questions.questions import Questions
+from transfer_queue.live.serving.hub import Hub, Viewer
+from transfer_queue.messages.overview import MOST_COLUMNS
+
+PAGE = Path(__file__).parent.parent / "page"
+TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8", ".woff2": "font/woff2",
+}  # fmt: skip
+COLUMNS = 256
+LONGEST_NAME = 1024
+MOST_QUESTIONS = 32  # that wait at a time
+
+logger = logging.getLogger(__name__)
+
+
+class _BadRequest(Exception):
+    """A parameter is missing or not allowed."""
+
+
+def build_app(hub: Hub, questions: Questions, page: Path = PAGE) -> Starlette:
+    """Return the application without its guard."""
+    pages = Pages(hub, questions, page)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        running = asyncio.create_task(hub.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            hub.close()
+
+    routes = [
+        Route("/", pages.index, methods=["GET"]),
+        Route("/static/{path:path}", pages.file, methods=["GET"]),
+        Route("/api/live", pages.live, methods=["GET"]),
+        Route("/api/matrix", pages.matrix, methods=["GET"]),
+        Route("/api/sample", pages.sample, methods=["GET"]),
+        Route("/api/explain", pages.explain, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+class Pages:
+    """The handlers."""
+
+    def __init__(self, hub: Hub, questions: Questions, page: Path) -> None:
+        self._hub = hub
+        self._questions = questions
+        self._thread = ThreadPoolExecutor(1, "live-questions")
+        self._waiting = 0
+        files = sorted(path for path in page.rglob("*") if path.is_file() and path.suffix in TYPES)
+        # Only files that are there at the start can be served, so that no path leads anywhere else.
+        self._files = {path.relative_to(page).as_posix(): path for path in files}
+
+    async def index(self, request: Request) -> Response:
+        """Answer `/`."""
+        return self._serve("index.html", request)
+
+    async def file(self, request: Request) -> Response:
+        """Answer `/static/...`."""
+        return self._serve(request.path_params["path"], request)
+
+    def _serve(self, name: str, request: Request) -> Response:
+        path = self._files.get(name)
+        if path is None:
+            return _problem(404, f"there is no file {name[:200]!r}")
+        data = path.read_bytes()
+        tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=TYPES[path.suffix], headers=headers)
+
+    async def live(self, request: Request) -> Response:
+        """Answer `/api/live`: the stream."""
+        viewer = self._hub.join()
+        if viewer is None:
+            return _problem(503, "this page is open 8 times already; close one of them")
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(_events(self._hub, viewer), media_type="text/event-stream", headers=headers)
+
+    async def matrix(self, request: Request) -> Response:
+        """Answer `/api/matrix`."""
+
+        def answer() -> Response:
+            first, last = _number(request, "from", 0), _number(request, "to", None)
+            columns = _number(request, "columns", COLUMNS) or COLUMNS
+            partition = _name(request, "partition")
+            found = self._questions.matrix(partition, first or 0, last, min(columns, MOST_COLUMNS))
+            if found is None:
+                return _problem(404, f"there is no partition {partition[:200]!r}")
+            headers = {"etag": f'"{found.epoch}"', "cache-control": "no-cache"}
+            if request.headers.get("if-none-match") == headers["etag"]:
+                return Response(status_code=304, headers=headers)
+            return Response(to_json(found), media_type="application/json", headers=headers)
+
+        return await self._ask(request, answer)
+
+    async def sample(self, request: Request) -> Response:
+        """Answer `/api/sample`."""
+
+        def answer() -> Response:
+            partition, index, key = _name(request, "partition"), _number(request, "index", None), None
+            if index is None:
+                key = _name(request, "key")
+            found = self._questions.sample(partition, index, key)
+            if found is None:
+                named = f"index {index}" if key is None else f"key {key[:200]!r}"
+                return _problem(404, f"partition {partition[:200]!r} has no sample with {named}")
+            return _json(found)
+
+        return await self._ask(request, answer)
+
+    async def explain(self, request: Request) -> Response:
+        """Answer `/api/explain`."""
+
+        def answer() -> Response:
+            partition, index = _name(request, "partition"), _number(request, "index", None)
+            key = request.query_params.get("key") if index is None else None
+            task = request.query_params.get("task")
+            for each in (key, task):
+                _check_length(each)
+            return _json(ExplainAnswer(self._questions.explain(partition, index, key, task)))
+
+        return await self._ask(request, answer)
+
+    async def _ask(self, request: Request, answer: Callable[[], Response]) -> Response:
+        """Answer a question in the thread of questions."""
+        if self._waiting >= MOST_QUESTIONS:
+            return _problem(503, "too many questions wait for the controller; try again")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, answer)
+        except _BadRequest as error:
+            return _problem(400, str(error))
+        except WaitTimeoutError:
+            return _problem(503, "the controller does not answer: it is being restarted, or is overloaded")
+        except (TransferQueueError, OSError) as error:
+            return _problem(503, str(error)[:1000])
+        except Exception:
+            logger.exception("a question of the live page failed: %s", request.url.path)
+            return _problem(500, "the question could not be answered; the log of this process says why")
+        finally:
+            self._waiting -= 1
+
+
+async def _events(hub: Hub, viewer: Viewer) -> AsyncIterator[bytes]:
+    try:
+        async for event in viewer.events():
+            yield event
+    finally:
+        hub.leave(viewer)
+
+
+def _json(part: object) -> Response:
+    return Response(to_json(part), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _problem(status: int, words: str) -> Response:
+    return Response(
+        to_json(Problem(words)),
+        status_code=status,
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
+    )
+
+
+def _check_length(text: str | None) -> None:
+    if text is not None and len(text) > LONGEST_NAME:
+        raise _BadRequest(f"a name has at most {LONGEST_NAME} characters, got {len(text)}")
+
+
+def _name(request: Request, parameter: str) -> str:
+    value = request.query_params.get(parameter)
+    if value is None:
+        raise _BadRequest(f"the parameter {parameter} is missing")
+    _check_length(value)
+    return value
+
+
+def _number(request: Request, parameter: str, default: int | None) -> int | None:
+    text = request.query_params.get(parameter)
+    if text is None or text == "":
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise _BadRequest(f"{parameter} must be a whole number from 0 to 10**18 - 1, got {text[:50]!r}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Makes views out of what was read: the parts that the page shows."""

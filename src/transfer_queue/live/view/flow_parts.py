@@ -1,0 +1,410 @@
+"""The parts of a view about tasks: verdict, rates, step, flow, the life of a sample, and who waits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from transfer_queue.live import payload
+from transfer_queue.live.view.lane_book import reason_of_waiting, task_order
+from transfer_queue.live.view.observation import Explained, Observation
+from transfer_queue.timeline.account import Account, TaskAccount
+from transfer_queue.timeline.bottleneck import find_last_tasks
+from transfer_queue.timeline.event_table import EventTable, sum_by
+from transfer_queue.timeline.events import EventKind
+from transfer_queue.timeline.spans import SpanState
+from transfer_queue.timeline.verdict import Verdict
+
+MOST_TASKS = 16
+MOST_FIELDS = 50
+MOST_LETTERS = 64  # ranks of a task whose states are shown one by one
+MOST_WAITS = 5
+MOST_RANKS = 16  # that a wait names
+RECENT = 10.0  # seconds in which a partition was claimed or put into
+MOST_RECENT = 1 << 16  # events of this time
+POINT = 2.0  # seconds of a point of the rates
+OTHER = "other"
+
+LETTERS = {
+    SpanState.UNKNOWN: "x", SpanState.IDLE: "i", SpanState.WORKS: "W", SpanState.HELD: "h", SpanState.WAITS: "w",
+    SpanState.GONE: "x",
+}  # fmt: skip
+STATE_OF = {"W": "works", "w": "waits", "h": "held", "i": "idle", "x": "gone"}
+
+
+def last_task(account: Account) -> str:
+    """Return the task at the end of the pipeline; of several, the one that claims most. "" if there is none."""
+    names = [name for name in find_last_tasks(account.table) if name in account.tasks and name]
+    return max(names, key=lambda name: (account.tasks[name].claim_rate, account.tasks[name].alive), default="")
+
+
+def verdict_part(verdict: Verdict, last: str) -> payload.VerdictView:
+    """Return the verdict in two parts."""
+    headline, _, detail = verdict.text.partition(": ")
+    if verdict.stage is not None and ": " in verdict.stage:
+        headline, detail = verdict.text, ""
+    return payload.VerdictView(
+        verdict.state, verdict.text, headline, detail, verdict.stage, verdict.field, last, round(verdict.wait_share, 3),
+        verdict.queue_rows, round(verdict.queue_growth, 2), _time(verdict.since), verdict.cause, verdict.advice,
+    )  # fmt: skip
+
+
+def rate_points(account: Account, task: str, watched: str) -> list[payload.RatePoint]:
+    """Return the rate of a task, and the queue of another one, by two seconds.
+
+    The queue is computed backwards from what it is now, by what was put and claimed since.
+    """
+    table, recording = account.table, account.table.recording
+    end = math.floor(recording.now / POINT) * POINT
+    count = int(min(end - recording.start, payload.HISTORY_SECONDS) // POINT)
+    if count <= 0:
+        return []
+    start = end - count * POINT
+    dealt = _rows_by_point(table, EventKind.CLAIM, task, start, count)
+    claimed = dealt if watched == task else _rows_by_point(table, EventKind.CLAIM, watched, start, count)
+    queue = np.zeros(count)
+    if watched in account.tasks:
+        names = account.tasks[watched].takes
+        arrived = [_rows_with_field(table, name, start, count) for name in names]
+        least = min(arrived, key=lambda rows: float(rows.sum()), default=np.zeros(count))
+        steps = (least - claimed)[::-1]
+        now = account.tasks[watched].queue_rows
+        queue = np.maximum(now - np.concatenate([[0.0], np.cumsum(steps)[:-1]]), 0.0)[::-1]
+    times = start + POINT * np.arange(1, count + 1)
+    rows = zip(times.tolist(), (dealt / POINT).tolist(), queue.tolist())
+    return [payload.RatePoint(when, round(rate, 2), round(depth)) for when, rate, depth in rows]
+
+
+def _by_point(times: np.ndarray, rows: np.ndarray, start: float, count: int) -> np.ndarray:
+    place = ((times - start) / POINT).astype(np.int64)
+    kept = (times >= start) & (place < count)
+    return np.bincount(place[kept], rows[kept], minlength=count).astype(np.float64)
+
+
+def _rows_by_point(table: EventTable, kind: EventKind, task: str, start: float, count: int) -> np.ndarray:
+    events = table.of(kind)
+    if task not in table.workers.tasks:
+        return np.zeros(count)
+    mine = events.task == table.workers.tasks.index(task)
+    return _by_point(events.time[mine], events.rows[mine], start, count)
+
+
+def _rows_with_field(table: EventTable, name: str, start: float, count: int) -> np.ndarray:
+    puts = table.of(EventKind.PUT)
+    with_field = np.array([name in fields for fields in table.recording.fields], bool)[puts.fields]
+    return _by_point(puts.time[with_field], puts.rows[with_field], start, count)
+
+
+def step_part(seen: Observation, account: Account, task: str) -> payload.StepView | None:
+    """Return how far the task at the end is with the partition that it claims."""
+    name = claimed_partition(account, task)
+    found = seen.partitions.get(name)
+    if found is None:
+        return None
+    progress = next((each for each in found.tasks if each.name == task), None)
+    dealt = 0 if progress is None else progress.consumed_ever + progress.claimed
+    ever = max((each.produced_ever for each in found.fields), default=0)
+    rows = max(ever, found.rows, dealt) + found.reserved
+    rate = account.tasks[task].claim_rate if task in account.tasks else 0.0
+    eta = round((rows - dealt) / rate, 1) if rate > 0 else None
+    return payload.StepView(name, task, dealt, rows, found.sealed, eta)
+
+
+def claimed_partition(account: Account, task: str) -> str:
+    """Return the partition that a task claims now, or claimed last; "" if it has claimed none."""
+    recording, claims = account.table.recording, account.table.of(EventKind.CLAIM)
+    for wait in reversed(recording.open):
+        if not wait.holds and wait.lane > 0 and recording.lanes[wait.lane].task == task:
+            return wait.partition
+    tasks = account.table.workers.tasks
+    mine = np.flatnonzero(claims.task == (tasks.index(task) if task in tasks else -2))
+    return recording.partitions[int(claims.partition[mine[-1]])] if len(mine) else ""
+
+
+def active_partitions(account: Account) -> list[str]:
+    """Return the partitions in which something happens.
+
+    First the one that the last task claims, then that of the task before it, and so on to the producers; then the next
+    one of each of them.
+    """
+    table, recording = account.table, account.table.recording
+    weights: dict[int, Counter[str]] = defaultdict(Counter)
+    for wait in recording.open:
+        if wait.lane > 0:
+            worker = int(table.workers.of_lane[wait.lane])
+            weights[int(table.task_of_worker[worker])][wait.partition] += len(recording.events) + 1
+    for kind in (EventKind.CLAIM, EventKind.PUT):
+        events = table.of(kind)
+        first = max(events.first_after(recording.now - RECENT), len(events) - MOST_RECENT)
+        for numbers, count in sum_by(np.ones(len(events) - first), events.task[first:], events.partition[first:]):
+            weights[numbers[0]][recording.partitions[numbers[1]]] += int(count)
+    order = [table.workers.tasks.index(name) for name in reversed(task_order(account))]
+    ranked = [[name for name, _ in weights[task].most_common(16) if name] for task in order if task in weights]
+    found = dict.fromkeys(names[at] for at in range(16) for names in ranked if at < len(names))
+    return list(found)[:16]
+
+
+# ------------------------------------------------------------ tasks, queues, fields
+
+
+def task_parts(account: Account) -> list[payload.TaskView]:
+    """Return the tasks in the order of the flow."""
+    order = [name for name in task_order(account) if name in account.tasks]
+    order = [name for name in order if name or account.tasks[name].put_rate > 0]
+    if len(order) > MOST_TASKS:
+        weight = {name: account.tasks[name].alive + account.tasks[name].claim_rate for name in order}
+        kept = set(sorted(order, key=lambda name: -weight[name])[: MOST_TASKS - 1])
+        rest = [name for name in order if name not in kept]
+        return [*(_task_part(account, name) for name in order if name in kept), _other_tasks(account, rest)]
+    return [_task_part(account, name) for name in order]
+
+
+def _task_part(account: Account, name: str) -> payload.TaskView:
+    its = account.tasks[name]
+    only_puts = bool(its.puts) and not its.takes
+    letters = _letters(account, its, only_puts)
+    text = "".join(letters[worker] for worker in letters)
+    few = len(letters) <= MOST_LETTERS
+    works = its.busy if only_puts else its.works
+    return payload.TaskView(
+        name, its.alive + its.gone, its.alive, its.gone, _time(its.gone_since), _gone_words(account, its),
+        list(its.takes), list(its.puts), _rate(its.put_rate if only_puts else its.claim_rate), _rate(its.put_rate),
+        _share(works), _share(its.waits), _share(its.held), _share(0.0 if only_puts else its.idle),
+        account.hold_causes.get(name, "") if its.held > 0.005 else "",
+        {state: text.count(letter) for letter, state in STATE_OF.items()}, text if few else "",
+        [_rank_name(account, worker) for worker in letters] if few else [],
+    )  # fmt: skip
+
+
+def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, str]:
+    """Return the state of each worker now, ordered by rank, of those that are connected or gone."""
+    spans, workers = account.spans, account.table.workers
+    last = np.full(len(workers), SpanState.UNKNOWN, np.int64)
+    at_end = spans.end >= spans.line.end - 1e-6
+    last[spans.worker[at_end]] = spans.state[at_end]
+    connected = account.table.connected if account.table.recording.connected else last != SpanState.GONE
+    order = sorted(its.workers.tolist(), key=lambda each: (int(workers.rank[each]) < 0, int(workers.rank[each])))
+    found = {}
+    for worker in order:
+        state = SpanState(int(last[worker]))
+        gone = state == SpanState.GONE or (workers.rank[worker] >= 0 and not connected[worker] and its.gone > 0)
+        if gone:
+            found[worker] = "x"
+        elif connected[worker]:
+            idle = state in (SpanState.IDLE, SpanState.UNKNOWN)
+            found[worker] = ("W" if only_puts else "i") if idle else LETTERS[state]
+    return found
+
+
+def _gone_words(account: Account, its: TaskAccount) -> str:
+    """Say where the workers ran that are gone."""
+    if not its.gone:
+        return ""
+    recording, workers = account.table.recording, account.table.workers
+    lanes = {lane.client: lane for lane in recording.lanes[1:]}
+    gone = [worker for worker, letter in _letters(account, its, False).items() if letter == "x"]
+    places: dict[str, list[str]] = defaultdict(list)
+    pids = []
+    for worker in gone:
+        lane = lanes.get(workers.clients[worker])
+        places["" if lane is None else lane.host].append(_rank_name(account, worker))
+        if lane is not None and lane.pid:
+            pids.append(str(lane.pid))
+    parts = [
+        f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names[:MOST_RANKS])}" + (f" on {host}" if host else "")
+        for host, names in places.items()
+    ]
+    words = "; ".join(parts[:8])
+    return words + (f" (pid{'s' if len(pids) > 1 else ''} {', '.join(pids[:8])})" if pids else "")
+
+
+def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
+    """Return the sum of several tasks."""
+    parts = [account.tasks[name] for name in names]
+    alive = max(sum(each.alive for each in parts), 1)
+
+    def mean(values: Iterable[float]) -> float:
+        return _share(sum(value * each.alive for value, each in zip(values, parts)) / alive)
+
+    return payload.TaskView(
+        OTHER, sum(each.alive + each.gone for each in parts), sum(each.alive for each in parts),
+        sum(each.gone for each in parts), None, "",
+        sorted({field for each in parts for field in each.takes})[:MOST_FIELDS],
+        sorted({field for each in parts for field in each.puts})[:MOST_FIELDS],
+        _rate(sum(each.claim_rate for each in parts)), _rate(sum(each.put_rate for each in parts)),
+        mean(each.busy for each in parts), mean(each.waits for each in parts), mean(each.held for each in parts),
+        0.0, "", {}, "", [], len(names),
+    )  # fmt: skip
+
+
+def queue_parts(account: Account, names: Iterable[str]) -> list[payload.QueueView]:
+    """Return what queues before each of these tasks."""
+    found = []
+    for name in names:
+        its = account.tasks.get(name)
+        if its is None or not its.takes:
+            continue
+        age = account.ages.get(name)
+        rates = {field: sum(flow.rows for flow in account.flows if flow.field == field) for field in its.takes}
+        last = min(its.takes, key=lambda field: rates[field])
+        growth = its.queue_growth if its.arrival_rate > 0 else -its.claim_rate
+        found.append(
+            payload.QueueView(
+                name, its.queue_rows, _rate(its.arrival_rate), _rate(growth if its.queue_rows > 0 else 0.0),
+                None if age is None else round(age.median, 2), None if age is None else round(age.largest, 2), last,
+            )
+        )  # fmt: skip
+    return found
+
+
+def field_parts(account: Account, names: Iterable[str]) -> list[payload.FieldView]:
+    """Return the fields in the order of the flow."""
+    names = list(names)
+    known = dict.fromkeys(field for name in names for field in account.tasks[name].puts if name in account.tasks)
+    known.update(dict.fromkeys(field for name in names for field in account.tasks[name].takes))
+    flows = {(flow.field, flow.task): flow for flow in account.flows}
+    fields = list(known)
+    found = []
+    for field in fields[: MOST_FIELDS if len(fields) <= MOST_FIELDS else MOST_FIELDS - 1]:
+        producers = account.producers_of(field)
+        its = [flow for (name, _), flow in flows.items() if name == field]
+        found.append(
+            payload.FieldView(
+                field, sorted(producers, key=lambda task: (-producers[task], task))[:MOST_TASKS],
+                [name for name in names if field in account.tasks[name].takes],
+                _rate(sum(flow.rows for flow in its)), round(sum(flow.bytes for flow in its)),
+            )
+        )  # fmt: skip
+    if len(fields) > MOST_FIELDS:
+        rest = set(fields[MOST_FIELDS - 1 :])
+        rate = sum(flow.rows for flow in account.flows if flow.field in rest)
+        found.append(payload.FieldView(OTHER, [], [], _rate(rate), 0.0))
+    return found
+
+
+def life_parts(account: Account, last: str) -> list[payload.LifePart]:
+    """Return the way of a sample backwards from the last task, over the field that comes last to each task."""
+    found: list[payload.LifePart] = []
+    task, seen = last, set[str]()
+    while task in account.tasks and account.tasks[task].takes and task not in seen and len(found) < 16:
+        seen.add(task)
+        its, age = account.tasks[task], account.ages.get(task)
+        if age is None:
+            break
+        found = [
+            payload.LifePart("queue", task, round(age.median, 2)),
+            payload.LifePart("work", task, round(its.step * its.works, 2)),
+            *found,
+        ]
+        makers = {
+            maker: account.ages[maker].median
+            for field in its.takes
+            for maker in account.producers_of(field)
+            if maker in account.ages and account.tasks[maker].takes
+        }
+        task = max(makers, key=lambda each: makers[each], default="")
+    return found
+
+
+# ------------------------------------------------------------ waits
+
+
+def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
+    """Return who waits and for what, the most expensive first: the number of ranks times the share of their time."""
+    recording, workers = account.table.recording, account.table.workers
+    groups: dict[tuple[str, bool, tuple[str, ...]], list[int]] = defaultdict(list)
+    for at, wait in enumerate(recording.open):
+        if wait.lane > 0 and not wait.ahead:
+            groups[recording.lanes[wait.lane].task, wait.holds, tuple(wait.fields)].append(at)
+    found: list[tuple[float, payload.WaitView]] = []
+    for (task, holds, fields), places in groups.items():
+        partition = Counter(recording.open[at].partition for at in places).most_common(1)[0][0]
+        its = account.tasks.get(task)
+        ranks = dict.fromkeys(int(workers.of_lane[recording.open[at].lane]) for at in places)
+        share = 0.0 if its is None else its.held if holds else its.waits
+        field, producer = ("", None) if holds else _missing_of(account, task, fields)
+        told = seen.explained.get((task, partition, fields), Explained())
+        since = min(recording.open[at].since for at in places)
+        words = _held_words(account, task) if holds else told.words
+        view = payload.WaitView(
+            task, "held" if holds else "wait", [_rank_name(account, worker) for worker in list(ranks)[:MOST_RANKS]],
+            len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
+            max(recording.open[at].rows for at in places), list(fields[:MOST_FIELDS]), field, producer or "", partition,
+            round(since, 1), _share(share), words, told.sample,
+        )  # fmt: skip
+        # Waits of some milliseconds are a part of normal work, so that what has waited longer comes first.
+        found.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))
+    found += [(len(its.workers) * 1.0, _gone_part(account, its)) for its in account.tasks.values() if its.gone]
+    return [view for _, view in sorted(found, key=lambda each: -each[0])[:MOST_WAITS]]
+
+
+def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[str, str | None]:
+    field, producer = reason_of_waiting(account, task)
+    return (field, producer) if field in fields else ("", None)
+
+
+def _held_words(account: Account, task: str) -> str:
+    if account.hold_causes.get(task) == "policy":
+        return "Its puts wait until the policy version advances (set_policy_version)."
+    return "Its puts wait for free space."
+
+
+def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
+    letters = _letters(account, its, False)
+    ranks = [_rank_name(account, worker) for worker, letter in letters.items() if letter == "x"]
+    words = f"Their connections ended without a close: {_gone_words(account, its)}."
+    total = its.alive + its.gone
+    return payload.WaitView(
+        its.name, "gone", ranks[:MOST_RANKS], its.gone, total, 0, [], "", "", "",
+        round(its.gone_since if its.gone_since is not None else account.table.recording.start, 1),
+        _share(its.gone / max(total, 1)), words,
+    )  # fmt: skip
+
+
+def _rank_name(account: Account, worker: int) -> str:
+    workers = account.table.workers
+    return str(int(workers.rank[worker])) if workers.rank[worker] >= 0 else workers.clients[worker]
+
+
+# ------------------------------------------------------------ policy
+
+
+def age_parts(account: Account, last: str, version: int) -> list[payload.AgeView]:
+    """Return by how many versions the claimed rows were old, by the version at the time of the claims."""
+    table = account.table
+    claims, policies = table.of(EventKind.CLAIM), table.of(EventKind.POLICY)
+    if last not in table.workers.tasks:
+        return []
+    stale = claims.column("staleness")
+    mine = (claims.task == table.workers.tasks.index(last)) & (stale >= 0)
+    if not mine.any():
+        return []
+    versions = np.append(policies.rows[0] - 1 if len(policies) else version, policies.rows).astype(np.int64)
+    steps = versions[np.searchsorted(policies.time, claims.time[mine], side="right")]
+    old, rows = np.minimum(stale[mine], 7), claims.rows[mine]
+    found = []
+    for step in np.unique(steps)[-8:].tolist():
+        counts = np.bincount(old[steps == step], rows[steps == step])
+        found.append(payload.AgeView(int(step), counts.astype(int).tolist()))
+    return found
+
+
+def policy_since(account: Account) -> float | None:
+    """Return when the policy version was set last."""
+    policies = account.table.of(EventKind.POLICY)
+    return round(float(policies.time[-1]), 2) if len(policies) else None
+
+
+def _time(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _rate(value: float) -> float:
+    return round(value, 2)
+
+
+def _share(value: float) -> float:
+    return round(min(max(value, 0.0), 1.0), 3)

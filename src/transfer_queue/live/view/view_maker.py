@@ -1,0 +1,155 @@
+"""Makes the parts of a view out of one look at a system."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from transfer_queue.live import payload
+from transfer_queue.live.reading.system_reader import SLOW_SECONDS, SystemReader
+from transfer_queue.live.view import flow_parts, store_parts
+from transfer_queue.live.view.lane_book import LaneBook
+from transfer_queue.live.view.observation import Observation
+from transfer_queue.timeline.account import Account, make_account
+from transfer_queue.timeline.event_table import EventTable
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.verdict import judge
+
+MOST_WAITING = 8
+
+Parts = dict[str, object]
+"""Name of an attribute of `LiveView` -> its value."""
+
+
+class ViewMaker:
+    """Makes the views of one system, one after the other.
+
+    What a viewer needs in addition to the first view depends on what was sent before, so the maker keeps the rates and
+    the lanes of the timeline.
+    """
+
+    def __init__(self, reader: SystemReader, describe: payload.SystemInfo) -> None:
+        self._reader = reader
+        self._system = describe
+        self._book: LaneBook | None = None
+        self._account: Account | None = None
+        self._rates: dict[float, payload.RatePoint] = {}
+        self._watched = ("", "")
+        self._slow_due = 0.0
+        self._slow: Parts = {}
+        self.takes: Mapping[str, list[str]] = {}
+        """Task -> the fields that its claims name."""
+        self.last = ""
+        """The task at the end of the pipeline."""
+        self.renewed = True
+        """Whether the last view cannot be reached by a `delta`."""
+
+    def make(self) -> tuple[float, Parts]:
+        """Read the system. Returns the time, and the parts of a `delta` before equal ones are left out.
+
+        Raises what `SystemReader.read` raises.
+        """
+        seen = self._reader.read()
+        recording = seen.recording
+        table = EventTable(recording)
+        verdict = judge(recording, seen.status)
+        start = max(recording.now - payload.WINDOW_SECONDS, recording.start)
+        account = make_account(table, seen.status, start, recording.now)
+        self._account = account
+        self._reader.look_closer(table, account)
+        seen.active, seen.groups = self._reader.active, self._reader.groups
+        last = self.last = flow_parts.last_task(account)
+        self.takes = {task: list(fields) for task, fields in table.takes.items() if task}
+        tasks = flow_parts.task_parts(account)
+        names = [task.name for task in tasks if not task.joined]
+        parts: Parts = {
+            "system": self._system,
+            "verdict": flow_parts.verdict_part(verdict, last),
+            "rates": self._new_rates(account, last, verdict.stage or last),
+            "step": flow_parts.step_part(seen, account, last),
+            "tasks": tasks,
+            "queues": flow_parts.queue_parts(account, names),
+            "fields": flow_parts.field_parts(account, names),
+            "life": flow_parts.life_parts(account, last),
+            "timeline": self._update_book(account),
+        }
+        now = time.monotonic()
+        if now >= self._slow_due:
+            self._slow_due = now + SLOW_SECONDS * 0.9
+            self._slow = self._make_slow(seen, account, last)
+        parts |= self._slow
+        parts["clients"] = _clients(seen, empty=_is_empty(seen))
+        parts["state"] = payload.SystemState(
+            "empty" if _is_empty(seen) else "live", self._system.started, _next_step(seen) if _is_empty(seen) else ""
+        )
+        return round(recording.now, 3), parts
+
+    def full_parts(self) -> Parts:
+        """Return the parts that a `full` has instead of those of the last `make`."""
+        if self._account is None or self._book is None:
+            return {}
+        return {"timeline": self._book.timeline(self._account), "rates": list(self._rates.values())}
+
+    def _update_book(self, account: Account) -> payload.Timeline:
+        if self._book is None:
+            self._book = LaneBook(account.table.recording.start)
+        timeline = self._book.update(account)
+        self.renewed = self._book.renewed
+        return timeline
+
+    def _new_rates(self, account: Account, last: str, watched: str) -> list[payload.RatePoint]:
+        """Return the points that are new. If another task is watched, these are all."""
+        points = flow_parts.rate_points(account, last, watched)
+        if (last, watched) != self._watched:
+            self._watched = (last, watched)
+            self._rates = {}
+        known = max(self._rates, default=0.0)
+        fresh = [point for point in points if point.t > known]
+        self._rates.update((point.t, point) for point in fresh)
+        oldest = account.table.recording.now - payload.HISTORY_SECONDS
+        self._rates = {t: point for t, point in self._rates.items() if t >= oldest}
+        return fresh
+
+    def _make_slow(self, seen: Observation, account: Account, last: str) -> Parts:
+        """Return the parts that are made every two seconds."""
+        waits = flow_parts.wait_parts(seen, account)
+        policy = store_parts.policy_part(seen, flow_parts.policy_since(account))
+        version = 0 if policy is None else policy.version
+        return {
+            "waits": waits,
+            "policy": policy,
+            "ages": flow_parts.age_parts(account, last, version) if policy is not None else [],
+            "groups": store_parts.group_parts(seen, last),
+            "partitions": store_parts.partitions_part(seen, waits),
+            "memory": store_parts.memory_part(seen),
+            "servers": store_parts.servers_part(seen),
+        }
+
+
+def _is_empty(seen: Observation) -> bool:
+    """Whether nothing was put yet."""
+    return not seen.rows and not seen.status.counters.get("published_rows") and not len(seen.recording.events)
+
+
+def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
+    waiting: dict[str, str] = {}
+    recording: Recording = seen.recording
+    for wait in recording.open if empty else ():
+        if wait.lane > 0:
+            lane = recording.lanes[wait.lane]
+            rank = f" rank {lane.rank}" if lane.rank >= 0 else ""
+            what = "a put" if wait.holds else f"partition {wait.partition!r}"
+            words = f"{lane.task or lane.client}{rank}: for {what}, since {recording.now - wait.since:.0f} s"
+            waiting.setdefault(f"{lane.client} {wait.partition}", words)
+    return payload.ClientsView(
+        max(len(recording.connected) - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING]
+    )
+
+
+def _next_step(seen: Observation) -> str:
+    units = len(seen.status.units)
+    up = 0 if seen.servers is None else sum(1 for unit in seen.servers.units if unit.server is not None)
+    answering = f"the controller and {up} of {units} storage units answer" if seen.servers is not None else "it answers"
+    return (
+        f"Nothing was put yet; {answering}. If a rollout should have put by now, run `tq doctor` and check TQ_SYSTEM."
+    )

@@ -1,0 +1,265 @@
+"""Each panel shows what the data says, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chromium import Page
+from tests.live.browser import invented
+from tests.live.browser.canned_server import CannedServer
+
+
+def opened(page: Page, server: CannedServer) -> Page:
+    """Return the page of a server, with its first data and its matrix."""
+    page.open(server.url)
+    page.wait_for("!!document.querySelector('main')")
+    if server.full["state"]["state"] == "live":
+        page.wait_for("!document.querySelector('#matrix').hidden")
+    return page
+
+
+def text_of(page: Page, selector: str) -> str:
+    """Return the text of an element as a person reads it, on one line."""
+    return " ".join(str(page.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")).split())
+
+
+def assert_clean(page: Page, server: CannedServer) -> None:
+    """No script reported an error, nothing broke the content security policy, and no other host was asked."""
+    assert page.errors == []
+    assert [url for url in page.requests if not url.startswith((server.url, "about:"))] == []
+
+
+def test_the_verdict_is_in_words_with_its_numbers(page: Page, server: CannedServer) -> None:
+    opened(page, server)
+    assert text_of(page, ".verdict h1") == "Flowing, slowly reward is the slowest stage"
+    words = text_of(page, ".verdict")
+    assert "train waits 63 % of the time for advantage, which reward puts; 1,048 samples queue before it" in words
+    assert "2 of 4 reward workers are gone" in words
+    assert "reward needs 4 ranks" in words
+    assert "84 % of train_42 dealt; ends in 11 s" in words
+    assert "5 of 5 servers answer; ✕ 2 ranks gone 0 values lost" in words
+    assert page.evaluate("document.title").startswith("Flowing, slowly: reward is the slowest stage")
+    assert_clean(page, server)
+
+
+def test_the_flow_shows_tasks_fields_queues_and_the_slowest_stage(page: Page, server: CannedServer) -> None:
+    opened(page, server)
+    code = """[...document.querySelectorAll('.flow svg text')].map(each =>
+        [...each.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join('').trim())"""
+    texts = page.evaluate(code)
+    assert {"rollout", "reference", "reward", "train", "routed_experts", "advantage", "▼ slowest stage"} <= set(texts)
+    assert {"1,048", "2 of 4", "15.6 samples/s", "waits 63 %", "weights, version 42, 31 s old"} <= set(texts)
+    assert page.evaluate("document.querySelectorAll('.flow .rank.x').length") == 2  # crosses: gone
+    assert page.evaluate("document.querySelectorAll('.flow .edge').length") == 5
+    # a screen reader gets a table instead
+    assert page.evaluate("document.querySelector('.flow svg').getAttribute('aria-hidden')") == "true"
+    assert "reward 2 of 4 15.6 works 100 %" in text_of(page, ".flow table")
+    assert "queues for reward 24 s" in text_of(page, ".life")
+
+
+def test_who_waits_is_said_with_a_link_to_the_sample(page: Page, server: CannedServer) -> None:
+    opened(page, server)
+    first = text_of(page, ".waits li")
+    assert first.startswith("train 6 of 8 ranks wait now 63 % of the last 60 s")
+    assert "Claims of 8 samples with 5 fields in partition train_42 wait for advantage, which reward puts." in first
+    assert "Sample 107168 of partition 'train_42' misses the fields ['advantage']" in first
+    assert "✕ ranks 1 and 3 are gone 78 s" in text_of(page, ".waits li:nth-child(2)")
+
+
+def test_policy_memory_and_servers_show_their_numbers(page: Page, server: CannedServer) -> None:
+    opened(page, server)
+    assert "version 42, set 31 s ago; limit 2 behind" in text_of(page, ".policy")
+    assert "train_42 107 of 128 whole" in text_of(page, ".policy")
+    memory = text_of(page, ".memory")
+    assert "unit 3 node-07 0.40 of 1 GiB" in memory
+    assert "Delivered again: 16. Lost values: 0. Poison: 0." in memory
+    rows = page.evaluate(
+        "[...document.querySelectorAll('.servers tbody tr')].map(row => row.innerText.replace(/\\s+/g, ' '))"
+    )
+    assert rows[0].startswith("controller ✓ up 31 % 0.21 ms 1.8 ms 66, 4 ended")
+    assert len(rows) == 5
+
+
+def color_at(canvas: str, x: float, y: float) -> str:
+    """Return an expression for the color of a point of a canvas, as #rrggbb."""
+    return f"""(() => {{
+        const canvas = document.getElementById({json.dumps(canvas)}), ratio = devicePixelRatio;
+        const data = canvas.getContext('2d').getImageData(Math.round({x} * ratio), Math.round({y} * ratio), 1, 1).data;
+        return '#' + [...data.slice(0, 3)].map(each => each.toString(16).padStart(2, '0')).join('');
+    }})()"""
+
+
+def pixel(page: Page, canvas: str, x: float, y: float) -> str:
+    """Return the color of a point of a canvas, as #rrggbb."""
+    return str(page.evaluate(color_at(canvas, x, y)))
+
+
+MISSING, PUT, CLAIMED, CONSUMED, LOST = "#e6eaef", "#86bfe2", "#e69f00", "#0b3f66", "#b93a06"
+
+
+def simple_matrix(partition: str = "train_42") -> dict[str, Any]:
+    """Return a matrix of four columns: missing, half, all, lost; ready, claimed, consumed, nothing."""
+    return {
+        "partition": partition, "epoch": "1", "rows": 40, "reserved": 0, "start": 0, "stop": 40, "columns": 4,
+        "column_rows": 10, "group_size": 0, "index": [[0, 500, 10], [2, 900, 10]],
+        "fields": [{"name": "tokens", "rows": 15, "share": invented.runs([0, 128, 255, 0]),
+                    "lost": invented.runs([0, 0, 0, 255])}],
+        "tasks": [{"name": "train", "ready": invented.runs([255, 0, 0, 0]), "claimed": invented.runs([0, 255, 0, 0]),
+                   "consumed": invented.runs([0, 0, 255, 0]), "passed": ""}],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def simple(page: Page, server: CannedServer) -> Page:
+    """A page with one partition of four columns."""
+    for each in server.full["partitions"]["list"]:
+        each["shown"] = each["name"] == "train_42"
+    server.matrices = {"train_42": simple_matrix()}
+    return opened(page, server)
+
+
+def cell(page: Page, column: int) -> float:
+    """Return the x of the middle of a column of the simple matrix."""
+    width = page.evaluate("document.getElementById('matrix').clientWidth")
+    return float(108 + (column + 0.5) * (width - 108) / 4)
+
+
+def test_the_matrix_shows_what_each_sample_has_and_how_far_it_is(simple: Page) -> None:
+    field, task = 20 + 6, 20 + 15 + 9 + 6  # the middle of their rows
+    assert [pixel(simple, "matrix", cell(simple, column), field) for column in (0, 2, 3)] == [MISSING, PUT, LOST]
+    half = [pixel(simple, "matrix", cell(simple, 1), y) for y in (21, 31)]
+    assert half == [MISSING, PUT]  # filled from below
+    assert [pixel(simple, "matrix", cell(simple, at), task) for at in range(4)] == [PUT, CLAIMED, CONSUMED, MISSING]
+    assert "lost" in text_of(simple, ".matrix .key")
+    assert "train_42 lacks advantage of 168 samples, for which train waits." in text_of(simple, ".matrix")
+
+
+def test_the_matrix_is_a_table_for_who_cannot_see_it(simple: Page) -> None:
+    simple.evaluate("document.querySelector('.matrix details').open = true")
+    simple.wait_for("!!document.querySelector('.matrix details table')")
+    table = text_of(simple, ".matrix details table")
+    assert "tokens 15 of 40 put" in table
+    assert "25 % consumed, 25 % claimed, 25 % ready, 0 % passed over" in table
+
+
+ANSWERS = "performance.getEntriesByType('resource').filter(each => each.name.includes('api/matrix'))"
+
+
+def test_a_matrix_that_has_not_changed_is_not_sent_again(simple: Page, server: CannedServer) -> None:
+    simple.wait_for(f"{ANSWERS}.length > 1")
+    statuses = simple.evaluate(f"{ANSWERS}.map(each => each.responseStatus)")
+    assert statuses[0] == 200
+    assert set(statuses[1:]) == {304}
+    changed = simple_matrix()
+    changed.update(epoch="2")
+    changed["fields"][0]["share"] = invented.runs([255, 255, 255, 255])
+    server.matrices["train_42"] = changed
+    simple.wait_for(f"{json.dumps(PUT)} === {color_at('matrix', cell(simple, 0), 26)}")
+    assert simple.errors == []
+
+
+def test_a_click_on_a_column_opens_its_first_sample(simple: Page, server: CannedServer) -> None:
+    server.samples["900"] = {**server.samples["107168"], "index": 900}
+    box = simple.evaluate(
+        "(() => { const b = document.getElementById('matrix').getBoundingClientRect(); return [b.x, b.y] })()"
+    )
+    x, y = box[0] + cell(simple, 2), box[1] + 26
+    for kind in ("mousePressed", "mouseReleased"):
+        simple.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    simple.wait_for("!!document.querySelector('dialog .history')")
+    assert text_of(simple, "dialog h2") == "Sample 900"
+
+
+def press(page: Page, key: str, **more: Any) -> None:
+    """Press a key that writes no character."""
+    for kind in ("rawKeyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
+
+
+def test_arrow_keys_move_in_the_matrix_and_enter_opens_the_sample(simple: Page, server: CannedServer) -> None:
+    server.samples["510"] = {**server.samples["107168"], "index": 510}
+    simple.type("m")
+    assert simple.evaluate("document.activeElement.id") == "matrix"
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        press(simple, key)
+    said = text_of(simple, ".matrix [role=status]")
+    assert said == "train_42, 10 samples from 510 on, train: claimed"
+    press(simple, "Enter")
+    simple.wait_for("!!document.querySelector('dialog .history')")
+    assert text_of(simple, "dialog h2") == "Sample 510"
+
+
+def test_the_timeline_shows_work_thick_and_waiting_thin(page: Page, server: CannedServer) -> None:
+    first = {**server.full["timeline"]["lanes"][0], "spans": [[0.0, 150.0, 1, 0], [150.0, 300.0, 3, 1]]}
+    server.full["timeline"].update(lanes=[first], order=[first["id"]], versions=[])
+    opened(page, server)
+    width = page.evaluate("document.getElementById('timeline').clientWidth")
+    early, late = (108 + part * (width - 108) for part in (0.4, 0.6))
+    assert pixel(page, "timeline", early, 15) == "#0072b2"  # the whole height
+    assert pixel(page, "timeline", late, 15) != "#e69f00"
+    assert pixel(page, "timeline", late, 17) == "#e69f00"  # the middle
+    page.type("t")
+    press(page, "ArrowLeft")
+    why = server.full["timeline"]["why"][1]
+    assert text_of(page, ".timeline [role=status]").startswith(f"rollout rank 0 waits for {why}, ")
+    page.evaluate("document.querySelector('.timeline details').open = true")
+    page.wait_for("!!document.querySelector('.timeline details table')")
+    assert "rollout rank 0 waits 50 % 50 % 0 %" in text_of(page, ".timeline details table tbody")
+
+
+def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedServer) -> None:
+    sample = server.samples["107168"]
+    sample["tags"] = [{"name": "policy_version", "value": "41"}]
+    sample["fields"][0].update(head="1, 2, 3, …", text="What is 2 + 2?", note="")
+    opened(page, server)
+    page.evaluate("document.querySelector('.waits [data-index]').click()")
+    page.wait_for("!!document.querySelector('dialog .history')")
+    words = text_of(page, "dialog")
+    assert "Sample 107168 of partition 'train_42' misses the fields ['advantage']" in words
+    assert "partition train_42 · key q15690/0 · group q15690, member 1 of 8 · 60 KiB · unit 1, memory" in words
+    assert "prompt int64 [1,536] 1, 2, 3, … rollout rank 3" in words
+    assert "advantage missing" in words
+    assert "reward ○ ready, and not claimed yet train … lacks advantage" in words
+    assert "Others of its group 107,169 107,170" in words
+    assert "What is 2 + 2?" in words
+    assert "policy_version: 41" in words
+    assert "claimed by reference rank 0, lease 77" in words
+    assert "tq explain train_42 --index 107168 --task train" in words
+    page.evaluate("document.querySelector('dialog select').value = 'reward'")
+    page.evaluate("document.querySelector('dialog select').dispatchEvent(new Event('change', {bubbles: true}))")
+    page.wait_for("document.querySelector('dialog .why').innerText.includes(\"consumed by task 'reward'\")")
+    assert any("api/explain?partition=train_42&index=107168&task=reward" in path for path in server.requests)
+    press(page, "Escape", windowsVirtualKeyCode=27)
+    page.wait_for("!document.querySelector('dialog')")
+    assert page.evaluate("document.activeElement.matches('.waits [data-index]')") in (True, False)
+    assert_clean(page, server)
+
+
+def test_the_search_opens_a_sample_by_key_or_says_that_there_is_none(page: Page, server: CannedServer) -> None:
+    opened(page, server)
+    page.type("/")
+    page.type("q15690/0")
+    page.evaluate("document.querySelector('.search').requestSubmit()")
+    page.wait_for("!!document.querySelector('dialog .history')")
+    assert text_of(page, "dialog h2") == "Sample 107,168"
+    assert any("api/sample?partition=train_42&key=q15690%2F0" in path for path in server.requests)
+    page.evaluate("document.querySelector('dialog').close()")
+    page.wait_for("!document.querySelector('dialog')")
+    page.evaluate(
+        "(() => { document.querySelector('#find').value = '12'; document.querySelector('.search').requestSubmit() })()"
+    )
+    page.wait_for("!!document.querySelector('dialog [role=alert]')")
+    assert text_of(page, "dialog [role=alert]") == "there is no such sample"
+
+
+def test_other_partitions_are_listed_filtered_and_shown_on_request(page: Page, server: CannedServer) -> None:
+    server.matrices["train_41"] = {**simple_matrix(), "partition": "train_41"}
+    opened(page, server)
+    page.evaluate("[...document.querySelectorAll('.matrix details')].at(-1).open = true")
+    assert "57 other partitions of 60" in text_of(page, ".matrix details:last-of-type summary")
+    page.evaluate("[...document.querySelectorAll('.matrix .rows button')].at(0).click()")
+    page.wait_for("document.getElementById('matrix').getAttribute('aria-label').includes('train_41')")
+    assert server.requests[-1].startswith("/api/matrix?partition=train_41")

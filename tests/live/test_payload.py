@@ -1,0 +1,47 @@
+"""The example of every part, for those who change the page, is what the declared types are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from tests.live.example_payload import FILE, example
+from transfer_queue.live import answers, payload
+
+
+def test_the_example_is_up_to_date() -> None:
+    assert FILE.read_bytes() == example(), "run `python -m tests.live.example_payload`"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("full", payload.LiveView), ("delta", payload.LiveView), ("matrix", answers.MatrixAnswer),
+        ("sample", answers.SampleAnswer), ("explain", answers.ExplainAnswer), ("problem", answers.Problem),
+    ],
+)  # fmt: skip
+def test_each_part_has_its_type(name: str, kind: type) -> None:
+    part = json.loads(FILE.read_bytes())[name]
+    decoded = msgspec.json.decode(msgspec.json.encode(part), type=kind)
+    assert json.loads(payload.to_json(decoded)) == part
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    assert payload.to_json([float("nan"), float("inf")]) == b"[null,null]"
+
+
+@pytest.mark.parametrize("module", ["transfer_queue.cli", "transfer_queue.node.supervisor", "transfer_queue"])
+def test_only_the_page_imports_its_server(module: str) -> None:
+    program = f"import sys, {module}; print(sorted({{'starlette', 'uvicorn', 'torch'}} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_page_without_values_does_not_import_torch() -> None:
+    program = "import sys, transfer_queue.live.serving.live_server; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,187 @@
+"""The parts of a view over recordings of simulated pipelines: they agree with the account of time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from pipeline_scenarios import grpo, scenarios
+from pipeline_simulation import simulate
+from timeline_replies import event, reply
+
+from transfer_queue.live import payload
+from transfer_queue.live.view import flow_parts
+from transfer_queue.live.view.lane_book import MOST_LANES, STATE_NUMBERS, LaneBook, task_order
+from transfer_queue.live.view.observation import Observation
+from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Lane, OpenWait
+from transfer_queue.timeline.account import Account, make_account
+from transfer_queue.timeline.event_table import EventTable
+from transfer_queue.timeline.events import EventKind
+from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.spans import SpanState, measure_spans
+from transfer_queue.timeline.verdict import judge
+
+SCENARIOS = {each.name: each for each in scenarios()}
+SECONDS = 60.0
+
+
+def account_of(recording: Recording, status: SystemStatus | None = None) -> Account:
+    table = EventTable(recording)
+    return make_account(table, status, max(recording.now - SECONDS, recording.start), recording.now)
+
+
+@pytest.fixture(scope="module", params=["slow reward", *list(SCENARIOS)[:6]])
+def simulated(request: pytest.FixtureRequest) -> tuple[Recording, SystemStatus]:
+    name = request.param if request.param in SCENARIOS else next(iter(SCENARIOS))
+    return simulate(SCENARIOS[name], 0, 200.0)
+
+
+def shown_seconds(lane: payload.LaneView, state: SpanState) -> float:
+    return sum(span[1] - span[0] for span in lane.spans if span[2] == STATE_NUMBERS[state])
+
+
+def test_the_spans_of_a_lane_have_the_lengths_of_the_account(simulated: Any) -> None:
+    recording, status = simulated
+    account = account_of(recording, status)
+    book = LaneBook(recording.start)
+    timeline = book.update(account)
+    spans = measure_spans(account.table, book.origin, book.origin + timeline.until)
+    workers = account.table.workers
+    for lane in timeline.lanes:
+        mine = [
+            worker
+            for worker in range(len(workers))
+            if workers.tasks[workers.task[worker]] == lane.task and int(workers.rank[worker]) == lane.rank
+        ]
+        if lane.rank < 0 or not account.table.takes.get(lane.task):
+            continue
+        for state in (SpanState.WORKS, SpanState.WAITS, SpanState.HELD):
+            expected = float(spans.seconds[mine[0], state])
+            assert shown_seconds(lane, state) == pytest.approx(expected, abs=1.0)
+
+
+def test_a_flow_lists_tasks_after_those_whose_fields_they_take() -> None:
+    recording, status = simulate(SCENARIOS[next(iter(SCENARIOS))], 0, 100.0)
+    account = account_of(recording, status)
+    order = task_order(account)
+    for taker in order:
+        for maker in order:
+            feeds = set(account.table.puts.get(maker, ())) & set(account.table.takes.get(taker, ()))
+            backwards = set(account.table.puts.get(taker, ())) & set(account.table.takes.get(maker, ()))
+            if feeds and not backwards and maker != taker:
+                assert order.index(maker) < order.index(taker)
+
+
+def test_the_parts_have_the_numbers_of_the_account(simulated: Any) -> None:
+    recording, status = simulated
+    account = account_of(recording, status)
+    verdict = judge(recording, status)
+    last = flow_parts.last_task(account)
+    shown = flow_parts.verdict_part(verdict, last)
+    assert shown.text == verdict.text
+    assert shown.headline in verdict.text
+    tasks = {task.name: task for task in flow_parts.task_parts(account)}
+    assert len(tasks) == len(grpo()) or len(tasks) == len(account.tasks)
+    for name, task in tasks.items():
+        its = account.tasks[name]
+        assert (task.alive, task.gone) == (its.alive, its.gone)
+        assert task.waits == pytest.approx(its.waits, abs=0.001)
+        assert len(task.rank_state) == len(task.rank_names)
+        assert task.states["gone"] == task.rank_state.count("x")
+    seen = Observation(recording, status)
+    for wait in flow_parts.wait_parts(seen, account):
+        assert wait.count <= wait.of
+        assert 0.0 <= wait.share <= 1.0
+    for queue in flow_parts.queue_parts(account, list(tasks)):
+        assert queue.rows == account.tasks[queue.task].queue_rows
+    points = flow_parts.rate_points(account, last, verdict.stage or last)
+    assert len(points) <= payload.HISTORY_SECONDS / flow_parts.POINT
+    assert all(a.t < b.t for a, b in pairwise(points))
+    if points and last:
+        recent = [point.rows for point in points[-25:]]
+        assert np.mean(recent) == pytest.approx(account.tasks[last].claim_rate, rel=0.5, abs=2.0)
+
+
+def test_deltas_of_the_timeline_add_up_to_the_whole() -> None:
+    """A page that cuts each lane at `since` and appends has what a new viewer gets."""
+    lanes = [Lane(0, "a", "train", 0), Lane(1, "b", "train", 1)]
+    recording, position = Recording(), 0
+    book: LaneBook | None = None
+    kept: dict[int, list[Any]] = {}
+    for second in range(1, 20):
+        now = float(second)
+        events = [event(EventKind.CLAIM, now - 0.4, second % 2), event(EventKind.WAIT, now - 0.1, 1, now - 0.3)]
+        position += len(events)
+        open_ = [OpenWait(0, now - 0.2, "train_0", ["reward"], 8)]
+        recording.add(reply(events, now, position=position, lanes=lanes, open_=open_, connected=["a", "b"]))
+        account = account_of(recording)
+        book = LaneBook(recording.start) if book is None else book
+        timeline = book.update(account)
+        kept = {} if book.renewed else kept
+        for lane in timeline.lanes:
+            before = [
+                (t0, min(t1, timeline.since), *rest) for t0, t1, *rest in kept.get(lane.id, []) if t0 < timeline.since
+            ]
+            kept[lane.id] = [*before, *lane.spans]
+    assert book is not None
+    for lane in book.timeline(account).lanes:
+        assert _joined(kept[lane.id]) == _joined(lane.spans)
+        states = {span[2] for span in lane.spans}
+        assert STATE_NUMBERS[SpanState.WAITS] in states
+
+
+def _joined(spans: list[Any]) -> list[list[float]]:
+    found: list[list[float]] = []
+    for t0, t1, state, why in spans:
+        if found and found[-1][1:] == [t0, state, why]:
+            found[-1][1] = t1
+        else:
+            found.append([t0, t1, state, why])
+    return found
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 40])
+def test_a_thousand_ranks_have_at_most_64_lanes(tasks: int) -> None:
+    count = 1024
+    lanes = [Lane(number, f"c{number}", f"task {number % tasks:02}", number // tasks) for number in range(count)]
+    events = [event(EventKind.CLAIM, 1.0 + number / count, number) for number in range(count)]
+    events += [event(EventKind.WAIT, 4.0, 0, 2.5), event(EventKind.GONE, 4.5, 1)]
+    connected = [lane.client for lane in lanes if lane.number != 1]
+    recording = Recording()
+    recording.add(reply(events, 10.0, lanes=lanes, connected=connected))
+    account = account_of(recording)
+    book = LaneBook(recording.start)
+    timeline = book.update(account)
+    assert len(timeline.lanes) <= MOST_LANES
+    assert sum(lane.ranks for lane in timeline.lanes) == count
+    bands = [lane for lane in timeline.lanes if lane.ranks > 1]
+    assert bands
+    assert all(0 <= share <= 100 for lane in bands for point in lane.band for share in point[1:])
+    gone = [lane for lane in timeline.lanes if lane.gone_at is not None]
+    assert [lane.client for lane in gone] == (["c1"] if tasks < 16 else [lane.client for lane in gone])
+    assert len(payload.to_json(timeline)) < 40_000
+    parts = flow_parts.task_parts(account)
+    assert len(parts) <= 16
+    assert sum(part.alive for part in parts) == count - 1
+    assert not parts[0].rank_state or tasks > 16
+    later = book.update(account)
+    assert not book.renewed
+    assert later.order == timeline.order
+
+
+def test_many_fields_are_summed() -> None:
+    fields = {0: [], **{number: [f"field {number}"] for number in range(1, 81)}}
+    events = [event(EventKind.PUT, 1.0 + number / 100, 0, fields=number) for number in range(1, 81)]
+    answer = reply(events, 10.0, lanes=[Lane(0, "a", "maker", 0)], connected=["a"])
+    recording = Recording()
+    recording.add(
+        type(answer)(*(fields if name == "fields" else getattr(answer, name) for name in answer.__struct_fields__))
+    )
+    account = account_of(recording)
+    found = flow_parts.field_parts(account, ["maker"])
+    assert len(found) == 50
+    assert found[-1].name == "other"
+    assert sum(field.rate for field in found) == pytest.approx(sum(flow.rows for flow in account.flows), rel=0.01)
