@@ -109,7 +109,7 @@ class Recording:
     Example:
         >>> recording = Recording(seconds=60)
         >>> recording.request()
-        ReadTimeline(boot='', position=None, seconds=60.0, lanes=0, partitions=0, fields=0)
+        ReadTimeline(boot='', position=None, seconds=60.0, lanes=0, partitions=0, fields=0, most=262144)
     """
 
     def __init__(self, seconds: float = SECONDS, limit: int = EVENTS) -> None:
@@ -165,9 +165,9 @@ class Recording:
     def request(self) -> ReadTimeline:
         """Return the request whose reply `add` takes next."""
         if self._position < 0:
-            return ReadTimeline(seconds=self.seconds)
+            return ReadTimeline(seconds=self.seconds, most=self.limit)
         known = self._lanes.known, self._partitions.known, self._fields.known
-        return ReadTimeline(self._boot, self._position, self.seconds, *known)
+        return ReadTimeline(self._boot, self._position, self.seconds, *known, self.limit)
 
     def add(self, reply: TimelineReply) -> None:
         """Add a reply. Events that cannot be true, such as those of the future, are made harmless or left out."""

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from transfer_queue.messages.base import Message
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
 from transfer_queue.timeline.bottleneck import (
     NOTICED,
@@ -33,42 +33,6 @@ SCATTER = 0.05  # of rates; so much more than a whole number of ranks is that nu
 MOST_HOPS = 4  # that a text describes
 HOLDS = {"policy": "policy version", "capacity": "capacity"}
 FLOWING, SLOW, STOPPED, IDLE = "flowing", "slow", "stopped", "idle"
-
-
-class Verdict(Message, frozen=True):
-    """What slows a training.
-
-    Example:
-        >>> judge(Recording()).text
-        'Idle: no claim is open, and nothing was recorded.'
-    """
-
-    text: str
-    """The verdict in words."""
-    state: str
-    """"flowing": nothing slows the last tasks down. "slow": they wait for another task, or have too much to do.
-    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens."""
-    stage: str | None = None
-    """The slowest task; None if nothing is slow, or if it is no single task."""
-    field: str | None = None
-    """The field that is missing, which the slowest task puts; None if nobody waits for a field of it."""
-    wait_share: float = 0.0
-    """The share of its time, from 0 to 1, for which the task at the end of the pipeline waits; if none does, for which
-    the producer is held that is held most."""
-    queue_rows: int = 0
-    """The rows that are ready for the slowest task and not claimed."""
-    queue_growth: float = 0.0
-    """The rows by which this queue grows, in rows per second; negative if it shrinks."""
-    since: float | None = None
-    """When the rate of the slowest task changed last by more than 25 %, or the number of its ranks, in Unix seconds. If
-    the state is stopped or idle, when the last rows were dealt, or when anything happened last. None if nothing of this
-    was recorded."""
-    cause: str = ""
-    """Why the task is slow, as far as the timeline shows it: ranks that are gone, a slow rank, capacity or policy, a
-    field that nobody puts. "" if it shows none."""
-    advice: str = ""
-    """How many ranks the task needs: the rows that come per second, divided by those of one rank. "" if this is no more
-    than it has, or is not known."""
 
 
 def judge(recording: Recording, status: SystemStatus | None = None, seconds: float | None = None) -> Verdict:

@@ -30,6 +30,7 @@ from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
 from transfer_queue.client.data.remote_io import fetch_remote, receive_pieces
 from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections, StoredBlocks
+from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -139,6 +140,8 @@ class ClientContext:
         )
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
+        self.timeline = TimelineReader(lambda: session.clock())
+        """What this client knows of the timeline."""
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}

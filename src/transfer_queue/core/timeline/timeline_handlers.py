@@ -44,9 +44,9 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
     ring = timeline.ring
     timeline.flush()
     if request.boot != context.boot:
-        request = ReadTimeline(seconds=request.seconds)
+        request = ReadTimeline(seconds=request.seconds, most=request.most)
     if request.position is None:
-        position = asked = ring.position_at(now - request.seconds)
+        position = asked = max(ring.position_at(now - request.seconds), ring.end - request.most if request.most else 0)
     else:
         asked = min(request.position, ring.end)
         position = max(asked, ring.first)
