@@ -1,4 +1,4 @@
-"""Writes the figures of `client.stats()` to a training's own logger: TensorBoard, W&B, SwanLab, MLflow and others."""
+"""Writes the figures of `TransferQueueClient.stats` to a training's own logger: TensorBoard, W&B and others."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Write = Callable[[dict[str, float], int | None], None]
 class SummaryLogger:
     """Write how a training waits to the logger that the training already has.
 
-    Each `log` writes the figures of `client.stats()`: shares of waiting, rates, queues, staleness. In a training of
-    many ranks, one rank logs. The destination is one of these:
+    Each `log` writes the figures of `TransferQueueClient.stats`: shares of waiting, rates, queues, staleness. In a
+    training of many ranks, one rank logs. The destination is one of these:
 
     - `log_dir=`: a folder for TensorBoard. Needs the extra `tensorboard`.
     - A `SummaryWriter` of torch or tensorboardX, or any object with `add_scalar(name, value, step)`.
@@ -96,6 +96,7 @@ class SummaryLogger:
             The figures that were written.
 
         Raises:
+            InvalidArgumentError: `step` is not an integer.
             NotInitializedError: The logger was closed, or this process is not attached to a system.
 
         Example:

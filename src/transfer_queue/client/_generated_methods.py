@@ -1575,6 +1575,7 @@ class GeneratedMethods(ABC):
         *,
         batch_size: int | None = None,
         sampling_config: Mapping[str, Any] | None = None,
+        verdict: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
@@ -1590,6 +1591,7 @@ class GeneratedMethods(ABC):
             fields: The fields that the task needs. Default: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
+            verdict: True to add the verdict about the whole system as the last line. Default: False.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -1609,6 +1611,7 @@ class GeneratedMethods(ABC):
                 fields,
                 batch_size=batch_size,
                 sampling_config=sampling_config,
+                verdict=verdict,
                 timeout=timeout,
             )
         )
@@ -1623,6 +1626,7 @@ class GeneratedMethods(ABC):
         *,
         batch_size: int | None = None,
         sampling_config: Mapping[str, Any] | None = None,
+        verdict: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
@@ -1638,6 +1642,7 @@ class GeneratedMethods(ABC):
             fields: The fields that the task needs. Default: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
+            verdict: True to add the verdict about the whole system as the last line. Default: False.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -1657,6 +1662,7 @@ class GeneratedMethods(ABC):
                 fields,
                 batch_size=batch_size,
                 sampling_config=sampling_config,
+                verdict=verdict,
                 timeout=timeout,
             )
         )

@@ -15,6 +15,7 @@ from transfer_queue.display import (
     listed,
     short_name,
     short_repr,
+    short_text,
     size_text,
 )
 from transfer_queue.messages.descriptors import DISK
@@ -78,7 +79,7 @@ def status_line(partitions: Sequence[PartitionProgress], trouble: str, verdict: 
     """Return a status as one line. It begins with the verdict, if there is one."""
     names = listed([partition.name for partition in partitions])
     blocked = f", trouble: {short_repr(trouble, 100)}" if trouble else ""
-    judged = f"{short_repr(verdict, 200)}, " if verdict else ""
+    judged = f"{short_text(verdict, 240)!r}, " if verdict else ""
     return f"SystemStatus({judged}{summary_of(partitions)}, partitions {names}{blocked})"
 
 

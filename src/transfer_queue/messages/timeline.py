@@ -22,6 +22,10 @@ class Introduce(Request, frozen=True):
     pid: Natural = 0
 
 
+class Leave(Request, frozen=True):
+    """Say that the client closes in order, so that the end of its connections is no failure. The reply is `Done`."""
+
+
 class ReadTimeline(Request, frozen=True):
     """Ask for the next events of the timeline. The reply is a `TimelineReply`."""
 
@@ -67,11 +71,13 @@ class OpenWait(Message, frozen=True):
     fields: list[str]
     """The fields of a claim; empty for a put."""
     rows: int
-    """The number of rows that it waits to get, or to put."""
+    """The number of rows that it waits to get, or to put; with `demand` the number of groups that it would make."""
     holds: bool = False
-    """True for a put or reservation, which waits for capacity or for a policy version; False for a claim."""
+    """True for a producer, which waits for capacity, a policy version or group demand; False for a claim."""
     ahead: bool = False
     """True if the claim is ahead of the batch that its rank needs now, so that its rank does not wait."""
+    demand: bool = False
+    """True for a producer that waits for group demand."""
 
 
 class TimelineReply(Reply, frozen=True):
@@ -101,7 +107,7 @@ class TimelineReply(Reply, frozen=True):
     fields: dict[int, list[str]]
     """Number -> fields, from `ReadTimeline.fields` on."""
     open: list[OpenWait] = []
-    """The claims, puts and reservations that wait now, the oldest first, if `position` is `end`; otherwise empty."""
+    """The claims and producers that wait now, the oldest first, if `position` is `end`; otherwise empty."""
     connected: list[str] = []
     """The clients that are connected now, if `position` is `end`; otherwise empty."""
 

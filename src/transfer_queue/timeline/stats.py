@@ -1,4 +1,4 @@
-"""The figures of `client.stats()`: the account of time as a flat dict, with names that stay the same."""
+"""The figures of `TransferQueueClient.stats`: the account of time as a flat dict, with names that stay the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _first_moment(recording: Recording, since: float | None) -> float:
         if recording.from_boot:
             start = max(start, recording.start)
     if len(recording.events) >= recording.limit:
-        start = max(start, float(recording.events["time"][0]))
+        start = max(start, recording.start)
     return min(start, recording.now)
 
 

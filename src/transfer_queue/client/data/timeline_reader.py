@@ -11,7 +11,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.timeline import ReadTimeline, TimelineReply, Verdict
 from transfer_queue.net.calls import Call
-from transfer_queue.timeline.recording import Recording
+from transfer_queue.timeline.recording import EVENTS, Recording
 from transfer_queue.timeline.stats import TaskLabels, make_stats
 from transfer_queue.timeline.verdict import judge
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 VERDICT_SECONDS = 1.0
 """The verdict of a status is at most this old, so that reading a status often costs no more."""
 EVENTS_OF_A_LONG_WAIT = 1 << 14
-"""The events from which the verdict in the log of a long wait is made: four replies, because many ranks log at once."""
+"""The events of which the verdict in the log of a long wait is made: four replies, because many ranks log at once."""
 
 Ask = Callable[[ReadTimeline], Generator[Call, AnyReply, TimelineReply]]
 
@@ -32,12 +32,15 @@ class TimelineReader:
 
     Args:
         clock: Seconds, for the age of the last verdict.
+        limit: The number of events that are kept at most.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], limit: int = EVENTS) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._recording = Recording()
+        self._recording = Recording(limit=limit)
+        self.begun = False
+        """Whether anything was read, so that only new events must be read."""
         self._verdict: tuple[float, Verdict] | None = None
         self._labels = TaskLabels()
         self._stats_until: float | None = None
@@ -52,6 +55,7 @@ class TimelineReader:
             with self._lock:
                 if self._recording.request() == request:  # otherwise another thread has added this reply meanwhile
                     self._recording.add(reply)
+                    self.begun = True
                     caught_up = self._recording.caught_up
 
     def recent_verdict(self) -> Verdict | None:

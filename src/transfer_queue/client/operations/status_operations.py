@@ -11,6 +11,7 @@ import torch
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
 from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
@@ -198,6 +199,7 @@ class StatusOperations(DataPath):
         *,
         batch_size: int | None = None,
         sampling_config: Mapping[str, Any] | None = None,
+        verdict: bool = False,
         timeout: float | None = None,
     ) -> Operation[str]:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
@@ -213,6 +215,7 @@ class StatusOperations(DataPath):
             fields: The fields that the task needs. Default: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
+            verdict: True to add the verdict about the whole system as the last line. Default: False.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -229,7 +232,9 @@ class StatusOperations(DataPath):
         sampling = arguments.encoded_sampling_config(sampling_config)
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
-        return str((yield from self._ask(request, Done, timeout)).value)
+        added = arguments.validated_bool(verdict, "verdict")
+        text = str((yield from self._ask(request, Done, timeout)).value)
+        return with_verdict(text, (yield from self._bottleneck())) if added else text
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
         """Return the verdict, the progress of every partition by field and task, and the counters of the controller.

@@ -13,8 +13,9 @@ from transfer_queue.core.timeline.number_tables import cut_names, cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.messages.timeline import Introduce, OpenWait, ReadTimeline, TimelineReply
+from transfer_queue.messages.timeline import Introduce, Leave, OpenWait, ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import EVENT
 
 MAX_EVENTS = 4_096
@@ -35,6 +36,13 @@ def handle_introduce(context: ControllerContext, caller: Caller, request: Introd
     context.timeline.flush()  # its earlier events are in its former lane
     known = context.state.introductions.get(caller.client) == request
     return Decision([] if known else [r.ClientIntroduced(caller.client, request)], Done)
+
+
+@handles(Leave, reads=True)
+def handle_leave(context: ControllerContext, caller: Caller, request: Leave) -> Done:
+    """Remember until the last connection of the client ends that the client closes it."""
+    context.connections.note_leaving(caller.client)
+    return Done()
 
 
 @handles(ReadTimeline, reads=True)
@@ -90,7 +98,7 @@ def _named_events(timeline: TimelineRecorder, position: int, lane: int, partitio
 
 
 def _open_waits(context: ControllerContext) -> list[OpenWait]:
-    """Return the claims, puts and reservations that wait, those that have waited longest first."""
+    """Return the claims and producers that wait, those that have waited longest first."""
     found: list[OpenWait] = []
     lanes = context.timeline.lanes
     for waiting in islice(context.state.waiting.by_waiter.values(), MAX_EXAMINED):
@@ -109,6 +117,9 @@ def _open_waits(context: ControllerContext) -> list[OpenWait]:
         elif isinstance(request, (Publish, Reserve)):
             lane = lanes.of_client(client)
             found.append(OpenWait(lane, waiting.since, cut_text(request.partition), [], request.count, holds=True))
+        elif isinstance(request, TakeGroupDemand):
+            lane, partition = lanes.of_client(client), cut_text(request.partition)
+            found.append(OpenWait(lane, waiting.since, partition, [], request.most or 0, holds=True, demand=True))
     return found
 
 
