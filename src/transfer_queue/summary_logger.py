@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from transfer_queue.attachment import current_client
 from transfer_queue.client import TransferQueueClient
@@ -20,12 +20,22 @@ from transfer_queue.utils.logging_utils import get_logger
 
 __all__ = ["SummaryLogger"]
 
+
+class Tracker(NamedTuple):
+    """A package whose active run can be found."""
+
+    begin: str
+    """The call that begins a run."""
+    active_run: Callable[[Any], Any]
+    """Returns the active run of the module; None if there is none. It may also raise an error then."""
+
+
 TRACKERS = {
-    "wandb": "pip install wandb",
-    "swanlab": "pip install swanlab",
-    "mlflow": "pip install mlflow",
+    "wandb": Tracker("wandb.init()", lambda module: module.run),
+    "swanlab": Tracker("swanlab.init()", lambda module: module.get_run()),
+    "mlflow": Tracker("mlflow.start_run()", lambda module: module.active_run()),
 }
-"""The trackers that a name can stand for, and how each is installed."""
+"""The trackers that a name or a module can stand for."""
 FLUSH_SECONDS = 10
 """TensorBoard's files are at most this old, in seconds."""
 
@@ -163,11 +173,13 @@ class SummaryLogger:
 
     def _write_to(self, destination: Any) -> Write:
         """Return the function that writes to a destination."""
-        found = _active_run(destination) if isinstance(destination, str) else destination
-        package = _package_of(found)
-        if package == "mlflow":
+        found = _module_of(destination) if isinstance(destination, str) else destination
+        if isinstance(found, ModuleType) and found.__name__ in TRACKERS:
+            found = _active_run(found)
+        package = type(found).__module__.partition(".")[0]
+        if package == "mlflow" and hasattr(found, "info"):
             return self._at_seconds(_write_to_mlflow(found))
-        if package == "wandb":
+        if package == "wandb" and hasattr(found, "log"):
             return _write_to_wandb(found)
         if _accepts(found, "add_scalar", "name", 0.0, 0):
             return self._at_seconds(_write_scalars(found))
@@ -212,8 +224,8 @@ def _tensorboard_writer(log_dir: str | os.PathLike[str]) -> Any:
     return SummaryWriter(os.fspath(log_dir), flush_secs=FLUSH_SECONDS)
 
 
-def _active_run(name: str) -> Any:
-    """Return the module of a tracker by its name."""
+def _module_of(name: str) -> ModuleType:
+    """Return the module of a tracker."""
     if name not in TRACKERS:
         folder = " A folder for TensorBoard is passed as log_dir=." if os.sep in name or name == "tensorboard" else ""
         raise InvalidArgumentError(
@@ -223,13 +235,19 @@ def _active_run(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise InvalidArgumentError(f"{name} is not installed ({error}): {TRACKERS[name]}") from error
+        raise InvalidArgumentError(f"{name} is not installed ({error}): pip install {name}") from error
 
 
-def _package_of(destination: Any) -> str:
-    """Return the package that defines a module, or the class of an object."""
-    name = destination.__name__ if isinstance(destination, ModuleType) else type(destination).__module__
-    return str(name).partition(".")[0]
+def _active_run(module: ModuleType) -> Any:
+    """Return the active run of a tracker in this process."""
+    name = module.__name__
+    try:
+        run = TRACKERS[name].active_run(module)
+    except Exception:
+        run = None
+    if run is None:
+        raise InvalidArgumentError(f"{name} has no active run; call {TRACKERS[name].begin} first, or pass a run")
+    return run
 
 
 def _accepts(destination: Any, method: str, *values: Any, **named: Any) -> bool:
@@ -254,25 +272,14 @@ def _write_values(function: Callable[..., Any]) -> Write:
     return lambda values, step: function(values, step=step)
 
 
-def _write_to_mlflow(destination: Any) -> Write:
+def _write_to_mlflow(run: Any) -> Write:
     """Return the function that writes to an MLflow run, in any thread: the active run is one of the calling thread."""
-    mlflow = importlib.import_module("mlflow")
-    run = mlflow.active_run() if isinstance(destination, ModuleType) else destination
-    if run is None:
-        raise InvalidArgumentError("mlflow has no active run; call mlflow.start_run() first, or pass a run")
-    if not hasattr(run, "info"):
-        raise InvalidArgumentError(
-            f"destination must be the module mlflow or a run of it, got {short_repr(destination)}"
-        )
-    identity = run.info.run_id
+    mlflow, identity = importlib.import_module("mlflow"), run.info.run_id
     return lambda values, step: mlflow.log_metrics(values, step=step, run_id=identity)
 
 
-def _write_to_wandb(destination: Any) -> Write:
+def _write_to_wandb(run: Any) -> Write:
     """Return the function that writes to a W&B run. An entry without a step is a part of the training's next entry."""
-    run = destination.run if isinstance(destination, ModuleType) else destination
-    if run is None:
-        raise InvalidArgumentError("wandb has no active run; call wandb.init() first, or pass a run")
 
     def write(values: dict[str, float], step: int | None) -> None:
         if step is None:
