@@ -59,7 +59,7 @@ def make_stats(recording: Recording, status: SystemStatus, since: float | None, 
         labels: The names of tasks.
     """
     start = _first_moment(recording, since)
-    seconds = recording.now - start
+    seconds = max(recording.now - start, 0.0)
     table = EventTable(recording)
     puts = table.of(EventKind.PUT)
     nbytes = float(puts.column("bytes")[puts.first_after(start) :].sum())
@@ -80,14 +80,12 @@ def make_stats(recording: Recording, status: SystemStatus, since: float | None, 
 
 def _first_moment(recording: Recording, since: float | None) -> float:
     """Return the first moment that is measured: nothing before it is known, or wanted."""
-    start = recording.now - recording.seconds if since is None else max(since, recording.now - recording.seconds)
-    if since is None:
-        start = max(recording.now - WINDOW, start)
-        if recording.from_boot:
-            start = max(start, recording.start)
+    start = max(recording.now - WINDOW if since is None else since, recording.now - recording.seconds)
+    if since is None and recording.from_boot:
+        start = max(start, recording.start)
     if len(recording.events) >= recording.limit:
         start = max(start, recording.start)
-    return min(start, recording.now)
+    return start
 
 
 def _system_figures(status: SystemStatus) -> dict[str, float]:
