@@ -174,8 +174,9 @@ def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
 def _sentence(subject: str, clauses: list[str]) -> str:
     words = "; ".join(clause for clause in clauses if clause)
     text = f"{subject}: {words}" if subject and words else subject or words
-    # The names of tasks keep their case.
-    return text.replace("no single", "No single", 1) + "." if text else ""
+    if text.startswith(("no single", "a client without")):  # the names of tasks keep their case
+        text = text[0].upper() + text[1:]
+    return f"{text}." if text else ""
 
 
 def _ways(found: Bottleneck) -> list[str]:
