@@ -14,6 +14,7 @@ from transfer_queue.messages.progress import (
     UnitProgress,
 )
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 
 
 def partition(name: str, fields: int = 2, tasks: int = 1) -> PartitionProgress:
@@ -31,6 +32,16 @@ def test_the_repr_is_a_line() -> None:
         "trouble: 'the disk is full')"
     )
     assert len(repr(SystemStatus([partition("x" * 1000)] * 1000, {}, trouble="y" * 10_000))) < 400
+
+
+def test_the_verdict_comes_first() -> None:
+    evil = "reward <b>is</b> the slowest stage\n" + "x" * 1000
+    status = SystemStatus([partition("train_0")], {}, verdict=Verdict(evil, "slow"))
+    assert repr(status).startswith("SystemStatus('reward <b>is</b> the slowest stage\\nx")
+    assert len(repr(status)) < 400
+    text = check_html(status._repr_html_()).text
+    assert text.startswith("SystemStatus 1 partition, 1,024 samples, 3.0 MiB'reward <b>is</b> the slowest stage\\nx")
+    assert text.index("train_0") < 900
 
 
 def test_a_notebook_shows_partitions_fields_tasks_and_units() -> None:

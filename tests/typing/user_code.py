@@ -40,6 +40,15 @@ def key_value() -> None:
     tq.kv_clear(["a"], "train_0")
 
 
+def waits(run: Any) -> None:
+    client = tq.get_client()
+    assert_type(client.status().verdict, tq.Verdict)
+    assert_type(client.verdict().stage, str | None)
+    assert_type(client.stats(), dict[str, float])
+    with tq.SummaryLogger(run, every=10.0) as logger, tq.SummaryLogger(log_dir="runs/x"):
+        assert_type(logger.log(3), dict[str, float])
+
+
 def changes() -> None:
     client = tq.get_client()
     change = client.wait_for_change("train_0", where={"status": "ready"}, timeout=5)

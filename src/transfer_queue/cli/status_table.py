@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from transfer_queue.cli.shell.json_output import plain, system_as_json
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import printable_name, size_text
@@ -16,8 +18,8 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
+    from transfer_queue.messages.timeline import Verdict
     from transfer_queue.node.system.launcher import RunningSystem
-    from transfer_queue.timeline.verdict import Verdict
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows per second that were produced or consumed."""
@@ -124,4 +126,5 @@ def status_as_json(status: SystemStatus, speeds: Rates | None = None) -> dict[st
 
 def json_line(system: RunningSystem, status: SystemStatus, verdict: Verdict, speeds: Rates | None = None) -> str:
     """Return one line of JSON with the system, the verdict, the progress and the rates."""
-    return json.dumps({"system": system_as_json(system), "verdict": plain(verdict), **status_as_json(status, speeds)})
+    judged = msgspec.structs.replace(status, verdict=verdict)
+    return json.dumps({"system": system_as_json(system), **status_as_json(judged, speeds)})

@@ -20,13 +20,14 @@ class EventKind(enum.IntEnum):
     PUT = 4
     """A put was published. `block` is the number of its block."""
     HOLD = 5
-    """A put or reservation does not wait for capacity or a policy version any more. `since` is when it was parked."""
+    """A producer does not wait any more: with a put or reservation for capacity or a policy version, or for group
+    demand. `since` is when it was parked."""
     ACK = 6
     """Rows of a lease were acknowledged."""
     POLICY = 7
     """A policy version was set; `rows` is the version."""
     GONE = 8
-    """The last connection of the lane's client has ended."""
+    """The last connection of the lane's client has ended, because the client closed (CLOSED) or its process died."""
     CLEAR = 9
     """Rows were cleared, by the lane's client or by a rule of the partition."""
     RETURN = 10
@@ -41,6 +42,10 @@ NEW_ROWS = 4
 """A flag of PUT: its rows did not exist before."""
 WHOLE = 8
 """A flag of CLEAR: all rows of the partition that were left, and the partition; `rows` is then 0."""
+DEMAND = 16
+"""A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""
+CLOSED = 32
+"""A flag of GONE: the client had said that it closes, so that its end is no failure."""
 
 PACKING = struct.Struct("<ddBBHIIIIIQQfi")
 """How the controller packs one event."""
