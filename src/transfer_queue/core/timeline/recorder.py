@@ -21,6 +21,7 @@ from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK
 from transfer_queue.core.timeline.event_ring import SIZE, EventRing
 from transfer_queue.core.timeline.number_tables import MAX_FIELDS, MAX_NAMES, FieldTable, LaneTable, PartitionTable
 from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
+from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.puts import Publish, Reserve
@@ -69,6 +70,8 @@ class TimelineRecorder:
         self.lanes = LaneTable(self.ring, state.introductions)
         self.partitions = PartitionTable(self.ring)
         self.fields = FieldTable(self.ring)
+        self.tasks = TaskMeasures(self.ring, self.lanes)
+        """What metrics say of each task. `flush` must have run."""
         self.wall = 0.0
         """Unix seconds minus the controller's time. The server sets it."""
         self.arrived: float | None = None
@@ -261,6 +264,8 @@ class TimelineRecorder:
                 time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes, block, age, staleness,
             )  # fmt: skip
             ring.end = end + 1
+        if ring.end >= self.tasks.due:
+            self.tasks.count_events()
 
     def _names_of(self, schema: Schema) -> tuple[str, ...]:
         """Return the names of the fields of a schema, the first ones if there are very many."""

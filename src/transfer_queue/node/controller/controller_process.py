@@ -105,7 +105,7 @@ def build_controller(
     for listener in sockets.controller:
         server.inherit(listener, secret)
     if sockets.metrics is not None:
-        _serve_metrics(server, service, controller, sockets.metrics)
+        _serve_metrics(server, service, controller, sockets.metrics, settings.metrics_compatible_names)
     return server
 
 
@@ -126,7 +126,11 @@ def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: An
 
 
 def _serve_metrics(
-    server: ServerLoop, service: ControllerService, controller: Controller, listener: socket.socket
+    server: ServerLoop,
+    service: ControllerService,
+    controller: Controller,
+    listener: socket.socket,
+    compatible_names: bool,
 ) -> None:
     """Serve metrics, and write their endpoint into the configuration for attaching clients."""
     from transfer_queue.metrics.exposition import exposition
@@ -136,6 +140,6 @@ def _serve_metrics(
     meter = ProcessMetrics(server, service.load)
     collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
     service.told = collector.units.take_answer
-    endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
+    endpoint = serve_metrics(listener, lambda: exposition(collector.collect(), compatible_names))
     config = {**msgspec.json.decode(controller.context.config), "metrics_endpoint": endpoint}
     controller.context.config = msgspec.json.encode(config).decode()
