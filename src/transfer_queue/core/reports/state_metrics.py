@@ -99,7 +99,6 @@ def _add_tasks(context: ControllerContext, found: StateMeasures, now: float) -> 
     if not timeline.ring.capacity:
         return
     timeline.flush()
-    timeline.tasks.count_events()
     waiting = list(context.state.waiting.by_waiter.values())
     clients = [client for client, connections in context.connections.peers.items() if connections]
     for name, values in (yield from timeline.tasks.measure(waiting, clients, now)).items():

@@ -265,7 +265,8 @@ class TimelineRecorder:
             )  # fmt: skip
             ring.end = end + 1
         if ring.end >= self.tasks.due:
-            self.tasks.count_events()
+            for _ in self.tasks.count_events():
+                pass
 
     def _names_of(self, schema: Schema) -> tuple[str, ...]:
         """Return the names of the fields of a schema, the first ones if there are very many."""

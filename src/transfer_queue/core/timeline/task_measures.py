@@ -1,11 +1,13 @@
 """What metrics say of each task, counted from the events of the timeline: time waited, time in queue, staleness.
 
-Events are counted many at a time, as arrays, before the ring overwrites them. So a put or claim costs nothing more.
+Events are counted many at a time, as arrays: at a scrape, and between scrapes before the ring overwrites them. A system
+whose metrics nobody reads counts nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter, deque
 from collections.abc import Generator, Iterable
 
 import numpy as np
@@ -20,13 +22,17 @@ from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, W
 from transfer_queue.timeline.events import AHEAD, EVENT, EventKind
 
 AT_ONCE = 2_048
-"""Events that are counted together, and the number of new events after which they are."""
+"""Events that are counted together, and the number of new events after which they are, once there was a scrape."""
 IN_A_STEP = 256
 """Waits, or clients, that one step of `TaskMeasures.measure` looks at."""
 MAX_SPANS = 64
 """Spans of time that are remembered of one lane."""
-SAMPLES, CAPACITY = "samples", "capacity"
+MAX_KNOWN = 1 << 21
+"""Lanes from this number on count for the task OTHER."""
+REASONS = "samples", "capacity"
 """What a request waits for: a claim for samples; a put or reservation for capacity or a policy version."""
+SAMPLES, CAPACITY = range(2)
+"""The numbers of these reasons."""
 
 Series = dict[str, dict[tuple[str, ...], float]]
 
@@ -40,92 +46,108 @@ class TaskMeasures:
     """
 
     def __init__(self, ring: EventRing, lanes: LaneTable) -> None:
-        self.due = 0
+        self.due = math.inf
         """The position of the ring from which on `count_events` must be called before more events are written."""
         self._ring = ring
         self._lanes = lanes
         self._position = 0
         self._tasks: dict[str, int] = {}
         """Task -> its number in the histograms. At most MOST_NAMES tasks have one, and OTHER."""
-        self._task_of_lane: dict[int, int] = {}
+        self._task_of_lane = np.full(1024, -1, np.int16)
+        """The number of the task of each lane; -1 if the lane has not been seen yet."""
         self._queue = _TaskHistograms(WAIT_BOUNDS)
         self._staleness = _TaskHistograms(STALENESS_BOUNDS)
-        self._waited = defaultdict[tuple[int, str], float](float)
-        """(number of the task, SAMPLES or CAPACITY) -> seconds of waits that have ended."""
+        self._waited = np.zeros((MOST_NAMES + 1) * len(REASONS))
+        """The seconds of waits that have ended, for each task and reason."""
         self._reported: dict[tuple[str, ...], float] = {}
         """The seconds that the last scrape has reported. A counter must not decrease."""
-        self._spans: dict[tuple[int, str], list[tuple[float, float]]] = {}
-        """(lane, SAMPLES or CAPACITY) -> times in which it waited, ascending and disjoint, the last MAX_SPANS."""
-        self._schedule()
-
-    def _schedule(self) -> None:
-        self.due = self._position + min(AT_ONCE, max(self._ring.capacity // 2, 1))
+        self._spans: dict[int, deque[float]] = {}
+        """Lane and reason -> the start and end of each time in which it waited, ascending and disjoint."""
 
     # ------------------------------------------------------------ counting
 
-    def count_events(self) -> None:
-        """Count the events that are new in the ring."""
-        ring, position = self._ring, max(self._position, self._ring.first)
-        while position < ring.end:
+    def count_events(self) -> Generator[None, None, None]:
+        """Count the events that are new in the ring, in steps."""
+        ring = self._ring
+        between = min(AT_ONCE, max(ring.capacity // 2, 1))
+        self.due = self._position + between
+        while self._position < ring.end:
+            position = max(self._position, ring.first)
             count = min(AT_ONCE, ring.end - position)
+            self._position = position + count
+            self.due = self._position + between
             self._count(np.frombuffer(ring.read(position, count), EVENT))
-            position += count
-        self._position = position
-        self._schedule()
+            yield
 
     def _count(self, events: np.ndarray) -> None:
-        kinds = events["kind"]
-        claims = events[kinds == EventKind.CLAIM]
-        if len(claims):
-            tasks = self._tasks_of(claims["lane"])
-            age, staleness = claims["age"].astype("f8"), claims["staleness"]
-            self._queue.add(tasks[age >= 0], age[age >= 0])
-            self._staleness.add(tasks[staleness >= 0], staleness[staleness >= 0])
-        waits = events[(kinds == EventKind.WAIT) | (kinds == EventKind.HOLD)]
-        waits = waits[waits["flags"] & AHEAD == 0]  # these ranks have what they need
-        reasons = np.where(waits["kind"] == EventKind.WAIT, SAMPLES, CAPACITY).tolist()
-        columns = (waits[name].tolist() for name in ("lane", "since", "time"))
-        for task, reason, lane, since, time in zip(self._tasks_of(waits["lane"]).tolist(), reasons, *columns):
-            self._waited[task, reason] += self._add_span(lane, reason, since, time)
-        for lane in events["lane"][kinds == EventKind.GONE].tolist():
-            for reason in (SAMPLES, CAPACITY):
-                self._spans.pop((lane, reason), None)
+        kinds, lanes = events["kind"], events["lane"]
+        tasks = self._tasks_of(lanes)
+        claims = kinds == EventKind.CLAIM
+        age, staleness = events["age"].astype("f8"), events["staleness"]
+        known = claims & (age >= 0)
+        self._queue.add(tasks[known], age[known])
+        known = claims & (staleness >= 0)
+        self._staleness.add(tasks[known], staleness[known])
+        holds = kinds == EventKind.HOLD
+        waits = (holds | (kinds == EventKind.WAIT)) & (events["flags"] & AHEAD == 0)  # ahead: it has what it needs
+        cells = lanes[waits].astype(np.int64) * len(REASONS) + holds[waits]
+        seconds = self._add_spans(cells, events["since"][waits], events["time"][waits])
+        self._waited += np.bincount(
+            tasks[waits] * len(REASONS) + holds[waits], seconds, minlength=len(self._waited)
+        )  # fmt: skip
+        for lane in lanes[kinds == EventKind.GONE].tolist():
+            for reason in range(len(REASONS)):
+                self._spans.pop(lane * len(REASONS) + reason, None)
 
     def _tasks_of(self, lanes: np.ndarray) -> np.ndarray:
         """Return the number of the task of each lane."""
-        distinct, where = np.unique(lanes, return_inverse=True)
-        return np.array([self._task_of(lane) for lane in distinct.tolist()], np.int64)[where]
+        highest = min(int(lanes.max()), MAX_KNOWN)
+        if highest >= len(self._task_of_lane):
+            more = np.full(2 * highest + 1 - len(self._task_of_lane), -1, np.int16)
+            self._task_of_lane = np.concatenate([self._task_of_lane, more])
+        lanes = np.minimum(lanes, MAX_KNOWN)
+        found = self._task_of_lane[lanes]
+        if (found < 0).any():
+            for lane in set(lanes[found < 0].tolist()):
+                self._task_of_lane[lane] = self._task_of(lane)
+            found = self._task_of_lane[lanes]
+        numbers: np.ndarray = found.astype(np.int64)
+        return numbers
 
     def _task_of(self, lane: int) -> int:
-        found = self._task_of_lane.get(lane)
-        if found is None:
-            if len(self._task_of_lane) >= 4 * MAX_LANES:
-                self._task_of_lane.clear()
-            known = self._lanes.values.get(lane)
-            found = self._task_of_lane[lane] = self._number_of(OTHER if known is None else known[1].task)
-        return found
+        known = self._lanes.values.get(lane)
+        return self._number_of(OTHER if known is None or lane >= MAX_KNOWN else known[1].task)
 
     def _number_of(self, task: str) -> int:
         if task not in self._tasks and len(self._tasks) >= MOST_NAMES:
             task = OTHER
         return self._tasks.setdefault(task, len(self._tasks))
 
-    def _add_span(self, lane: int, reason: str, since: float, time: float) -> float:
-        """Remember that a lane waited from `since` to `time`. Returns for how much of it no other wait was counted."""
-        spans = self._spans.get((lane, reason))
-        if spans is None:
-            if len(self._spans) >= 2 * MAX_LANES:
-                self._spans.clear()
-            spans = self._spans[lane, reason] = []
-        covered = 0.0
-        while spans and spans[-1][1] >= since:  # waits end in order, so these spans end before `time`
-            start, end = spans.pop()
-            covered += end - start
-            since = min(since, start)
-        spans.append((since, time))
-        if len(spans) > MAX_SPANS:
-            del spans[0]
-        return max(0.0, time - since - covered)
+    def _add_spans(self, cells: np.ndarray, since: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Remember when lanes waited. Returns for how much of each time no other wait was counted.
+
+        Args:
+            cells: Lane and reason of each wait.
+            since: When it began.
+            time: When it ended, ascending.
+        """
+        seconds, all_spans = time - since, self._spans
+        for at, (cell, start, end) in enumerate(zip(cells.tolist(), since.tolist(), time.tolist())):
+            spans = all_spans.get(cell)
+            if spans is None:
+                if len(all_spans) >= 2 * MAX_LANES:
+                    all_spans.clear()
+                spans = all_spans[cell] = deque(maxlen=2 * MAX_SPANS)
+            elif start <= spans[-1]:
+                begun = start
+                while spans and spans[-1] >= begun:  # waits end in order, so these spans end before `end`
+                    last, first = spans.pop(), spans.pop()
+                    seconds[at] -= min(last, end) - max(first, begun)
+                    start = min(start, first)
+            spans.append(start)
+            spans.append(end)
+        uncovered: np.ndarray = np.maximum(seconds, 0.0)
+        return uncovered
 
     # ------------------------------------------------------------ reading
 
@@ -136,9 +158,7 @@ class TaskMeasures:
     def measure(
         self, waiting: Iterable[ParkedRequest], clients: Iterable[str], now: float
     ) -> Generator[None, None, Series]:
-        """Return what is measured of each task, by name and label values. The caller does other work between steps.
-
-        `events` of the ring must have been counted.
+        """Count the new events, and return what is measured of each task, by name and label values, in steps.
 
         Args:
             waiting: The requests that wait now.
@@ -146,10 +166,10 @@ class TaskMeasures:
             now: The time on the controller's clock.
 
         Returns:
-            "task_wait_seconds": (task, what it waits for) -> the seconds for which its clients have waited, including
-            waits that have not ended. "task_clients": (task,) -> the connected clients that have worked for it.
+            "task_wait_seconds": (task, reason) -> the seconds for which its clients have waited, including waits that
+            have not ended. "task_clients": (task,) -> the connected clients that have worked for it.
         """
-        open_since: dict[tuple[int, str], float] = {}
+        open_since: dict[tuple[int, int], float] = {}
         for number, request in enumerate(waiting):
             wait = self._open_wait(request)
             if wait is not None:
@@ -161,19 +181,27 @@ class TaskMeasures:
             counts.update(map(self._number_of, self._lanes.tasks_of(client)))
             if number % IN_A_STEP == IN_A_STEP - 1:
                 yield
+        yield from self.count_events()
         waited = self._waited.copy()
-        for (lane, reason), since in open_since.items():
-            spans = [span for span in self._spans.get((lane, reason), ()) if span[1] > since]
-            covered = sum(end - max(start, since) for start, end in spans)
-            waited[self._task_of(lane), reason] += max(0.0, now - since - covered)
+        for number, ((lane, reason), since) in enumerate(open_since.items()):
+            (task,) = self._tasks_of(np.array([lane]))
+            waited[task * len(REASONS) + reason] += self._uncovered(lane * len(REASONS) + reason, since, now)
+            if number % IN_A_STEP == IN_A_STEP - 1:
+                yield
         names = list(self._tasks)
-        for (task, reason), seconds in waited.items():
-            key = names[task], reason
-            self._reported[key] = max(seconds, self._reported.get(key, 0.0))
+        for cell in np.flatnonzero(waited).tolist():
+            key = names[cell // len(REASONS)], REASONS[cell % len(REASONS)]
+            self._reported[key] = max(waited[cell].item(), self._reported.get(key, 0.0))
         clients_of: dict[tuple[str, ...], float] = {(names[task],): count for task, count in counts.items()}
         return {"task_wait_seconds": dict(self._reported), "task_clients": clients_of}
 
-    def _open_wait(self, waiting: ParkedRequest) -> tuple[int, str] | None:
+    def _uncovered(self, cell: int, since: float, now: float) -> float:
+        """Return for how much of an open wait no other wait of this lane and reason was counted."""
+        bounds = list(self._spans.get(cell, ()))
+        spans = zip(bounds[::2], bounds[1::2])
+        return max(0.0, now - since - sum(end - max(start, since) for start, end in spans if end > since))
+
+    def _open_wait(self, waiting: ParkedRequest) -> tuple[int, int] | None:
         """Return the lane that waits, and what for; None if a client does not wait for it."""
         request = waiting.request
         if isinstance(request, Claim):
