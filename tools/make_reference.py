@@ -17,7 +17,8 @@ from pathlib import Path
 
 from transfer_queue import cli, errors
 from transfer_queue.metrics.compatible import COMPATIBLE
-from transfer_queue.metrics.families import FAMILIES, Family
+from transfer_queue.metrics.declaration import Family
+from transfer_queue.metrics.families import FAMILIES
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
 HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->\n\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from transfer_queue.messages.progress import TaskProgress, Timing
-from transfer_queue.metrics.families import Family
+from transfer_queue.metrics.declaration import Family
 from transfer_queue.metrics.samples import (
     Sample,
     Samples,

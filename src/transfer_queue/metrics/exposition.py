@@ -7,7 +7,8 @@ from itertools import accumulate
 
 from transfer_queue.messages.progress import Timing
 from transfer_queue.metrics.compatible import COMPATIBLE
-from transfer_queue.metrics.families import FAMILIES, Family
+from transfer_queue.metrics.declaration import Family
+from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.metrics.samples import LabelValues, Value
 from transfer_queue.metrics.snapshot import Snapshot
 
