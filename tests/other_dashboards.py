@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -48,7 +49,7 @@ def wheel() -> Path:
     path = folder / FILE
     if not path.exists():
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet",
-                   "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]  # fmt: skip
+                   "--retries", "1", "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]  # fmt: skip
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode or not path.exists():
             pytest.fail(
@@ -61,6 +62,7 @@ def wheel() -> Path:
     return path
 
 
+@functools.cache
 def dashboards() -> dict[str, dict[str, Any]]:
     """Name -> dashboard."""
     with zipfile.ZipFile(wheel()) as archive:
