@@ -8,8 +8,10 @@ from collections import Counter, defaultdict
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from transfer_queue.metrics.compatible import COMPATIBLE
 from transfer_queue.metrics.families import FAMILIES
 
+DECLARED = {**FAMILIES, **COMPATIBLE}
 Values = dict[tuple[tuple[str, str], ...], float]
 
 
@@ -28,13 +30,16 @@ def checked(text: str) -> dict[str, Values]:
     assert max(declared.values()) == 1, "HELP and TYPE once"
     found: dict[str, Values] = defaultdict(dict)
     for family in text_string_to_metric_families(text):
-        declared = FAMILIES[family.name if family.name in FAMILIES else f"{family.name}_total"]
+        declared = DECLARED[family.name if DECLARED.get(family.name) else f"{family.name}_total"]
         assert (family.type, family.documentation) == (declared.kind, declared.help)
         for sample in family.samples:
             key = tuple(sorted(sample.labels.items()))
-            assert key not in found[sample.name], f"{sample} twice"
+            name = sample.name
+            if name not in DECLARED and name.removesuffix("_total") in DECLARED:
+                name = name.removesuffix("_total")  # the parser adds it to the name of every counter
+            assert key not in found[name], f"{sample} twice"
             assert set(sample.labels) <= {*declared.labels, "le"}
-            found[sample.name][key] = sample.value
+            found[name][key] = sample.value
         if family.type == "histogram":
             _check_histogram(family.name, found)
     return dict(found)

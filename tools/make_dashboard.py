@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.metrics.families import ROWS, Family
+from transfer_queue.metrics.declaration import Family
+from transfer_queue.metrics.families import ROWS
 
 FILE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue" / "metrics" / "grafana.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transfer_queue import cli, errors
+from transfer_queue.metrics.compatible import COMPATIBLE
+from transfer_queue.metrics.declaration import Family
 from transfer_queue.metrics.families import FAMILIES
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -78,10 +80,6 @@ def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def metrics_page() -> str:
     """Return the page of the metrics."""
-    rows = [
-        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.help)} |"
-        for name, family in FAMILIES.items()
-    ]
     return "\n".join(
         [
             HEAD.format(source="src/transfer_queue/metrics/families.py").rstrip(),
@@ -91,12 +89,25 @@ def metrics_page() -> str:
             f"The {len(FAMILIES)} metrics that a system serves if `metrics.enabled` is true.",
             "[Monitoring](../metrics.md) says how to collect them, what the labels mean, and which alerts to set.",
             "",
-            "| metric | kind | labels | meaning |",
-            "|---|---|---|---|",
-            *rows,
+            *_metrics_table(FAMILIES),
+            "",
+            "## Metrics with the names of other dashboards",
+            "",
+            f"The {len(COMPATIBLE)} metrics that a system serves in addition if `metrics.compatible_names` is true. "
+            "[Monitoring](../metrics.md#dashboards-for-the-same-interface) says which dashboards query them.",
+            "",
+            *_metrics_table(COMPATIBLE),
             "",
         ]
     )
+
+
+def _metrics_table(families: dict[str, Family]) -> list[str]:
+    rows = [
+        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.help)} |"
+        for name, family in families.items()
+    ]
+    return ["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]
 
 
 def errors_page() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -21,7 +22,9 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
+from promql import evaluate
 from transfer_queue.attachment import CURRENT
+from transfer_queue.cli.dashboard import FILE
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.metrics.families import FAMILIES
@@ -134,6 +137,7 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     client = tq.get_client()
     client.create_partition(ODD, max_deliveries=1)
     meta = client.put(rows(8), partition_id=ODD)
+    client.set_policy_version(ODD, 2)
     claimed = client.get_meta(["x"], 4, ODD, task_name="train", lease=600)
     assert client.ack(claimed.select_samples([0]))
     assert client.nack(claimed.select_samples([1]))
@@ -149,6 +153,7 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     client.put(TensorDict({"y": torch.zeros(1)}, batch_size=[1]), meta.select_samples([4]))
     waiter.join()
     assert value(waiting, "tq_longest_wait_seconds", **its) > 0
+    assert value(waiting, "tq_task_wait_seconds_total", task="train", reason="samples") > 0, "it has not ended"
 
     found = read(endpoint)
     told = {name for name in FAMILIES if name in found or f"{name}_count" in found}
@@ -178,6 +183,18 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     assert value(found, "tq_published_rows_total") == 9
     assert value(found, "tq_dealt_rows_total") == 5
     assert value(found, "tq_sampler_asked_total", sampler="FirstOnes") >= 2
+    assert value(found, "tq_queue_seconds_count", task="train") == 2
+    assert value(found, "tq_staleness_versions_sum", task="train") == 2 * 2
+    assert value(found, "tq_task_clients", task="train") == 1
+    assert value(found, "tq_ready_rows", **its) == 0
+    assert value(found, "tq_cleared_rows_total") == 2
+    waits = {"task": "train", "reason": "samples"}
+    before = value(waiting, "tq_task_wait_seconds_total", **waits)
+    assert value(found, "tq_task_wait_seconds_total", **waits) >= before
+    panels = json.loads(FILE.read_text())["panels"]
+    (share,) = (panel["targets"][0]["expr"] for panel in panels if panel["title"] == "Waiting share of each task")
+    (series,) = evaluate(re.sub(r'\w+=~"\$\w+"', "", share), [(0.0, waiting), (1.0, found)])
+    assert dict(series) == waits
     assert sum(found["tq_arena_live_bytes"].values()) > 0
     for unit, tier in TIERS.items():
         held, leased, free, largest = (

@@ -36,13 +36,15 @@ def snapshot(
     samplers: list[SamplerCost] | None = None,
     journal: JournalMeasures | None = None,
     series: Mapping[str, Mapping[tuple[str, ...], float]] | None = None,
+    timings: Mapping[str, list[Timing]] | None = None,
 ) -> Snapshot:
     found = partitions or []
     counters = {"dealt_rows": 5.0, "published_rows": 123456789.0}
     infos = [UnitInfo(number, "u.sock", "/a", node="host-1") for number in units or {}]
     live = dict.fromkeys(units or {}, 7)
     return Snapshot(
-        its or server(), counters, len(found), found, samplers or [], infos, units or {}, live, series or {}, journal
+        its or server(), counters, len(found), found, samplers or [], infos, units or {}, live, series or {}, journal,
+        timings or {},
     )  # fmt: skip
 
 
@@ -70,18 +72,31 @@ partitions = st.builds(
     st.lists(timings(LOOP_BOUNDS), max_size=3, unique_by=lambda t: t.name),
     st.lists(timings(WAIT_BOUNDS), max_size=3, unique_by=lambda t: (t.name, t.task)),
     st.dictionaries(st.tuples(names | odd, names | odd), numbers, max_size=3),
+    st.lists(timings(WAIT_BOUNDS), max_size=3, unique_by=lambda t: t.task),
+    st.booleans(),
 )
 def test_it_is_valid_whatever_things_are_called(
-    partitions: list[PartitionProgress], requests: list[Timing], waits: list[Timing], pairs: dict[tuple[str, str], int]
+    partitions: list[PartitionProgress],
+    requests: list[Timing],
+    waits: list[Timing],
+    pairs: dict[tuple[str, str], int],
+    queues: list[Timing],
+    compatible_names: bool,
 ) -> None:
     series = {
         "leases": pairs,
         "leases_granted": {k[:1]: v for k, v in pairs.items()},
         "acknowledged_rows": {k[1:]: v for k, v in pairs.items()},
         "redelivered_rows": pairs,
+        "task_wait_seconds": pairs,
+        "task_clients": {k[:1]: v for k, v in pairs.items()},
+        "ready_rows": pairs,
     }
-    text = "".join(exposition(snapshot(partitions, server(requests, waits), series=series)))
-    found = checked(text)
+    measured = snapshot(partitions, server(requests, waits), series=series, timings={"queue": queues})
+    found = checked("".join(exposition(measured, compatible_names)))
+    assert ("tq_controller_uptime_seconds" in found) == compatible_names
+    for timing in queues:
+        assert value(found, "tq_queue_seconds_sum", **({"task": timing.task} if timing.task else {})) == timing.seconds
     assert found.get("tq_rows", {}) == _sums(partitions)
     for timing in requests:
         its = {"server": "controller", "type": timing.name}

@@ -91,6 +91,10 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _is_true(name: str, text: str) -> bool:
+    return text.lower() == "true"  # OpenTelemetry says that any other text means false
+
+
 address = EnvironmentVariable[str | None](
     "TQ_ADDRESS",
     None,
@@ -167,6 +171,52 @@ terminal = EnvironmentVariable[str](
     "The type of the terminal. Commands print no colors on one of type `dumb`.",
 )
 
+otel_sdk_disabled = EnvironmentVariable[bool](
+    "OTEL_SDK_DISABLED",
+    False,
+    _is_true,
+    "A variable of OpenTelemetry: if it is true, operations have no spans.",
+)
+
+otel_traces_exporter = EnvironmentVariable[str | None](
+    "OTEL_TRACES_EXPORTER",
+    None,
+    _text,
+    "A variable of OpenTelemetry: the exporters of spans, separated by commas, such as otlp or console. none: no "
+    "exporter. Default: otlp if there is an endpoint, otherwise none. A program that sets a tracer provider does not "
+    "need it.",
+)
+
+otel_endpoint = EnvironmentVariable[str | None](
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    None,
+    _text,
+    "A variable of OpenTelemetry: the URL of the collector. The exporter reads it, and the other variables of "
+    "OpenTelemetry, such as OTEL_SERVICE_NAME, by itself.",
+)
+
+otel_traces_endpoint = EnvironmentVariable[str | None](
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    None,
+    _text,
+    "A variable of OpenTelemetry: the URL to which spans are sent, if it differs from that of other signals.",
+)
+
+otel_protocol = EnvironmentVariable[str | None](
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    None,
+    _text,
+    "A variable of OpenTelemetry: http/protobuf or grpc. grpc needs the package opentelemetry-exporter-otlp-proto-grpc."
+    " Default: http/protobuf.",
+)
+
+otel_traces_protocol = EnvironmentVariable[str | None](
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    None,
+    _text,
+    "A variable of OpenTelemetry: the protocol of spans, if it differs from that of other signals.",
+)
+
 VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     address,
     system_name,
@@ -178,5 +228,11 @@ VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     ray_address,
     no_color,
     terminal,
+    otel_sdk_disabled,
+    otel_traces_exporter,
+    otel_endpoint,
+    otel_traces_endpoint,
+    otel_protocol,
+    otel_traces_protocol,
 )
 """All variables, in the order of the reference page."""

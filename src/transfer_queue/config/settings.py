@@ -267,6 +267,13 @@ class Settings:
         "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them, "
         "including the names of partitions, fields and tasks.",
     )
+    metrics_compatible_names: bool = setting(
+        "metrics.compatible_names",
+        False,
+        Boolean(),
+        "Whether the endpoint also serves the metrics that existing dashboards for this interface query, under the "
+        "names that they query, for example `tq_partition_production_progress`.",
+    )
     live_enabled: bool = setting(
         "live.enabled",
         False,

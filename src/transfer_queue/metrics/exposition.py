@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from transfer_queue.messages.progress import Timing
-from transfer_queue.metrics.families import FAMILIES, Family
+from transfer_queue.metrics.compatible import COMPATIBLE
+from transfer_queue.metrics.declaration import Family
+from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.metrics.samples import LabelValues, Value
 from transfer_queue.metrics.snapshot import Snapshot
 
@@ -14,10 +16,15 @@ LINES = 200
 """The number of lines of a piece."""
 
 
-def exposition(snapshot: Snapshot) -> Iterator[str]:
-    """Yield the text in pieces, between which a thread can let other threads run."""
+def exposition(snapshot: Snapshot, compatible_names: bool = False) -> Iterator[str]:
+    """Yield the text in pieces, between which a thread can let other threads run.
+
+    Args:
+        snapshot: The system.
+        compatible_names: Whether to add the metrics of `metrics.compatible`. Default: False.
+    """
     lines: list[str] = []
-    for name, family in FAMILIES.items():
+    for name, family in {**FAMILIES, **(COMPATIBLE if compatible_names else {})}.items():
         found = _lines(name, family, snapshot)
         first = next(found, None)
         if first is None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
+from transfer_queue.metrics.declaration import ARENA, SERVER, Family
 from transfer_queue.metrics.samples import (
-    Samples,
     counter_of_controller,
     dropped_rows,
     journal_value,
     live_bytes,
+    named_series,
     passed_over_rows,
     per_field,
     per_partition,
@@ -20,48 +18,13 @@ from transfer_queue.metrics.samples import (
     per_server,
     per_server_and_name,
     per_task,
+    per_task_timing,
     per_unit,
     per_wait,
     series,
     servers_up,
 )
-from transfer_queue.metrics.timing import LOOP_BOUNDS, WAIT_BOUNDS
-
-SERVER = ("server", "unit")
-"""server: "controller" or "unit"; unit: the number of a storage unit, absent for the controller."""
-
-ARENA = ("unit", "tier")
-"""tier: "memory", "disk" or "store" (an external one)."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """A metric: all samples of one name."""
-
-    kind: str
-    """The type as Prometheus names it: "counter", "gauge" or "histogram"."""
-    help: str
-    """The meaning, for the endpoint, the reference page and the dashboard."""
-    labels: tuple[str, ...]
-    """The names of the labels that its samples may have."""
-    sample: Samples
-    """Returns the samples of a snapshot."""
-    combine: Callable[[tuple[float, float]], float] = sum
-    """Combines the values of two samples with equal labels. Use max for a longest time."""
-    bounds: tuple[float, ...] = ()
-    """The upper bounds of the buckets of a histogram, in seconds."""
-    panel: str = ""
-    """The title of the dashboard panel, which several metrics of a row can share. Default: a panel of its own."""
-    legend: str = ""
-    """The name of its lines in the panel, with labels as "{{label}}". Default: its labels."""
-    queries: tuple[tuple[str, str], ...] = ()
-    """The queries of the dashboard: PromQL, in which METRIC is this metric with its filter, and the name of the lines.
-
-    Default: the rate of a counter, quantiles of a histogram, and the value of a gauge.
-    """
-    shown: bool = True
-    """Whether the dashboard has the metric."""
-
+from transfer_queue.metrics.timing import LOOP_BOUNDS, STALENESS_BOUNDS, WAIT_BOUNDS
 
 ROWS: dict[str, dict[str, Family]] = {
     "Throughput and latency": {
@@ -80,6 +43,14 @@ ROWS: dict[str, dict[str, Family]] = {
             sample=counter_of_controller("dealt_rows"),
             panel="Samples per second",
             legend="dealt",
+        ),
+        "tq_cleared_rows_total": Family(
+            "counter",
+            "Samples that were removed: cleared, dropped, or finished by all tasks.",
+            (),
+            sample=series("cleared_rows"),
+            panel="Samples per second",
+            legend="removed",
         ),
         "tq_requests_total": Family(
             "counter",
@@ -125,6 +96,57 @@ ROWS: dict[str, dict[str, Family]] = {
             sample=per_server_and_name(lambda server: server.failures),
             panel="Servers and errors",
             legend="{{server}} {{unit}}: {{error}} per second",
+        ),
+    },
+    "Where tasks wait": {
+        "tq_task_wait_seconds_total": Family(
+            "counter",
+            "Time for which the clients of a task have waited, for samples or for capacity, including waits that have "
+            "not ended. Waits of one client that overlap count once.",
+            ("task", "reason"),
+            sample=named_series("task_wait_seconds"),
+            panel="Waiting share of each task",
+            queries=(
+                (
+                    "sum by (task, reason) (rate(METRIC[$__rate_interval]))"
+                    ' / on (task) group_left sum by (task) (tq_task_clients{job=~"$job"} > 0)',
+                    "{{task}} waits for {{reason}}",
+                ),
+            ),
+        ),
+        "tq_task_clients": Family(
+            "gauge",
+            "Connected clients that have worked for a task.",
+            ("task",),
+            sample=named_series("task_clients"),
+            panel="Clients of each task",
+            legend="{{task}}",
+        ),
+        "tq_ready_rows": Family(
+            "gauge",
+            "Samples that a task could fetch now: they have the fields of its last fetch, and it has not got them yet.",
+            ("partition", "task"),
+            sample=series("ready_rows"),
+            panel="Ready samples",
+            legend="{{partition}} {{task}}",
+        ),
+        "tq_queue_seconds": Family(
+            "histogram",
+            "Time for which a batch was complete before a fetch of the task took it.",
+            ("task",),
+            sample=per_task_timing("queue"),
+            bounds=WAIT_BOUNDS,
+            panel="Time in the queue",
+            legend="{{task}}",
+        ),
+        "tq_staleness_versions": Family(
+            "histogram",
+            "By how many policy versions the newest sample of a batch was old when a fetch of the task took it.",
+            ("task",),
+            sample=per_task_timing("staleness"),
+            bounds=STALENESS_BOUNDS,
+            panel="Staleness in policy versions",
+            legend="{{task}}",
         ),
     },
     "Samples and bytes by partition and tier": {

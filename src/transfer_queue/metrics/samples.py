@@ -42,6 +42,18 @@ def series(name: str) -> Samples:
     return lambda snapshot: snapshot.series.get(name, {}).items()
 
 
+def per_task_timing(name: str) -> Samples:
+    """Return `TaskMeasures.timings[name]`, by task; clients without a task have no such label."""
+    return lambda snapshot: (((timing.task or None,), timing) for timing in snapshot.timings.get(name, ()))
+
+
+def named_series(name: str) -> Samples:
+    """Return `series(name)`, in which a label value of "" leaves the label out."""
+    return lambda snapshot: (
+        (tuple(value or None for value in labels), number) for labels, number in snapshot.series.get(name, {}).items()
+    )
+
+
 # ---------------------------------------------------------------- values of the parts of a snapshot
 
 
@@ -115,7 +127,7 @@ def per_field(value: Callable[[FieldProgress], float]) -> Samples:
 
 def per_task(value: Callable[[TaskProgress], float]) -> Samples:
     """Return a number of each task of each partition, by partition and task."""
-    return lambda snapshot: (((partition.name, name), value(task)) for partition, task, name in _tasks(snapshot))
+    return lambda snapshot: (((partition.name, name), value(task)) for partition, task, name in named_tasks(snapshot))
 
 
 def dropped_rows(snapshot: Snapshot) -> Iterator[Sample]:
@@ -127,7 +139,7 @@ def dropped_rows(snapshot: Snapshot) -> Iterator[Sample]:
 
 def passed_over_rows(snapshot: Snapshot) -> Iterator[Sample]:
     """Return the number of rows that a task skips and will never be dealt, by partition, task and reason."""
-    for partition, task, name in _tasks(snapshot):
+    for partition, task, name in named_tasks(snapshot):
         for reason, rows in partition.passed.get(task.name, {}).items():
             yield (partition.name, name, reason), rows
 
@@ -155,7 +167,8 @@ def _units(snapshot: Snapshot) -> Iterator[tuple[int, LabelValues, Measured]]:
             yield number, (str(number), answer.storage.space.tier), answer
 
 
-def _tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskProgress, str]]:
+def named_tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskProgress, str]]:
+    """Yield each task of each partition, and the name under which it is reported."""
     for partition in snapshot.partitions:
         for task, name in _bounded((task.name for task in partition.tasks), partition.tasks):
             yield partition, task, name

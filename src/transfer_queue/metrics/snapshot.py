@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing
@@ -58,3 +58,7 @@ class Snapshot:
     """Name -> label values -> value, for `samples.series`."""
     journal: JournalMeasures | None
     """The measurements of the journal; None if the system has no journal."""
+    timings: Mapping[str, list[Timing]] = field(default_factory=dict)
+    """Name -> histograms of tasks, for `samples.per_task_timing`."""
+    time: float = 0.0
+    """The time of the scrape, in seconds since the epoch."""

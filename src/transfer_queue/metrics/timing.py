@@ -14,6 +14,8 @@ LOOP_BOUNDS = (
 """The upper bounds, in seconds, of the buckets for events in a loop. An event should take at most 5 ms."""
 WAIT_BOUNDS = (1e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """The upper bounds, in seconds, of the buckets for waits."""
+STALENESS_BOUNDS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+"""The upper bounds, in policy versions, of the buckets for the staleness of samples."""
 NOTEWORTHY = 1e-3
 """Requests that take fewer seconds are not compared with the longest event."""
 WINDOW = 60.0

@@ -31,6 +31,7 @@ from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteAren
 from transfer_queue.client.data.remote_io import fetch_remote, receive_pieces
 from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections, StoredBlocks
 from transfer_queue.client.data.timeline_reader import TimelineReader
+from transfer_queue.client.tracing import find_tracing
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -170,6 +171,8 @@ class ClientContext:
         self.loaded: Loaded | None = None
         """The blocks of a checkpoint that were written and not published yet."""
         self.kinds = FieldKinds()
+        self.tracing = find_tracing()
+        """Makes the spans of OpenTelemetry; None if the environment disables them."""
 
     def _resolve(self, target: Target) -> str | tuple[str, int]:
         if target == CONTROLLER:

@@ -129,6 +129,13 @@ class DataPath:
     def _publish(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
     ) -> Operation[PublishReply]:
+        """Write a block, if there is one with fields, and publish it: `_publish_block`, which may have a span."""
+        operation, tracing = self._publish_block(encoded, wait, within, **target), self._state.tracing
+        return operation if tracing is None else tracing.put(operation, encoded, target, self._state.introduction)
+
+    def _publish_block(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
+    ) -> Operation[PublishReply]:
         """Write a block, if there is one with fields, and publish it. A put that failed leaves nothing.
 
         If a field holds tensors and the block has other values of it, the client writes these as tensors. It learns
@@ -293,7 +300,27 @@ class DataPath:
             yield from self._state.space.return_extents()
 
     def _read(
-        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None = None
+        self,
+        look: Callable[[], Operation[LookupReply]],
+        layout: str,
+        device: torch.device | None,
+        partition: str,
+        task: str | None = None,
+    ) -> Operation[TensorDict]:
+        """Return the values that a lookup names: `_read_values`, which may have a span.
+
+        Args:
+            look: The lookup.
+            layout: See `get_data`.
+            device: See `get_data`.
+            partition: The partition, for the span.
+            task: The task that has claimed the samples in the same operation, for the span.
+        """
+        operation, tracing = self._read_values(look, layout, device), self._state.tracing
+        return operation if tracing is None else tracing.get(operation, partition, task)
+
+    def _read_values(
+        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None
     ) -> Operation[TensorDict]:
         """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
         failure: Exception | None = None

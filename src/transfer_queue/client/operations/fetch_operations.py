@@ -330,7 +330,7 @@ class FetchOperations(DataPath):
         )  # fmt: skip
         values = None
         if len(found.meta):
-            values = yield from self._values(found.meta, layout, place, None, found.places)
+            values = yield from self._values(found.meta, layout, place, None, found.places, task_name)
         return values, found.meta, found.ended
 
     # ------------------------------------------------------------ shared
@@ -342,6 +342,7 @@ class FetchOperations(DataPath):
         device: torch.device | None,
         timeout: float | None,
         places: LookupReply | None = None,
+        task: str | None = None,
     ) -> Operation[TensorDict]:
         """See `get_data`. `places` has the known locations of the values; if they changed, they are looked up again."""
         if not len(metadata):
@@ -369,7 +370,8 @@ class FetchOperations(DataPath):
                 found.append((yield from self._look_up(request, timeout)))
             return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
 
-        return (yield from self._read(look, layout, device))
+        partitions = ", ".join(name for name, _ in parts)
+        return (yield from self._read(look, layout, device, partitions, task))
 
     def _await_rows(
         self,
@@ -411,6 +413,11 @@ class FetchOperations(DataPath):
         return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
 
     def _claim_reply(self, claim: Claim) -> Operation[ClaimReply]:
+        """Return the reply to a claim: `_claim_rows`, which may have a span."""
+        operation, tracing = self._claim_rows(claim), self._state.tracing
+        return operation if tracing is None else tracing.claim(operation, claim)
+
+    def _claim_rows(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim. If the wait is long, log why the claim waits."""
         yield from self._state.learn()
         left, due = arguments.validated_seconds(claim.wait), self._state.settings.report_wait

@@ -251,7 +251,7 @@ class KVOperations(DataPath):
                 self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
-        return (yield from self._read(look, layout, place))
+        return (yield from self._read(look, layout, place, partition_id))
 
     def kv_batch_get_by_meta(
         self,

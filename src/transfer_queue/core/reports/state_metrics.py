@@ -17,10 +17,12 @@ from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
 from transfer_queue.core.tables.block_table import BlockChunk, pair_sums
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.messages.overview import LeaseSummary
-from transfer_queue.messages.progress import PartitionProgress, TaskProgress
+from transfer_queue.messages.progress import PartitionProgress, TaskProgress, Timing
+from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER
 
 if TYPE_CHECKING:
+    from transfer_queue.core.state.partition import Partition
     from transfer_queue.core.state.state import State
 
 NAMED = 100  # partitions that are reported by name, those created last; the others are reported together
@@ -41,7 +43,12 @@ class StateMeasures:
     """Name -> label values -> value, which `metrics.samples.series` passes to a metric.
 
     leases: (partition, task) -> leases in force. stored_values: (partition, tier) -> values there, including copies.
+    unit_values: (unit,) -> values there. ready_rows: (partition, task) -> rows that the task could fetch.
+    global_indexes: () -> indexes that were allocated. cleared_rows: () -> rows that were removed. Those of
+    `TaskMeasures.measure`.
     """
+    timings: dict[str, list[Timing]] = field(default_factory=dict)
+    """`TaskMeasures.timings`."""
 
 
 @dataclass
@@ -88,12 +95,16 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
     """Measure the state. The caller serves other requests between two of its short steps."""
     found = StateMeasures(len(context.state.partitions))
     names = list(context.state.partitions)
+    found.series["global_indexes"][()] = context.state.next_index
+    existing = sum(partition.rows.count for partition in context.state.partitions.values())
+    found.series["cleared_rows"][()] = context.state.next_index - existing
     yield
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)
         if partition is not None:
             found.partitions.append(progress(context.state, partition, now, context.group_size))
             found.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
+            found.series["ready_rows"].update(_ready_rows(partition))
         yield
     if len(names) > NAMED:
         found.partitions.append((yield from _others(context, names[:-NAMED], now)))
@@ -102,9 +113,35 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
     for key in list(context.state.blocks.chunks):
         chunk = context.state.blocks.chunks.get(key)
         if chunk is not None:
-            _add_values(context.state, found.series["stored_values"], chunk, told)
+            _add_values(context.state, found.series, chunk, told)
         yield
+    yield from _add_tasks(context, found, now)
     return found
+
+
+def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
+    """Return (partition, task) -> the rows that are ready for the fields that the task fetched last."""
+    rows: dict[str, int] = {}
+    for ready in list(partition.ready.values()):  # the one that was requested last is at the end
+        if not ready.unbuilt:
+            partition.unseen.apply_to(ready)
+            rows[ready.task] = ready.total
+    found: Counter[tuple[str, ...]] = Counter()
+    for number, task in enumerate(sorted(rows)):
+        found[partition.name, task if number < MOST_OF_A_PARTITION else OTHER] += rows[task]
+    return found
+
+
+def _add_tasks(context: ControllerContext, found: StateMeasures, now: float) -> Generator[None, None, None]:
+    timeline = context.timeline
+    if not timeline.ring.capacity:
+        return
+    timeline.flush()
+    waiting = list(context.state.waiting.by_waiter.values())
+    clients = [client for client, connections in context.connections.peers.items() if connections]
+    for name, values in (yield from timeline.tasks.measure(waiting, clients, now)).items():
+        found.series[name].update(values)
+    found.timings = timeline.tasks.timings()
 
 
 def _others(context: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
@@ -129,10 +166,14 @@ def _others(context: ControllerContext, names: list[str], now: float) -> Generat
     return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers))
 
 
-def _add_values(state: State, values: Counter[tuple[str, ...]], chunk: BlockChunk, told: Mapping[int, str]) -> None:
+def _add_values(
+    state: State, series: Mapping[str, Counter[tuple[str, ...]]], chunk: BlockChunk, told: Mapping[int, str]
+) -> None:
+    values, of_units = series["stored_values"], series["unit_values"]
     first, second = chunk.columns, chunk.second
     at = np.flatnonzero(first["live"])
     places = [(first, at), (second, at[second["extent"][at] > 0])] if second else [(first, at)]
     for columns, some in places:
         for number, unit, count in pair_sums(first["owner"][some], columns["unit"][some], first["live"][some]):
             values[told.get(number, OTHER), tier_of(state, unit)] += count
+            of_units[(str(unit),)] += count

@@ -191,6 +191,11 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         """Return the newest lanes of a client, at most 64."""
         return [self.numbers[client, task] for task in list(self._tasks.get(client, ()))[-64:]]
 
+    def tasks_of(self, client: str) -> list[str]:
+        """Return the tasks of the lanes of a client, without "" if it has others."""
+        tasks = list(self._tasks.get(client, ()))
+        return [task for task in tasks if task] or tasks
+
     def replace(self, key: LaneKey, make: Callable[[int], Lane]) -> int:
         """See `NumberTable`."""
         made = super().replace(key, make)

@@ -29,6 +29,7 @@ from transfer_queue.core.timeline.number_tables import (
 )
 from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
 from transfer_queue.core.timeline.row_history import PLACE, RowHistory
+from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
@@ -84,6 +85,8 @@ class TimelineRecorder:
         self.lanes = LaneTable(self.ring, state.introductions)
         self.partitions = PartitionTable(self.ring)
         self.fields = FieldTable(self.ring)
+        self.tasks = TaskMeasures(self.ring, self.lanes)
+        """What metrics say of each task. `flush` must have run."""
         self.wall = 0.0
         """Unix seconds minus the controller's time. The server sets it."""
         self.arrived: float | None = None
@@ -384,6 +387,9 @@ class TimelineRecorder:
             ring.end = end + 1
         if lists:
             self.rows.write(b"".join(lists))
+        if ring.end >= self.tasks.due:
+            for _ in self.tasks.count_events():
+                pass
 
     def _names_of(self, schema: Schema) -> tuple[str, ...]:
         """Return the names of the fields of a schema, the first ones if there are very many."""

@@ -109,7 +109,7 @@ def build_controller(
     collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
     service.told, service.measure_servers = collector.units.take_answer, collector.measure_servers
     if sockets.metrics is not None:
-        _serve_metrics(collector, controller, sockets.metrics)
+        _serve_metrics(collector, controller, sockets.metrics, settings.metrics_compatible_names)
     return server
 
 
@@ -129,11 +129,13 @@ def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: An
     return recovered
 
 
-def _serve_metrics(collector: Collector, controller: Controller, listener: socket.socket) -> None:
+def _serve_metrics(
+    collector: Collector, controller: Controller, listener: socket.socket, compatible_names: bool
+) -> None:
     """Serve metrics, and write their endpoint into the configuration for attaching clients."""
     from transfer_queue.metrics.exposition import exposition
     from transfer_queue.node.controller.metrics_http import serve_metrics
 
-    endpoint = serve_metrics(listener, lambda: exposition(collector.collect()))
+    endpoint = serve_metrics(listener, lambda: exposition(collector.collect(), compatible_names))
     config = {**msgspec.json.decode(controller.context.config), "metrics_endpoint": endpoint}
     controller.context.config = msgspec.json.encode(config).decode()

@@ -177,6 +177,8 @@ class Collector:
             live=state.live,
             series={**state.series, **core.measures.lease_counts.series()},
             journal=self._journal(),
+            timings=state.timings,
+            time=time.time(),
         )
 
 
