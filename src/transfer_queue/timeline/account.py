@@ -323,8 +323,8 @@ def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...]) 
     total = 0
     for each in [] if status is None or not takes else status.partitions:
         progress = next((part for part in each.tasks if part.name == task), None)
-        produced = {part.name: part.produced for part in each.fields}
         if progress is not None:
+            produced = {part.name: part.produced for part in each.fields if part.name in takes}
             ready = min(produced.get(name, 0) for name in takes)
             passed = sum(each.passed.get(task, {}).values())
             total += max(ready - progress.consumed - progress.claimed - passed, 0)
