@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from transfer_queue.cli import dashboard, demo, doctor, explain, start_stop, status, trace
+from transfer_queue.cli import dashboard, demo, doctor, explain, start_stop, status, top, trace
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.names import did_you_mean
 
-COMMANDS = (demo, start_stop, status, explain, trace, doctor, dashboard)
+COMMANDS = (demo, start_stop, status, top, explain, trace, doctor, dashboard)
 """The modules of the commands, in the order of `tq --help`."""
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
