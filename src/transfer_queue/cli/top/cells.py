@@ -47,6 +47,13 @@ class Part:
     """Its role."""
 
 
+def safe_text(text: str) -> str:
+    """Return a text without control characters, which could move the cursor; line feeds stay."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
 def name_text(name: str) -> str:
     """Return a name as it is shown: printable, and "(none)" if it is empty."""
     return printable_name(name) if name else "(none)"

@@ -51,13 +51,14 @@ class DetailScreen(TopScreen):
     DetailScreen #words Static { height: auto; }
     """
 
+    def __init__(self, state: LiveState) -> None:
+        super().__init__(state)
+        self.facts = Static(id="facts", markup=False)
+        """What is known in sentences."""
+
     def show_facts(self, pieces: Cell) -> None:
         """Show what is known in sentences."""
-        self.put("#facts", pieces)
-
-    def facts(self) -> Static:
-        """Return the widget of `show_facts`."""
-        return Static(id="facts", markup=False)
+        self.put(self.facts, pieces)
 
 
 def _labelled(pairs: Iterable[tuple[str, Cell]]) -> list[Piece]:
@@ -88,7 +89,7 @@ class TaskScreen(DetailScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.facts()
+        yield self.facts
         yield self.ranks
 
     def show_picture(self, picture: Picture) -> None:
@@ -181,10 +182,11 @@ class ExplainedScreen(DetailScreen):
     def __init__(self, state: LiveState) -> None:
         super().__init__(state)
         self._asked = False
+        self._explanation = Static(id="explanation", markup=False)
 
     def words(self) -> Widget:
         """Return the widget that shows the explanation."""
-        return VerticalScroll(Static(id="explanation", markup=False), id="words", can_focus=False)
+        return VerticalScroll(self._explanation, id="words", can_focus=False)
 
     def question(self) -> Callable[[Any], str]:
         """Return what is to be asked of a `ControlClient`."""
@@ -198,8 +200,7 @@ class ExplainedScreen(DetailScreen):
 
     def _show_words(self, words: Any) -> None:
         self._asked = False
-        if self.is_mounted:
-            self.put("#explanation", [(_sentences(str(words)), "waits" if isinstance(words, Exception) else "")])
+        self.put(self._explanation, [(_sentences(str(words)), "waits" if isinstance(words, Exception) else "")])
 
 
 def _sentences(words: str) -> str:
@@ -227,7 +228,7 @@ class WaitScreen(ExplainedScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.facts()
+        yield self.facts
         yield self.words()
         yield self.members
 
@@ -304,7 +305,7 @@ class PartitionScreen(DetailScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.facts()
+        yield self.facts
         yield self.fields
         yield self.tasks_table
         yield self.samples
@@ -451,7 +452,7 @@ class SampleScreen(ExplainedScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.facts()
+        yield self.facts
         yield self.words()
 
     def question(self) -> Callable[[Any], str]:

@@ -16,7 +16,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from transfer_queue.cli.top.cells import Cell, Piece, fitted
+from transfer_queue.cli.top.cells import Cell, Piece, fitted, safe_text
 from transfer_queue.cli.top.theme import style_of
 
 R = TypeVar("R")
@@ -325,5 +325,7 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
     def _strip(self, pieces: Cell, role: str = "") -> Strip:
         """Return the pieces as a line of the width of the table."""
         base = self.rich_style + style_of(self.app, role) if role else self.rich_style
-        segments = [Segment(text, base + style_of(self.app, part) if part else base) for text, part in pieces if text]
+        segments = [
+            Segment(safe_text(text), base + style_of(self.app, part) if part else base) for text, part in pieces if text
+        ]
         return Strip(segments).adjust_cell_length(self.size.width, base)

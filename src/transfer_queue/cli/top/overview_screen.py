@@ -20,6 +20,7 @@ from transfer_queue.cli.top.rows import PartitionRow, StageRow, WaitRow
 from transfer_queue.cli.top.top_screen import TopScreen
 from transfer_queue.display import printable_name
 
+LOWEST = 22  # a terminal with fewer lines shows one table below the stages
 HEAD_LINES = 6  # of verdict, state of the data, and keys
 WIDE = 150  # a terminal with more columns shows tables side by side
 NAMES = {"waits": "Waits", "partitions": "Partitions", "memory": "Memory", "load": "Controller"}
@@ -88,27 +89,25 @@ class OverviewScreen(TopScreen):
         self.set_class(wide and not low, "-wide")
         self.stages.styles.height = min(self.stages.lines_wanted, max(height * (36 if low else 30) // 100, 5))
         middle, bottom = self.query_one("#middle"), self.query_one("#bottom")
-        for table in self._every[1:]:
-            table.display = not low or table is self._low_table
         middle.display = not low or self._low_table in (self.waits, self.partitions)
         bottom.display = not low or self._low_table in (self.memory, self.load)
+        for table in self._every[1:]:
+            table.display = height >= LOWEST or table is self._low_table
+            table.aside = []
+        # The lines at the bottom are those that the middle does not need, but at least a quarter.
+        wanted = max(self.memory.lines_wanted, self.load.lines_wanted)
+        upper, lower = self.waits.lines_wanted, self.partitions.lines_wanted
+        left = height - HEAD_LINES - self.stages.lines_wanted - (max(upper, lower) if wide else upper + lower)
+        bottom.styles.height = "1fr" if low else min(wanted, max(height // 4, left, 6))
+        both = height >= LOWEST and not (wide and not low)
+        self.waits.styles.height = min(upper, max(height // 4, 6)) if both else "1fr"
+        self.memory.styles.height = min(self.memory.lines_wanted, max(height // 3, 6)) if low and both else "1fr"
         if low:
-            bottom.styles.height = "1fr"
-            self.waits.styles.height = "1fr"
-            self._low_table.aside = self._tabs()
-        else:
-            for table in self._every:
-                table.aside = []
-            # The lines at the bottom are those that the middle does not need, but at least a quarter.
-            wanted = max(self.memory.lines_wanted, self.load.lines_wanted)
-            upper, lower = self.waits.lines_wanted, self.partitions.lines_wanted
-            left = height - HEAD_LINES - self.stages.lines_wanted - (max(upper, lower) if wide else upper + lower)
-            bottom.styles.height = min(wanted, max(height // 4, left, 6))
-            self.waits.styles.height = "1fr" if wide else min(self.waits.lines_wanted, max(height // 4, 6))
+            shown = [table for table in self._every[1:] if table.display and (table.parent or self).display]
+            shown[0].aside = self._names_of([table for table in self._every[1:] if table not in shown])
 
-    def _tabs(self) -> Cell:
-        """Return the names of the tables that the terminal has no space for."""
-        hidden = [table for table in self._every[1:] if table is not self._low_table]
+    def _names_of(self, hidden: list[LiveTable[Any]]) -> Cell:
+        """Return the names of the tables that the terminal has no space for, with their keys."""
         pieces: list[Piece] = []
         for table in hidden:
             pieces += [(f"  {table.number} ", "key"), (NAMES[table.id or ""], "dim")]

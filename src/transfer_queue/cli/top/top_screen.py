@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
-from transfer_queue.cli.top.cells import SHAPES, Cell, duration, name_text
+from transfer_queue.cli.top.cells import SHAPES, Cell, duration, name_text, safe_text
 from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture
@@ -54,6 +54,11 @@ class TopScreen(Screen[None]):
         super().__init__()
         self.state = state
         """What is known of the system."""
+        self.input_line = Input(id="input", select_on_focus=False)
+        """The line for filters and names. It is hidden unless it is used."""
+        self._verdict_line = Static(id="verdict", markup=False)
+        self._state_line = Static(id="line", markup=False)
+        self._alarm_line = Static(id="alarm", markup=False)
         self._filtered: LiveTable[Any] | None = None
         self._submit: Callable[[str], None] | None = None
 
@@ -61,11 +66,11 @@ class TopScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Return the widgets of the screen."""
-        yield Static(id="verdict", markup=False)
-        yield Static(id="line", markup=False)
-        yield Static(id="alarm", markup=False)
+        yield self._verdict_line
+        yield self._state_line
+        yield self._alarm_line
         yield from self.compose_body()
-        yield Input(id="input", select_on_focus=False)
+        yield self.input_line
         yield Footer(show_command_palette=False, compact=True)
 
     def compose_body(self) -> Iterable[Widget]:
@@ -87,7 +92,7 @@ class TopScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Show what is known already."""
-        self.query_one("#input", Input).can_focus = False
+        self.input_line.can_focus = False
         self.focus_first()
         self.refresh_all()
 
@@ -113,31 +118,31 @@ class TopScreen(Screen[None]):
     def refresh_all(self) -> None:
         """Show the newest state."""
         self.refresh_head()
-        if self.state.shown is not None:
+        if self.state.shown is not None and self.input_line.is_attached:
             self.show_picture(self.state.shown.picture)
             self.fit_tables()
 
     def refresh_head(self) -> None:
         """Show the verdict, the age of the data, and what is wrong."""
-        self.put("#verdict", self._verdict())
-        self.put("#line", self._line())
-        alarms = self.state.alarms()
-        alarm = self.query_one("#alarm", Static)
+        self.put(self._verdict_line, self._verdict())
+        self.put(self._state_line, self._line())
+        alarms, alarm = self.state.alarms(), self._alarm_line
         alarm.display = bool(alarms)
         if alarms:
-            alarm.update(self.text([(f"! {'  ! '.join(alarms)}", "")]))
+            self.put(alarm, [(f"! {'  ! '.join(alarms)}", "")])
             alarm.styles.background = self.app.theme_variables["error"]
             alarm.styles.color = self.app.theme_variables["background"]
 
-    def put(self, selector: str, pieces: Cell) -> None:
-        """Replace the text of a widget."""
-        self.query_one(selector, Static).update(self.text(pieces))
+    def put(self, widget: Static, pieces: Cell) -> None:
+        """Replace the text of a widget, unless the screen is being opened or closed."""
+        if widget.is_attached:
+            widget.update(self.text(pieces))
 
     def text(self, pieces: Cell) -> Text:
         """Return pieces as text. Nothing in it is markup."""
         made = Text()
         for words, role in pieces:
-            made.append(words, style_of(self.app, role) if role else "")
+            made.append(safe_text(words), style_of(self.app, role) if role else "")
         return made
 
     def _verdict(self) -> Cell:
@@ -190,11 +195,11 @@ class TopScreen(Screen[None]):
     def can_go_back(self) -> bool:
         """Whether escape does something."""
         filters = isinstance(self.focused, LiveTable) and bool(self.focused.sought)
-        return filters or bool(self.place()) or self.query_one("#input", Input).has_class("-on")
+        return filters or bool(self.place()) or self.input_line.has_class("-on")
 
     def action_back(self) -> None:
         """Close the input or the filter, or go back to the screen before."""
-        field = self.query_one("#input", Input)
+        field = self.input_line
         if field.has_class("-on"):
             if self._filtered is not None:
                 self._filtered.set_filter("")
@@ -213,7 +218,7 @@ class TopScreen(Screen[None]):
 
     def open_input(self, hint: str, value: str, submit: Callable[[str], None] | None) -> None:
         """Open the line for input. `submit` gets what was written; None if it is a filter."""
-        field = self.query_one("#input", Input)
+        field = self.input_line
         self._submit = submit
         field.placeholder = hint
         field.add_class("-on")
@@ -223,7 +228,7 @@ class TopScreen(Screen[None]):
         self.set_focus(field)
 
     def _close_input(self) -> None:
-        field, table = self.query_one("#input", Input), self._filtered
+        field, table = self.input_line, self._filtered
         field.remove_class("-on")
         field.can_focus = False
         self._filtered, self._submit = None, None
