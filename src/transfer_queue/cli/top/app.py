@@ -12,7 +12,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 
-from transfer_queue.cli.top.follower import Broken, News, Question, Source
+from transfer_queue.cli.top.follower import Broken, ControllerQuestion, News, Source
 from transfer_queue.cli.top.help_screen import HelpScreen
 from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.overview_screen import OverviewScreen
@@ -96,7 +96,7 @@ class TopApp(App[int]):
         def deliver(result: Any) -> None:
             self.call_later(answer, result)
 
-        self.source.ask(Question(ask, deliver))
+        self.source.ask(ControllerQuestion(ask, deliver))
 
     # ------------------------------------------------------------ keys
 

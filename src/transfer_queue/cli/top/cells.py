@@ -125,8 +125,8 @@ def bar(share: float, width: int, role: str) -> Cell:
     """Return a bar of a share from 0 to 1, in eighths of a character."""
     share = min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
     eighths = round(share * width * 8)
-    if share > 0:
-        eighths = max(eighths, 1)
+    if share > 0 and width > 0:
+        eighths = max(eighths, 1)  # what is more than nothing is visible
     full, rest = divmod(eighths, 8)
     filled = "█" * full + (_EIGHTHS[rest] if rest else "")
     return [(filled, role), ("·" * (width - len(filled)), "faint")]

@@ -75,7 +75,7 @@ News = Union[Seen, Silent, SystemEnded, Followed, Broken]
 
 
 @dataclass(frozen=True)
-class Question:
+class ControllerQuestion:
     """What a screen asks the controller."""
 
     ask: Callable[[ControlClient], Any]
@@ -90,7 +90,7 @@ class Source(Protocol):
     def start(self, deliver: Callable[[News], None]) -> None:
         """Begin to deliver news, from another thread."""
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ControllerQuestion) -> None:
         """Ask the controller as soon as it can be asked."""
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class Follower:
         self._name = name
         self._system = system
         self._every = every
-        self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[ControllerQuestion | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._deliver: Callable[[News], None] = lambda news: None
 
@@ -120,7 +120,7 @@ class Follower:
         # As a daemon, because a request to a stopped controller must not delay the end of the command.
         threading.Thread(target=self._run, name="tq-top-reader", daemon=True).start()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ControllerQuestion) -> None:
         """See `Source`."""
         self._questions.put(question)
 

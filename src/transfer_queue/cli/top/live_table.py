@@ -25,7 +25,7 @@ SPACE = 1  # between two columns
 
 
 @dataclass(frozen=True)
-class Column(Generic[R]):
+class TableColumn(Generic[R]):
     """A column of a table."""
 
     title: str
@@ -54,7 +54,7 @@ class TableDesign(Generic[R]):
 
     title: str
     """Its title."""
-    columns: Sequence[Column[R]]
+    columns: Sequence[TableColumn[R]]
     """Its columns."""
     key: Callable[[R], Hashable]
     """Identifies a row, so that the cursor stays on it."""
@@ -135,7 +135,7 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         """All rows."""
         self.shown: list[R] = []
         """The rows that the filter lets through, in their order."""
-        self._columns_shown: list[tuple[Column[R], int]] = []
+        self._columns_shown: list[tuple[TableColumn[R], int]] = []
         self._widest: dict[int, int] = {}
 
     # ------------------------------------------------------------ rows
@@ -262,7 +262,7 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
             widths[widest] = max(widths[widest] + space, 4)
         self._columns_shown = [(columns[at], widths[at]) for at in kept]
 
-    def _least_width(self, at: int, column: Column[R]) -> int:
+    def _least_width(self, at: int, column: TableColumn[R]) -> int:
         if not column.fits:
             return max(column.width, cell_len(column.title))
         found = max((cell_len("".join(text for text, _ in column.cell(row, 0))) for row in self.rows[:200]), default=0)

@@ -278,7 +278,7 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
     for worker, begin, end in zip(mine.tolist(), first.tolist(), last.tolist()):
         its_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
         current = end > begin and spans.end[end - 1] >= spans.line.end - 1e-3
-        present = max(float(spans.seconds[worker, SpanState.IDLE : SpanState.GONE].sum()), 1e-300)
+        present = max(float(spans.seconds[worker, SpanState.IDLE :].sum()), 1e-300)
         shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATES.items()}
         found.append(
             RankRow(
