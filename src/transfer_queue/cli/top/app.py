@@ -13,11 +13,11 @@ from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 
 from transfer_queue.cli.top.follower import Broken, ControllerQuestion, News, Source
-from transfer_queue.cli.top.help_screen import HelpScreen
 from transfer_queue.cli.top.live_state import LiveState
-from transfer_queue.cli.top.overview_screen import OverviewScreen
-from transfer_queue.cli.top.theme import DARK, LIGHT, WithoutColours, make_themes
-from transfer_queue.cli.top.top_screen import TopScreen
+from transfer_queue.cli.top.screens.help_screen import HelpScreen
+from transfer_queue.cli.top.screens.overview_screen import OverviewScreen
+from transfer_queue.cli.top.screens.top_screen import TopScreen
+from transfer_queue.cli.top.tables.theme import DARK, LIGHT, WithoutColours, make_themes
 
 CLOCK = 0.5  # seconds between two refreshes of the age of the data
 

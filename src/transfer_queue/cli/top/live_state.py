@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from transfer_queue.cli.top.cells import clock
 from transfer_queue.cli.top.follower import Followed, News, Seen, Silent, SystemEnded
+from transfer_queue.cli.top.tables.cells import clock
 
 OLD_AFTER = 3.0  # refreshes without a reply until the data counts as old
 LEAST_OLD = 3.0  # the same in seconds, at least

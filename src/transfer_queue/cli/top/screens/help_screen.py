@@ -11,8 +11,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from transfer_queue.cli.top.cells import SHAPES, Piece
-from transfer_queue.cli.top.theme import style_of
+from transfer_queue.cli.top.tables.cells import SHAPES, Piece
+from transfer_queue.cli.top.tables.theme import style_of
 
 KEYS = (
     ("1 ... 5, tab", "go to a table: stages, waits, partitions, memory, controller"),

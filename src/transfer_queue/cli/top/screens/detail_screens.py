@@ -12,7 +12,11 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Static
 
-from transfer_queue.cli.top.cells import (
+from transfer_queue.cli.top.live_state import LiveState
+from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
+from transfer_queue.cli.top.rows import UNKNOWN, PartitionRow, RankRow, SampleRow, StageRow, WaitRow
+from transfer_queue.cli.top.screens.top_screen import TopScreen
+from transfer_queue.cli.top.tables.cells import (
     Cell,
     Piece,
     clock,
@@ -24,12 +28,8 @@ from transfer_queue.cli.top.cells import (
     state_piece,
     task_text,
 )
-from transfer_queue.cli.top.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
-from transfer_queue.cli.top.live_state import LiveState
-from transfer_queue.cli.top.live_table import LiveTable
-from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
-from transfer_queue.cli.top.rows import UNKNOWN, PartitionRow, RankRow, SampleRow, StageRow, WaitRow
-from transfer_queue.cli.top.top_screen import TopScreen
+from transfer_queue.cli.top.tables.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
+from transfer_queue.cli.top.tables.live_table import LiveTable
 from transfer_queue.display import listed_names, short_repr
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.progress_text import notes_of

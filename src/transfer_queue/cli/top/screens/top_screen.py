@@ -15,11 +15,11 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
-from transfer_queue.cli.top.cells import SHAPES, Cell, duration, name_text, safe_text
 from transfer_queue.cli.top.live_state import LiveState
-from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture
-from transfer_queue.cli.top.theme import style_of
+from transfer_queue.cli.top.tables.cells import SHAPES, Cell, duration, name_text, safe_text
+from transfer_queue.cli.top.tables.live_table import LiveTable
+from transfer_queue.cli.top.tables.theme import style_of
 from transfer_queue.display import count_text, size_text
 
 LOW = 33  # a terminal with fewer lines is low

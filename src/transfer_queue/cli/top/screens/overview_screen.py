@@ -10,14 +10,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widget import Widget
 
-from transfer_queue.cli.top.cells import Cell, Piece, duration
-from transfer_queue.cli.top.designs import LOAD, MEMORY, PARTITIONS, STAGES, WAITS
-from transfer_queue.cli.top.detail_screens import PartitionScreen, TaskScreen, WaitScreen
 from transfer_queue.cli.top.live_state import LiveState
-from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture
 from transfer_queue.cli.top.rows import PartitionRow, StageRow, WaitRow
-from transfer_queue.cli.top.top_screen import TopScreen
+from transfer_queue.cli.top.screens.detail_screens import PartitionScreen, TaskScreen, WaitScreen
+from transfer_queue.cli.top.screens.top_screen import TopScreen
+from transfer_queue.cli.top.tables.cells import Cell, Piece, duration
+from transfer_queue.cli.top.tables.designs import LOAD, MEMORY, PARTITIONS, STAGES, WAITS
+from transfer_queue.cli.top.tables.live_table import LiveTable
 from transfer_queue.display import printable_name
 
 LOWEST = 22  # a terminal with fewer lines shows one table below the stages

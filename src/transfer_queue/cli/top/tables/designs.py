@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from transfer_queue.cli.top.cells import (
+from transfer_queue.cli.top.rows import (
+    LoadRow,
+    MemoryRow,
+    PartitionRow,
+    RankRow,
+    SampleRow,
+    StageRow,
+    WaitMember,
+    WaitRow,
+)
+from transfer_queue.cli.top.tables.cells import (
     FILLS,
     Cell,
     Part,
@@ -18,17 +28,7 @@ from transfer_queue.cli.top.cells import (
     strip,
     task_text,
 )
-from transfer_queue.cli.top.live_table import TableColumn, TableDesign
-from transfer_queue.cli.top.rows import (
-    LoadRow,
-    MemoryRow,
-    PartitionRow,
-    RankRow,
-    SampleRow,
-    StageRow,
-    WaitMember,
-    WaitRow,
-)
+from transfer_queue.cli.top.tables.live_table import TableColumn, TableDesign
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import printable_name, short_repr, size_text
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
@@ -113,7 +113,8 @@ STAGES: TableDesign[StageRow] = TableDesign(
         TableColumn("stage", lambda row, _: [(task_text(row.name), "strong" if row.slowest else "")], 8, 24, fits=True,
                sort=lambda row: row.name),
         TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.gone, descending=True),
-        TableColumn("waiting", _waiting, 12, 24, sort=lambda row: max(row.account.waits, row.account.held), descending=True),
+        TableColumn("waiting", _waiting, 12, 24, sort=lambda row: max(row.account.waits, row.account.held),
+                    descending=True),
         TableColumn("works █ held ▒ waits ░", _where_time_goes, 22, 40, rank=4),
         TableColumn("ready", lambda row, _: [(count(row.account.queue_rows) if row.account.takes else "", "")], 7,
                right=True, sort=lambda row: row.account.queue_rows, descending=True),
@@ -124,8 +125,8 @@ STAGES: TableDesign[StageRow] = TableDesign(
                right=True, sort=lambda row: row.account.put_rate, descending=True),
         TableColumn("waits for ← from", _waits_for, 16, 44),
         TableColumn("last minute", lambda row, width: sparkline(row.history, width, "works"), 16, 30, rank=5),
-        TableColumn("bytes/s", lambda row, _: [(size_text(row.nbytes) if row.nbytes else "", "")], 10, rank=6, right=True,
-               sort=lambda row: row.nbytes, descending=True),
+        TableColumn("bytes/s", lambda row, _: [(size_text(row.nbytes) if row.nbytes else "", "")], 10, rank=6,
+                    right=True, sort=lambda row: row.nbytes, descending=True),
         TableColumn("step", lambda row, _: _known(row.account.step or -1, duration(row.account.step)), 8, rank=7,
                right=True, sort=lambda row: row.account.step, descending=True),
         TableColumn("was ready", lambda row, _: _known(row.age.median, duration(row.age.median)), 9, rank=8, right=True,
@@ -163,8 +164,8 @@ WAITS: TableDesign[WaitRow] = TableDesign(
         TableColumn("task", lambda row, _: [(task_text(row.task), "")], 8, 24, fits=True, sort=lambda row: row.task),
         TableColumn("ranks", lambda row, _: [(f"{len(row.members):,}", "")], 5, right=True,
                sort=lambda row: len(row.members), descending=True),
-        TableColumn("for", lambda row, _: [(duration(row.seconds), "waits" if row.seconds >= 10 else "")], 8, right=True,
-               sort=lambda row: row.seconds, descending=True),
+        TableColumn("for", lambda row, _: [(duration(row.seconds), "waits" if row.seconds >= 10 else "")], 8,
+                    right=True, sort=lambda row: row.seconds, descending=True),
         TableColumn("waits for", _wait_fields, 16, WIDE, sort=lambda row: row.rarest),
         TableColumn("put by", _put_by, 10, 24, sort=lambda row: row.producers),
         TableColumn("partition", lambda row, _: [(name_text(row.partition), "")], 9, 24, fits=True,
@@ -291,6 +292,10 @@ class TaskRow:
         self.speed = speed
 
 
+def _field_progress(row: FieldRow, width: int) -> Cell:
+    return _progress(row.progress.produced, row.rows, width, "works")
+
+
 def _field_notes(row: FieldRow, width: int) -> Cell:
     lost = [(f"  {row.progress.lost:,} LOST with their storage unit; put them again", "gone")]
     return [(printable_name(row.progress.type), "dim"), *(lost if row.progress.lost else [])]
@@ -301,8 +306,7 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
     [
         TableColumn("field", lambda row, _: [(name_text(row.progress.name), "")], 8, 32, fits=True,
                sort=lambda row: row.progress.name),
-        TableColumn("samples that have it", lambda row, width: _progress(row.progress.produced, row.rows, width, "works"),
-               28, 48, sort=lambda row: row.progress.produced),
+        TableColumn("samples that have it", _field_progress, 28, 48, sort=lambda row: row.progress.produced),
         TableColumn("puts/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
                descending=True),
         TableColumn("put by", lambda row, _: [(", ".join(map(task_text, row.producers)), "")], 8, 24,
@@ -313,6 +317,10 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
     text=lambda row: row.progress.name,
     empty="The partition has no fields.",
 )  # fmt: skip
+
+
+def _task_progress(row: TaskRow, width: int) -> Cell:
+    return _progress(row.progress.consumed, row.rows, width, "good")
 
 
 def _task_notes(row: TaskRow, width: int) -> Cell:
@@ -330,8 +338,7 @@ TASKS: TableDesign[TaskRow] = TableDesign(
     [
         TableColumn("task", lambda row, _: [(task_text(row.progress.name), "")], 8, 32, fits=True,
                sort=lambda row: row.progress.name),
-        TableColumn("samples consumed", lambda row, width: _progress(row.progress.consumed, row.rows, width, "good"),
-               28, 48, sort=lambda row: row.progress.consumed),
+        TableColumn("samples consumed", _task_progress, 28, 48, sort=lambda row: row.progress.consumed),
         TableColumn("takes/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
                descending=True),
         TableColumn("waiting, claimed, skipped", _task_notes, 20, WIDE, sort=lambda row: row.progress.longest_wait,
@@ -415,6 +422,10 @@ MEMORY: TableDesign[MemoryRow] = TableDesign(
 )  # fmt: skip
 
 
+def _load_name(row: LoadRow, width: int) -> Cell:
+    return [("sampler " if row.sampler else "", "dim"), (name_text(row.name), "")]
+
+
 def _busy(row: LoadRow, width: int) -> Cell:
     return [("", "")] if row.busy is None else _share(row.busy, width, "gone" if row.busy > 0.7 else "works")
 
@@ -422,8 +433,7 @@ def _busy(row: LoadRow, width: int) -> Cell:
 LOAD: TableDesign[LoadRow] = TableDesign(
     "Controller",
     [
-        TableColumn("request", lambda row, _: [("sampler " if row.sampler else "", "dim"), (name_text(row.name), "")], 12,
-               28, fits=True, sort=lambda row: row.name),
+        TableColumn("request", _load_name, 12, 28, fits=True, sort=lambda row: row.name),
         TableColumn("each s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate or 0.0,
                descending=True),
         TableColumn("busy", _busy, 12, 24, sort=lambda row: row.busy or 0.0, descending=True),

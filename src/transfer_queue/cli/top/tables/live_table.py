@@ -16,8 +16,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from transfer_queue.cli.top.cells import Cell, Piece, fitted, safe_text
-from transfer_queue.cli.top.theme import style_of
+from transfer_queue.cli.top.tables.cells import Cell, Piece, fitted, safe_text
+from transfer_queue.cli.top.tables.theme import style_of
 
 R = TypeVar("R")
 HEAD = 2  # lines above the rows: the title and the names of the columns
