@@ -18,6 +18,7 @@ from transfer_queue.node.system.launcher import RunningSystem
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.timeline.recording import Recording
 
+EVENTS = 1 << 17  # that are kept; where so many come within the window of a verdict, older ones change little
 RATE_SECONDS = 5.0  # rates are those of the last 5 to 10 s
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class Follower:
 
     def _follow(self, system: RunningSystem) -> None:
         """Deliver what a system does until it ends."""
-        recording, statuses = Recording(), _EarlierStatuses()
+        recording, statuses = Recording(limit=EVENTS), _EarlierStatuses()
         with ControlClient(system) as client:
             while not self._stopped.is_set():
                 begun = time.monotonic()

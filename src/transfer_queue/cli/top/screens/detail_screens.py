@@ -30,7 +30,7 @@ from transfer_queue.cli.top.tables.cells import (
 )
 from transfer_queue.cli.top.tables.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
 from transfer_queue.cli.top.tables.live_table import LiveTable
-from transfer_queue.display import listed_names, short_repr
+from transfer_queue.display import count_text, listed_names, short_repr
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.progress_text import notes_of
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
@@ -251,8 +251,9 @@ class WaitScreen(ExplainedScreen):
         )
         self.members.set_rows(row.members if row is not None else ())
         self.row = row or old
-        verb = "have puts that wait" if old.kind == "held" else "wait"
-        number = len(row.members) if row is not None else 0
+        what_waits = "put" if old.kind == "held" else "claim"
+        number = count_text(len(row.members) if row is not None else 0, what_waits)
+        verb = "waits" if row is not None and len(row.members) == 1 else "wait"
         what: list[Piece] = (
             [(listed_names(old.fields), "strong")] if old.fields else [("space or a policy version", "held")]
         )
@@ -261,7 +262,7 @@ class WaitScreen(ExplainedScreen):
         self.show_facts(
             _labelled(
                 [
-                    ("task", [(task_text(old.task), "strong"), (f"  {number:,} ranks {verb}", "")]),
+                    ("task", [(task_text(old.task), "strong"), (f"  {number} {verb}", "")]),
                     ("partition", [(name_text(old.partition), "")]),
                     (
                         "for",

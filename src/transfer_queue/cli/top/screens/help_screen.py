@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -63,17 +64,14 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Return the text."""
-        pieces: list[Piece] = [("tq top", "strong"), (": where a training waits\n\n", "")]
-        for key, meaning in KEYS:
-            pieces += [(f"{key:<18}", "key"), (f"{meaning}\n", "")]
-        pieces.append(("\n", ""))
-        for state, meaning in MEANINGS:
-            pieces += [(f"{SHAPES[state]:<18}", state), (f"{meaning}\n", "")]
-        pieces.append(("\n", ""))
-        for word, meaning in WORDS:
-            pieces += [(f"{word:<18}", "strong"), (f"{meaning}\n", "")]
-        text = Text()
-        for words, role in pieces:
-            text.append(words, style_of(self.app, role) if role else "")
+        lines: list[tuple[Piece, str]] = [(("tq top", "strong"), "where a training waits"), (("", ""), "")]
+        lines += [((key, "key"), meaning) for key, meaning in KEYS]
+        lines.append((("", ""), ""))
+        lines += [((SHAPES[state], state), meaning) for state, meaning in MEANINGS]
+        lines.append((("", ""), ""))
+        lines += [((word, "strong"), meaning) for word, meaning in WORDS]
+        grid = Table.grid(padding=(0, 2))
+        for (words, role), meaning in lines:
+            grid.add_row(Text(words, style_of(self.app, role) if role else "", no_wrap=True), Text(meaning))
         with VerticalScroll():
-            yield Static(text)
+            yield Static(grid)

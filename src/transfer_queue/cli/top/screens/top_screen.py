@@ -17,7 +17,7 @@ from textual.widgets import Footer, Input, Static
 
 from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.picture import Picture
-from transfer_queue.cli.top.tables.cells import SHAPES, Cell, duration, name_text, safe_text
+from transfer_queue.cli.top.tables.cells import SHAPES, Cell, duration, fitted, name_text, safe_text
 from transfer_queue.cli.top.tables.live_table import LiveTable
 from transfer_queue.cli.top.tables.theme import style_of
 from transfer_queue.display import count_text, size_text
@@ -171,8 +171,8 @@ class TopScreen(Screen[None]):
         if self.size.width >= 110:
             left.append((f" · rates and shares of the last {duration(picture.window)}", "dim"))
         right = self._freshness()
-        space = self.size.width - 2 - sum(cell_len(text) for text, _ in (*left, *right))
-        return [*left, (" " * max(space, 1), ""), *right]
+        space = self.size.width - 2 - sum(cell_len(text) for text, _ in right)
+        return [*fitted(left, max(space - 1, 1)), (" ", ""), *right]
 
     def _freshness(self) -> Cell:
         age = self.state.age

@@ -30,7 +30,7 @@ from transfer_queue.cli.top.tables.cells import (
 )
 from transfer_queue.cli.top.tables.live_table import TableColumn, TableDesign
 from transfer_queue.core.claims.lease_decisions import POISON
-from transfer_queue.display import printable_name, short_repr, size_text
+from transfer_queue.display import count_text, printable_name, short_repr, size_text
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.messages.progress_text import notes_of, tier_name
 from transfer_queue.timeline.spans import SpanState
@@ -201,7 +201,7 @@ def _rarest(row: PartitionRow, width: int) -> Cell:
     if not row.progress.fields:
         return [("no fields", "dim")]
     rows = row.progress.rows
-    words = "complete" if produced >= rows else name_text(name)
+    words = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
     return [*_share(produced / rows if rows else 0.0, 14, "works"), (f" {words}", "dim")]
 
 
@@ -210,7 +210,7 @@ def _slowest(row: PartitionRow, width: int) -> Cell:
     if not row.progress.tasks:
         return [("no task", "dim")]
     rows = row.progress.rows
-    words = "done" if consumed >= rows else task_text(name)
+    words = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
     return [*_share(consumed / rows if rows else 0.0, 14, "good"), (f" {words}", "dim")]
 
 
@@ -406,13 +406,13 @@ def _memory_note(row: MemoryRow, width: int) -> Cell:
 MEMORY: TableDesign[MemoryRow] = TableDesign(
     "Memory",
     [
-        TableColumn("values", _memory_name, 12, 24, fits=True, sort=lambda row: (row.tier, row.unit is not None)),
-        TableColumn("held █ leased ▒", _memory_bar, 16, 40, sort=lambda row: row.leased, descending=True),
-        TableColumn("held", lambda row, _: [("" if row.held is None else size_text(row.held), "")], 10, right=True,
+        TableColumn("values", _memory_name, 9, 24, fits=True, sort=lambda row: (row.tier, row.unit is not None)),
+        TableColumn("held █ leased ▒", _memory_bar, 15, 40, sort=lambda row: row.leased, descending=True),
+        TableColumn("held", lambda row, _: [("" if row.held is None else size_text(row.held), "")], 9, right=True,
                sort=lambda row: row.held or 0, descending=True),
-        TableColumn("leased", lambda row, _: [(size_text(row.leased), "")], 10, right=True, sort=lambda row: row.leased,
+        TableColumn("leased", lambda row, _: [(size_text(row.leased), "")], 9, right=True, sort=lambda row: row.leased,
                descending=True),
-        TableColumn("capacity", lambda row, _: [(size_text(row.capacity) if row.capacity else "not known", "")], 10,
+        TableColumn("capacity", lambda row, _: [(size_text(row.capacity) if row.capacity else "not known", "")], 9,
                right=True, sort=lambda row: row.capacity, descending=True),
         TableColumn("", _memory_note, 13, rank=1),
     ],
