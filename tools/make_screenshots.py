@@ -1,6 +1,6 @@
 """Write docs/assets/tq-top.svg: what `tq top` shows of a real system with a simulated pipeline.
 
-    python tools/make_screenshots.py                    writes it (80 s)
+    python tools/make_screenshots.py                    writes it (a minute)
     python tools/make_screenshots.py --folder FOLDER    writes every screen, light and dark, in three sizes
 
 The pipeline is that of tools/simulated_pipeline.py. Each run shows other numbers.
@@ -26,8 +26,8 @@ from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "assets" / "tq-top.svg"
 NAME = "screenshots"
-SECONDS = 75.0  # of the pipeline before the picture
-DYING = 30.0  # after which two ranks of reward end
+SECONDS = 55.0  # of the pipeline before the picture
+DYING = 20.0  # after which two ranks of reward end
 SIZES = ((80, 24), (120, 40), (200, 60))
 KEYS = {
     "overview": (), "partitions": ("3",), "memory": ("4",), "controller": ("5",), "task": ("1", "enter"),
@@ -51,10 +51,21 @@ async def take(system: RunningSystem, size: tuple[int, int], light: bool, keys: 
         return app.export_screenshot(title=f"tq top, {size[0]} x {size[1]}")
 
 
-def without_fonts(picture: str) -> str:
-    """Return a picture that loads no fonts from other hosts."""
+def smaller(picture: str) -> str:
+    """Return a picture that loads no fonts from other hosts, without elements that nobody sees."""
     picture = re.sub(r"@font-face\s*{[^}]*}", "", picture)
-    return picture.replace("font-family: Fira Code, monospace", "font-family: monospace")
+    picture = picture.replace("font-family: Fira Code, monospace", "font-family: monospace")
+    picture = re.sub(r"<text [^>]*>(&#160;|\s)*</text>", "", picture)
+    picture = re.sub(r'(<text [^>]*?) clip-path="[^"]*"', r"\1", picture)
+    picture = re.sub(r'<clipPath id="[^"]*-line-\d+">.*?</clipPath>', "", picture, flags=re.DOTALL)
+    # One rectangle is the background of everything that has no other one.
+    most = max(found := re.findall(r'<rect fill="(#\w+)" x="[^>]*crispEdges"/>', picture), key=found.count)
+    picture = re.sub(rf'<rect fill="{most}" x="[^>]*crispEdges"/>', "", picture)
+    inside = re.search(r'<clipPath id="[^"]*-clip-terminal">\s*(<rect [^>]*?)\s*/>', picture)
+    assert inside is not None
+    picture = re.sub(r'(<g transform="[^"]*" clip-path="[^"]*">)', rf'\1{inside[1]} fill="{most}"/>', picture, count=1)
+    picture = re.sub(r"terminal-\d+-", "t-", picture)
+    return re.sub(r"\n\s*", "\n", picture).rstrip() + "\n"
 
 
 def main() -> None:
@@ -67,14 +78,14 @@ def main() -> None:
         with SimulatedPipeline(system, DYING):
             time.sleep(SECONDS)
             if options.folder is None:
-                PAGE.write_text(without_fonts(asyncio.run(take(system, (110, 32), False, ("3",)))))
+                PAGE.write_text(smaller(asyncio.run(take(system, (120, 36), False, ("1", "down")))))
                 return
             options.folder.mkdir(parents=True, exist_ok=True)
             for size in SIZES:
                 for name, keys in KEYS.items():
                     for light in (False, True):
                         path = options.folder / f"{name}-{size[0]}x{size[1]}-{'light' if light else 'dark'}.svg"
-                        path.write_text(without_fonts(asyncio.run(take(system, size, light, keys))))
+                        path.write_text(smaller(asyncio.run(take(system, size, light, keys))))
     finally:
         system.stop()
 

@@ -34,10 +34,11 @@ _CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-
 class Terminal:
     """`tq` with these words in a terminal of 80 columns and 24 lines."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, **more: str) -> None:
         self._terminal, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        environment = {**inherited, "TERM": "xterm-256color", "COLUMNS": "", "LINES": "", **more}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "transfer_queue.cli", *words], stdin=its, stdout=its, stderr=its, env=environment
         )
@@ -97,9 +98,9 @@ def put(system: RunningSystem, key: str) -> None:
         client.kv_put(key, "p", {"x": torch.arange(3)})
 
 
-def kill_controller(system: RunningSystem) -> None:
+def controller_of(system: RunningSystem) -> psutil.Process:
     log = (system.logs / "controller.log").read_text()
-    psutil.Process(int(log.rsplit("up, process ", 1)[1].split()[0])).kill()
+    return psutil.Process(int(log.rsplit("up, process ", 1)[1].split()[0]))
 
 
 def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) -> None:
@@ -115,7 +116,7 @@ def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) 
         terminal.press("3\r")
         terminal.wait("Sample 0 of partition 'p' has all the fields ['x']")
         terminal.press("\x1b\x1b")
-        kill_controller(system)
+        controller_of(system).kill()
         put(system, "b")
         terminal.wait("The controller restarted: no events between")
         terminal.press("p")
@@ -132,15 +133,28 @@ def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) 
         system.stop()
 
 
-def test_a_signal_leaves_the_terminal_in_order(folder: None) -> None:
+def test_keys_work_while_the_controller_is_stopped_and_a_signal_leaves_the_terminal_in_order(folder: None) -> None:
     system = start()
-    terminal = Terminal("top", "--name", NAME)
+    terminal = Terminal("top", "--name", NAME, "--every", "0.2", NO_COLOR="1")
+    controller = controller_of(system)
     try:
         terminal.wait("Idle")
+        controller.suspend()
+        terminal.wait("! The controller does not reply. The newest data is")
+        terminal.press("4")
+        terminal.wait("in memory")
+        terminal.press("?")
+        terminal.wait("the slowest stage, according to the verdict")
+        controller.resume()
+        terminal.press("?")
+        terminal.wait("live")
+        assert not re.search(rb"\x1b\[[0-9;]*[34][0-8][;m]", terminal.raw), "NO_COLOR: no colors"
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.end() == 128 + signal.SIGTERM
         assert b"\x1b[?1049l" in terminal.raw
     finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            controller.resume()
         terminal.close()
         system.stop()
 

@@ -432,7 +432,7 @@ def test_hostile_names_are_shown_as_text(size: tuple[int, int]) -> None:
     run_top(program, seen(picture), size=size)
 
 
-def test_a_picture_shows_states_by_shape_and_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_shows_states_by_shape_and_color(monkeypatch: pytest.MonkeyPatch) -> None:
     async def program(top: TopPilot) -> None:
         text = top.text()
         assert "▲ reward" in text
@@ -441,12 +441,12 @@ def test_a_picture_shows_states_by_shape_and_colour(monkeypatch: pytest.MonkeyPa
     run_top(program, seen(SLOW))
 
 
-def test_no_color_removes_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_removes_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     app = TopApp(FakeSource())
     assert app.no_color
     (found,) = app.get_line_filters()
-    assert type(found).__name__ == "WithoutColours"
+    assert type(found).__name__ == "WithoutColors"
 
 
 def test_the_age_of_the_data_goes_on_while_it_is_paused() -> None:

@@ -20,12 +20,12 @@ def add(commands: Commands) -> None:
         description="Shows on the full terminal, live, where a training waits: the verdict, the stages with their "
         "rates, ranks and queues, who waits for what, the partitions, the memory, and the load of the controller. "
         "Enter opens a task, a wait, a partition or a sample; ? shows all keys, q quits. Needs the extra "
-        "transfer_queue[top]. NO_COLOR removes colours.",
+        "transfer_queue[top]. NO_COLOR removes colors.",
     )  # fmt: skip
     command.add_argument(
         "--every", type=_seconds, default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})"
     )
-    command.add_argument("--light", action="store_true", help="begin with colours for a light terminal; t changes them")
+    command.add_argument("--light", action="store_true", help="begin with colors for a light terminal; t changes them")
     add_name(command)
     command.set_defaults(run=run)
 

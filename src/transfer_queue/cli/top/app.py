@@ -17,7 +17,7 @@ from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.screens.help_screen import HelpScreen
 from transfer_queue.cli.top.screens.overview_screen import OverviewScreen
 from transfer_queue.cli.top.screens.top_screen import TopScreen
-from transfer_queue.cli.top.tables.theme import DARK, LIGHT, WithoutColours, make_themes
+from transfer_queue.cli.top.tables.theme import DARK, LIGHT, WithoutColors, make_themes
 
 CLOCK = 0.5  # seconds between two refreshes of the age of the data
 
@@ -54,8 +54,8 @@ class TopApp(App[int]):
         self.theme = LIGHT if light else DARK
 
     def get_line_filters(self) -> list[LineFilter]:
-        """Return a filter that removes colours, if NO_COLOR is set."""
-        return [WithoutColours()] if self.no_color else []
+        """Return a filter that removes colors, if NO_COLOR is set."""
+        return [WithoutColors()] if self.no_color else []
 
     def on_mount(self) -> None:
         """Open the first screen, and begin to read."""

@@ -1,1 +1,1 @@
-"""The tables of `tq top`: their columns, their cells and colours, and the widget that draws them."""
+"""The tables of `tq top`: their columns, their cells and colors, and the widget that draws them."""

@@ -24,7 +24,7 @@ SHAPES = {
     "slowest": "▲", "waits": "◌", "held": "‖", "works": "●", "idle": "○", "gone": "×", "ended": "·", "early": "›",
     "flowing": "●", "slow": "▲", "stopped": "■", "": " ",
 }  # fmt: skip
-"""The shape of each state, so that nobody needs to see its colour."""
+"""The shape of each state, so that nobody needs to see its color."""
 FILLS = {SpanState.WORKS: "█", SpanState.HELD: "▒", SpanState.WAITS: "░", SpanState.IDLE: "·", SpanState.GONE: "×"}
 """How a strip shows each state of a rank."""
 ROLES = {

@@ -1,6 +1,6 @@
-"""The colours of `tq top`, which also people who do not see red or green can tell apart, on dark and on light.
+"""The colors of `tq top`, which also people who do not see red or green can tell apart, on dark and on light.
 
-They are those of Okabe and Ito, made lighter or darker where the background needs it. Without colours (NO_COLOR), the
+They are those of Okabe and Ito, made lighter or darker where the background needs it. Without colors (NO_COLOR), the
 cursor is reversed, and shapes and fills show the states.
 """
 
@@ -30,7 +30,7 @@ _BOLD = {"strong", "slowest", "gone", "stopped", "slow", "key"}
 _SAME = {
     "slowest": "gone", "stopped": "gone", "slow": "waits", "flowing": "good", "ended": "idle", "early": "idle",
 }  # fmt: skip
-"""Roles with the colour of another role."""
+"""Roles with the color of another role."""
 DARK, LIGHT = "tq-dark", "tq-light"
 
 
@@ -38,45 +38,45 @@ def make_themes() -> list[Theme]:
     """Return the dark and the light theme."""
     return [
         Theme(
-            name=name, dark=name == DARK, primary=colours["works"], secondary=colours["held"],
-            warning=colours["waits"], error=colours["gone"], success=colours["good"], accent=colours["works"],
-            foreground=colours["text"], background=colours["background"], surface=colours["background"],
-            panel=colours["panel"],
+            name=name, dark=name == DARK, primary=colors["works"], secondary=colors["held"],
+            warning=colors["waits"], error=colors["gone"], success=colors["good"], accent=colors["works"],
+            foreground=colors["text"], background=colors["background"], surface=colors["background"],
+            panel=colors["panel"],
             variables={
-                "footer-background": colours["panel"], "footer-key-foreground": colours["key"],
-                "footer-description-foreground": colours["text"], "dim": colours["dim"], "faint": colours["faint"],
-                "scrollbar": colours["faint"], "scrollbar-background": colours["background"],
+                "footer-background": colors["panel"], "footer-key-foreground": colors["key"],
+                "footer-description-foreground": colors["text"], "dim": colors["dim"], "faint": colors["faint"],
+                "scrollbar": colors["faint"], "scrollbar-background": colors["background"],
             },
         )
-        for name, colours in ((DARK, _DARK), (LIGHT, _LIGHT))
+        for name, colors in ((DARK, _DARK), (LIGHT, _LIGHT))
     ]  # fmt: skip
 
 
 @lru_cache(256)
-def _style(name: str, role: str, colourless: bool) -> Style:
+def _style(name: str, role: str, colorless: bool) -> Style:
     style = Style()
     for part in role.split():
-        style += _style_of_one(_LIGHT if name == LIGHT else _DARK, part, colourless)
+        style += _style_of_one(_LIGHT if name == LIGHT else _DARK, part, colorless)
     return style
 
 
-def _style_of_one(colours: dict[str, str], role: str, colourless: bool) -> Style:
+def _style_of_one(colors: dict[str, str], role: str, colorless: bool) -> Style:
     if role == "cursor":
-        return Style(reverse=True) if colourless else Style(bgcolor=colours["cursor"])
+        return Style(reverse=True) if colorless else Style(bgcolor=colors["cursor"])
     if role == "title":
-        return Style(underline=colourless) if colourless else Style(bgcolor=colours["panel"])
+        return Style(underline=colorless) if colorless else Style(bgcolor=colors["panel"])
     if role == "focused":
-        return Style(reverse=True) if colourless else Style(bgcolor=colours["cursor"])
+        return Style(reverse=True) if colorless else Style(bgcolor=colors["cursor"])
     if role == "alarm":
         return (
             Style(reverse=True, bold=True)
-            if colourless
-            else Style(color=colours["background"], bgcolor=colours["gone"], bold=True)
+            if colorless
+            else Style(color=colors["background"], bgcolor=colors["gone"], bold=True)
         )
-    if colourless:
+    if colorless:
         return Style(bold=role in _BOLD, dim=role in {"dim", "faint"})
-    colour = colours.get(_SAME.get(role, role))
-    return Style(color=colour, bold=role in _BOLD)
+    color = colors.get(_SAME.get(role, role))
+    return Style(color=color, bold=role in _BOLD)
 
 
 def style_of(app: App[Any], role: str) -> Style:
@@ -84,8 +84,8 @@ def style_of(app: App[Any], role: str) -> Style:
     return _style(app.theme, role, app.no_color)
 
 
-class WithoutColours(LineFilter):
-    """Removes all colours, so that those of the terminal are used."""
+class WithoutColors(LineFilter):
+    """Removes all colors, so that those of the terminal are used."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """See `LineFilter`."""
