@@ -365,7 +365,8 @@ def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | N
             share[SpanState.WAITS], share[SpanState.HELD], share[SpanState.WORKS], share[SpanState.IDLE],
             takes.get(name, ()), puts.get(name, ()), claimed.get(name, 0.0),
             max((rates[each].get(name, 0.0) for each in puts.get(name, ())), default=0.0),
-            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ()), produced), steps.get(name, (0.0, 0.0))[0],
+            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ()), produced),
+            steps.get(name, (0.0, 0.0))[0],
         )  # fmt: skip
     return found
 

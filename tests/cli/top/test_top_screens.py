@@ -53,7 +53,7 @@ def test_a_terminal_of_80_columns_shows_stages_and_one_more_table() -> None:
     run_top(program, seen(SLOW))
 
 
-@pytest.mark.parametrize("size", [(120, 40), (200, 60), (300, 100)])
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
 def test_a_large_terminal_shows_every_table(size: tuple[int, int]) -> None:
     async def program(top: TopPilot) -> None:
         text = top.text()
@@ -65,7 +65,7 @@ def test_a_large_terminal_shows_every_table(size: tuple[int, int]) -> None:
     run_top(program, seen(SLOW), size=size)
 
 
-@pytest.mark.parametrize("size", [(20, 5), (40, 10), (1, 1), (79, 23)])
+@pytest.mark.parametrize("size", [(20, 5), (1, 1)])
 def test_a_tiny_terminal_is_no_error(size: tuple[int, int]) -> None:
     async def program(top: TopPilot) -> None:
         await top.press("3", "enter", "3", "enter", "question_mark")

@@ -132,7 +132,6 @@ class TopPilot:
     async def press(self, *keys: str) -> None:
         for key in keys:
             await self.pilot.press(key)
-            await self.pilot.pause()
         await self.pilot.pause()
 
     def lines(self) -> list[str]:

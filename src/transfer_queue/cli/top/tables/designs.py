@@ -202,7 +202,7 @@ def _rarest(row: PartitionRow, width: int) -> Cell:
         return [("no fields", "dim")]
     rows = row.progress.rows
     words = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
-    return [*_share(produced / rows if rows else 0.0, 14, "works"), (f" {words}", "dim")]
+    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {words}", "dim")]
 
 
 def _slowest(row: PartitionRow, width: int) -> Cell:
@@ -211,7 +211,7 @@ def _slowest(row: PartitionRow, width: int) -> Cell:
         return [("no task", "dim")]
     rows = row.progress.rows
     words = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
-    return [*_share(consumed / rows if rows else 0.0, 14, "good"), (f" {words}", "dim")]
+    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {words}", "dim")]
 
 
 def _partition_waits(row: PartitionRow, width: int) -> Cell:

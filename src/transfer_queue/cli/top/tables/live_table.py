@@ -318,8 +318,8 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
                 mark = "▼" if column.descending != self.reversed else "▲"
             if number:
                 pieces.append((" " * SPACE, ""))
-            title = [(column.title, "strong" if mark else "head"), (mark, "strong")]
-            pieces += fitted(title, width, column.right)
+            title = column.title[: width - 1] if mark else column.title
+            pieces += fitted([(title + mark, "strong" if mark else "head")], width, column.right)
         return pieces
 
     def _strip(self, pieces: Cell, role: str = "") -> Strip:
