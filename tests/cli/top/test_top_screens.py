@@ -341,6 +341,7 @@ def test_t_changes_between_dark_and_light() -> None:
 def test_before_the_first_reply_it_says_what_it_does() -> None:
     async def program(top: TopPilot) -> None:
         assert "Reading the timeline" in top.words()
+        assert "There are no partitions" not in top.words(), "nothing is known yet"
         await top.press("1", "enter", "3", "enter", "slash", "x", "enter", "p", "s", "5")
         await top.give(Silent("The controller did not reply within 10 s."))
         assert "! The controller did not reply within 10 s." in top.words()

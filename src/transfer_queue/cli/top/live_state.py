@@ -26,6 +26,7 @@ class LiveState:
     """
 
     def __init__(self, every: float, ask: Ask) -> None:
+        self._begun = time.monotonic()
         self.every = every
         """The seconds between two refreshes."""
         self.ask = ask
@@ -71,8 +72,8 @@ class LiveState:
 
     @property
     def silent_for(self) -> float:
-        """The seconds since the newest state was read."""
-        return time.monotonic() - self.seen.read_at if self.seen is not None else 0.0
+        """The seconds since the newest state was read, or since the first one is waited for."""
+        return time.monotonic() - (self.seen.read_at if self.seen is not None else self._begun)
 
     @property
     def is_old(self) -> bool:

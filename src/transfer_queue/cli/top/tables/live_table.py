@@ -131,6 +131,8 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         """The position of the column by which the rows are sorted; -1 for the order in which they come."""
         self.reversed = False
         """True if the order is the opposite of the column's usual one."""
+        self.known = False
+        """Whether it has got rows, or that there are none."""
         self.rows: Sequence[R] = ()
         """All rows."""
         self.shown: list[R] = []
@@ -142,7 +144,7 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
 
     def set_rows(self, rows: Sequence[R], note: str = "") -> None:
         """Replace the rows. The cursor stays on the row that has the same key."""
-        self.rows, self.note = rows, note
+        self.rows, self.note, self.known = rows, note, True
         self._rearrange()
 
     def set_filter(self, sought: str) -> None:
@@ -308,6 +310,8 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         return [*fitted(title, max(space, 0)), *right] if space > 12 else title
 
     def _nothing(self) -> str:
+        if not self.known:
+            return "..."
         return f"Nothing contains {self.sought!r}." if self.sought and self.rows else self.design.empty
 
     def _head(self) -> Cell:
