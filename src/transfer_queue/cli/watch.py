@@ -32,7 +32,8 @@ ANSWER_SECONDS = 10.0  # timeout of one query; the next one tries again
 RESTART_SECONDS = 2.0  # how long to wait for another system to start after the system has ended
 PAUSE = 0.05  # seconds between two checks for the other system
 
-_LEFT = (ConnectionLostError, AttachError, AuthenticationError)  # errors of a call if the system has ended
+LEFT = (ConnectionLostError, AttachError, AuthenticationError)
+"""The errors of a call if the system has ended."""
 
 
 class Display(Protocol):
@@ -83,7 +84,7 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
                 status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
                 display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
-            except _LEFT:
+            except LEFT:
                 return
             else:
                 now = time.monotonic()
@@ -106,15 +107,19 @@ def _wait_for_restart(name: str | None, old: RunningSystem) -> RunningSystem | N
     """Return the system that was started in its place; None if none is in time."""
     limit = time.monotonic() + RESTART_SECONDS
     while True:
-        try:
-            later = find(name)
-        except TransferQueueError:
-            later = None  # it is still starting
-        if later is not None and later.key != old.key:
+        later = find_successor(name, old)
+        if later is not None or time.monotonic() > limit:
             return later
-        if time.monotonic() > limit:
-            return None
         time.sleep(PAUSE)
+
+
+def find_successor(name: str | None, old: RunningSystem) -> RunningSystem | None:
+    """Return the system that runs in the place of one that has ended; None if none does yet."""
+    try:
+        later = find(name)
+    except TransferQueueError:
+        return None  # it is still starting
+    return later if later is not None and later.key != old.key else None
 
 
 class Lines:

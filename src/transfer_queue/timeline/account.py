@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from transfer_queue.messages.progress import PartitionProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.event_table import EventTable, KindColumns, quantile, sum_by
 from transfer_queue.timeline.events import AHEAD, DEMAND, TIMED_OUT, EventKind
@@ -265,7 +266,8 @@ class _Window:
     def add_unmet_waits(self, missing: Missing, status: SystemStatus | None) -> None:
         """Add the waits that have not ended, or got nothing. What they wait for is the field with the fewest rows."""
         open_ = [each for each in self.recording.open if not each.holds and not each.ahead and each.lane > 0]
-        produced = _produced(status)
+        progress = {each.name: each for each in ([] if status is None else status.partitions)}
+        produced = _ProducedRows()
         wanted_by: dict[str, set[str]] = defaultdict(set)
         seconds: dict[tuple[str, str, tuple[str, ...]], float] = defaultdict(float)
         for wait in open_:
@@ -282,9 +284,10 @@ class _Window:
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
         put = {flow.field: flow.rows * self.seconds for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
-            rows = produced.get(partition, put)
+            its = progress.get(partition)
+            rows = {name: put.get(name, 0.0) if its is None else produced.of(its, name) for name in fields}
             # Where several fields have equally many rows, the one that most tasks wait for is made first.
-            name = min(fields, key=lambda each: (rows.get(each, 0), -len(wanted_by[each])), default="")
+            name = min(fields, key=lambda each: (rows[each], -len(wanted_by[each])), default="")
             makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
@@ -323,9 +326,21 @@ def _take(column: np.ndarray, at: np.ndarray, unknown: int) -> np.ndarray:
     return np.where(at >= 0, column[at], unknown) if len(column) else np.full(len(at), unknown, column.dtype)
 
 
-def _produced(status: SystemStatus | None) -> dict[str, dict[str, int]]:
-    partitions = [] if status is None else status.partitions
-    return {each.name: {part.name: part.produced for part in each.fields} for each in partitions}
+class _ProducedRows:
+    """Looks up how many rows of a partition have a field. Most partitions have their fields in the same order."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def of(self, partition: PartitionProgress, name: str) -> int:
+        """Return the number of rows of a partition that have a field."""
+        fields, at = partition.fields, self._places.get(name, 0)
+        if at >= len(fields) or fields[at].name != name:
+            at = next((place for place, each in enumerate(fields) if each.name == name), -1)
+            if at < 0:
+                return 0
+            self._places[name] = at
+        return fields[at].produced
 
 
 def _partitions_at_limit(status: SystemStatus | None) -> dict[str, int]:
@@ -337,14 +352,13 @@ def _partitions_at_limit(status: SystemStatus | None) -> dict[str, int]:
     return limits
 
 
-def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...]) -> int:
+def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...], produced: _ProducedRows) -> int:
     """Return the rows that are ready for a task and that it has not claimed."""
     total = 0
     for each in [] if status is None or not takes else status.partitions:
         progress = next((part for part in each.tasks if part.name == task), None)
-        produced = {part.name: part.produced for part in each.fields}
         if progress is not None:
-            ready = min(produced.get(name, 0) for name in takes)
+            ready = min(produced.of(each, name) for name in takes)
             passed = sum(each.passed.get(task, {}).values())
             total += max(ready - progress.consumed - progress.claimed - passed, 0)
     return total
@@ -357,7 +371,7 @@ def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | N
     rates: dict[str, dict[str, float]] = defaultdict(dict)
     for flow in flows:
         rates[flow.field][flow.task] = flow.rows
-    attendance = _Attendance(window.table, spans)
+    attendance, produced = _Attendance(window.table, spans), _ProducedRows()
     found = {}
     for number, name in enumerate(workers.tasks):
         mine = np.flatnonzero(workers.task == number)
@@ -370,8 +384,8 @@ def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | N
             share[SpanState.WAITS], share[SpanState.HELD], share[SpanState.WORKS], share[SpanState.IDLE],
             takes.get(name, ()), puts.get(name, ()), claimed.get(name, 0.0),
             max((rates[each].get(name, 0.0) for each in puts.get(name, ())), default=0.0),
-            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ())), steps.get(name, (0.0, 0.0))[0],
-            attendance.closed_of(mine),
+            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ()), produced),
+            steps.get(name, (0.0, 0.0))[0], attendance.closed_of(mine),
         )  # fmt: skip
     return found
 

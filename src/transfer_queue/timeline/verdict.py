@@ -50,27 +50,42 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
         seconds: How many seconds before the end are judged. Default: 60, or four steps of the slowest task if these
             are longer.
     """
+    return judge_with_account(recording, status, seconds)[0]
+
+
+def judge_with_account(
+    recording: Recording, status: SystemStatus | None = None, seconds: float | None = None
+) -> tuple[Verdict, Account]:
+    """Return the verdict, and the account of time of the window that it is about.
+
+    Args:
+        recording: As in `judge`.
+        status: As in `judge`.
+        seconds: As in `judge`.
+    """
     table = EventTable(recording)
     quiet = max(STOPPED_AFTER, STOPPED_STEPS * max((median for median, _ in table.steps.values()), default=0.0))
     dealt, happened = _last_times(table)
-    claims_open = any(not each.holds for each in recording.open) or _has_just_timed_out(table)
-    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(table)):
-        return _idle(recording, happened)
-    if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
-        return _stopped(table, status, dealt)
     longest = max((long for _, long in table.steps.values()), default=0.0)
     seconds = max(WINDOW, STEPS * longest) if seconds is None else seconds
     start = max(recording.now - seconds, recording.start)
+    claims_open = any(not each.holds for each in recording.open) or _has_just_timed_out(table)
+    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(table)):
+        return _idle(recording, happened), make_account(table, status, start, recording.now)
+    if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
+        account = make_account(table, status, (recording.start if dealt is None else dealt) + 1e-3, recording.now)
+        return _stopped(account, dealt), account
     begun = _first_dealt(table)
-    if recording.from_boot:
-        if begun is None and recording.now - recording.start < STOPPED_AFTER:
-            return _starting(make_account(table, status, start, recording.now))
-        if begun is not None and recording.now - begun < max(WARM_UP, WARM_UP_STEPS * longest):
-            return _flowing(make_account(table, status, start, recording.now))
-        start = start if begun is None else max(start, begun)
+    starts = recording.from_boot and begun is None and recording.now - recording.start < STOPPED_AFTER
+    warm_up = max(WARM_UP, WARM_UP_STEPS * longest)
+    warms_up = recording.from_boot and begun is not None and recording.now - begun < warm_up
+    if recording.from_boot and begun is not None and not warms_up:
+        start = max(start, begun)
     account = make_account(table, status, start, recording.now)
-    found = find_bottleneck(account)
-    return _flowing(account) if found is None else _describe(account, found, SLOW)
+    if starts:
+        return _starting(account), account
+    found = None if warms_up else find_bottleneck(account)
+    return (_flowing(account) if found is None else _describe(account, found, SLOW)), account
 
 
 def _last_times(table: EventTable) -> tuple[float | None, float | None]:
@@ -131,11 +146,10 @@ def _flowing(account: Account) -> Verdict:
     return Verdict(f"Flowing: {_rate(rate)} samples are put each second.", FLOWING)
 
 
-def _stopped(table: EventTable, status: SystemStatus | None, dealt: float | None) -> Verdict:
+def _stopped(account: Account, dealt: float | None) -> Verdict:
     """Return the verdict about the time since the last rows were dealt."""
-    recording = table.recording
+    recording = account.table.recording
     since = recording.start if dealt is None else dealt
-    account = make_account(table, status, since + 1e-3, recording.now)
     found = find_bottleneck(account) or find_bottleneck(account, NOTICED / 10) or Bottleneck(None, ())
     verdict = _describe(account, found, STOPPED)
     text = f"Stopped: nothing was dealt for {_duration(recording.now - since)}"

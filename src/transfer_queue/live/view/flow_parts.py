@@ -16,7 +16,7 @@ from transfer_queue.timeline.bottleneck import find_last_tasks
 from transfer_queue.timeline.event_table import EventTable, sum_by
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.spans import SpanState
-from transfer_queue.timeline.verdict import Verdict
+from transfer_queue.messages.timeline import Verdict
 
 MOST_TASKS = 16
 MOST_FIELDS = 50

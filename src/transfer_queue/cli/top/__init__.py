@@ -1,0 +1,59 @@
+"""`tq top`: where a training waits, live on the full terminal."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+
+from transfer_queue.cli.common import Commands, add_name, find_system
+
+EVERY = 1.0  # default of --every: seconds between two refreshes
+LEAST = 0.2  # the minimum of --every, in seconds
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser of `tq`."""
+    command = commands.add_parser(
+        "top", help="show live where a training waits: verdict, stages, waits, partitions, memory, load",
+        description="Shows on the full terminal, live, where a training waits: the verdict, the stages with their "
+        "rates, ranks and queues, who waits for what, the partitions, the memory, and the load of the controller. "
+        "Enter opens a task, a wait, a partition or a sample; ? shows all keys, q quits. Needs the extra "
+        "transfer_queue[top]. NO_COLOR removes colors.",
+    )  # fmt: skip
+    command.add_argument(
+        "--every", type=_seconds, default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})"
+    )
+    command.add_argument("--light", action="store_true", help="begin with colors for a light terminal; t changes them")
+    add_name(command)
+    command.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds >= {LEAST}, got {text!r}")
+    return seconds
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the system until the user quits."""
+    if importlib.util.find_spec("textual") is None:
+        print(
+            "tq: tq top needs Textual, which is not installed; run: pip install 'transfer_queue[top]'", file=sys.stderr
+        )
+        return 1
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        print("tq: tq top needs a terminal; for a pipe or a file use `tq status --watch`", file=sys.stderr)
+        return 1
+    system = find_system(options.name)
+    from transfer_queue.cli.top.app import TopApp
+    from transfer_queue.cli.top.follower import Follower
+
+    app = TopApp(Follower(options.name, system, options.every), options.every, options.light)
+    code = app.run()
+    return int(app.return_code or 0) if code is None else code

@@ -1,0 +1,217 @@
+"""Reads the timeline and the status of a system in a thread, follows restarts, and answers questions of the screens."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, Union
+
+from transfer_queue.cli.top.picture import Picture, make_picture
+from transfer_queue.cli.watch import ANSWER_SECONDS, LEFT, PAUSE, find_successor
+from transfer_queue.client.control_client import ControlClient
+from transfer_queue.errors import TransferQueueError, WaitTimeoutError
+from transfer_queue.messages.system import SystemStatus
+from transfer_queue.node.system.launcher import RunningSystem
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.timeline.recording import Recording
+
+EVENTS = 1 << 17  # that are kept; where so many come within the window of a verdict, older ones change little
+RATE_SECONDS = 5.0  # rates are those of the last 5 to 10 s
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The state of the system was read."""
+
+    name: str
+    """The name of the system."""
+    started_at: float
+    """When the system was started, in Unix seconds."""
+    log: str
+    """Where the log of the controller is."""
+    picture: Picture
+    """The state."""
+    read_at: float
+    """When it was read, by `time.monotonic`."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The controller does not reply."""
+
+    words: str
+    """What happened, in a sentence."""
+
+
+@dataclass(frozen=True)
+class SystemEnded:
+    """The system has ended. A new one of the same name is waited for."""
+
+    words: str
+    """When and why, in sentences."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A new system of the same name was found."""
+
+    words: str
+    """Who started it, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The thread has ended because of an error that it does not expect."""
+
+    error: Exception
+    """The error."""
+
+
+News = Union[Seen, Silent, SystemEnded, Followed, Broken]
+
+
+@dataclass(frozen=True)
+class ControllerQuestion:
+    """What a screen asks the controller."""
+
+    ask: Callable[[ControlClient], Any]
+    """Makes the requests."""
+    answer: Callable[[Any], None]
+    """Gets the result, or the error, in the thread that reads."""
+
+
+class Source(Protocol):
+    """Where the screens get the state of the system from."""
+
+    def start(self, deliver: Callable[[News], None]) -> None:
+        """Begin to deliver news, from another thread."""
+
+    def ask(self, question: ControllerQuestion) -> None:
+        """Ask the controller as soon as it can be asked."""
+
+    def stop(self) -> None:
+        """End the delivery."""
+
+
+class Follower:
+    """Follows a system, and each one that is started in its place.
+
+    Args:
+        name: The name that was asked for; None for the default one.
+        system: The system that runs now.
+        every: The seconds between two refreshes.
+    """
+
+    def __init__(self, name: str | None, system: RunningSystem, every: float) -> None:
+        self._name = name
+        self._system = system
+        self._every = every
+        self._questions: queue.SimpleQueue[ControllerQuestion | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._deliver: Callable[[News], None] = lambda news: None
+
+    def start(self, deliver: Callable[[News], None]) -> None:
+        """See `Source`."""
+        self._deliver = deliver
+        # As a daemon, because a request to a stopped controller must not delay the end of the command.
+        threading.Thread(target=self._run, name="tq-top-reader", daemon=True).start()
+
+    def ask(self, question: ControllerQuestion) -> None:
+        """See `Source`."""
+        self._questions.put(question)
+
+    def stop(self) -> None:
+        """See `Source`."""
+        self._stopped.set()
+        self._questions.put(None)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._follow(self._system)
+                if not self._stopped.is_set():
+                    self._wait_for_successor()
+        except Exception as error:  # the screen must not go on with old data without a word
+            self._deliver(Broken(error))
+
+    def _follow(self, system: RunningSystem) -> None:
+        """Deliver what a system does until it ends."""
+        recording, statuses = Recording(limit=EVENTS), _EarlierStatuses()
+        with ControlClient(system) as client:
+            while not self._stopped.is_set():
+                begun = time.monotonic()
+                try:
+                    client.read_timeline(recording, timeout=ANSWER_SECONDS)
+                    status = client.status(timeout=ANSWER_SECONDS)
+                except WaitTimeoutError:
+                    self._deliver(Silent(f"The controller did not reply within {ANSWER_SECONDS:g} s."))
+                except LEFT as error:
+                    if not system.is_alive():
+                        return
+                    self._deliver(Silent(f"The controller cannot be reached: {error}"))
+                else:
+                    now = time.monotonic()
+                    before, elapsed = statuses.add(status, now)
+                    picture = make_picture(recording, status, before, elapsed)
+                    log = system.log_of(("controller", 0))
+                    self._deliver(Seen(system.name, system.description.started_at, log, picture, now))
+                # On an overloaded machine a refresh may take long; at least as much time is left to others.
+                pause = max(begun + self._every - time.monotonic(), min(time.monotonic() - begun, self._every))
+                self._answer_questions(client, pause)
+                if not system.is_alive():
+                    return
+
+    def _answer_questions(self, client: ControlClient, seconds: float) -> None:
+        """Answer questions for so long."""
+        limit = time.monotonic() + seconds
+        while not self._stopped.is_set() and (left := limit - time.monotonic()) > 0:
+            try:
+                question = self._questions.get(timeout=left)
+            except queue.Empty:
+                return
+            if question is not None:
+                try:
+                    question.answer(question.ask(client))
+                except TransferQueueError as error:
+                    question.answer(error)
+
+    def _wait_for_successor(self) -> None:
+        """Say that the system has ended, and wait for another one of its name."""
+        old, when = self._system, time.strftime("%H:%M:%S")
+        said = ""
+        while not self._stopped.wait(PAUSE):
+            words = f"{_why_ended(old)[0]} at {when}{_why_ended(old)[1]}"
+            if words != said:  # the logs of a crash are there only after a moment
+                said = words
+                self._deliver(SystemEnded(words))
+            later = find_successor(self._name, old)
+            if later is not None:
+                self._system = later
+                self._deliver(Followed(f"The system {later.name} is a new one, {later.describe()}."))
+                return
+
+
+class _EarlierStatuses:
+    """Keeps a status of 5 to 10 s ago."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float, SystemStatus]] = []
+
+    def add(self, status: SystemStatus, now: float) -> tuple[SystemStatus | None, float]:
+        """Return an earlier status, and the seconds since then; (None, 0) for the first one."""
+        earlier = self._kept[0] if self._kept else None
+        if not self._kept or now - self._kept[-1][0] >= RATE_SECONDS:
+            self._kept = [*self._kept[-1:], (now, status)]
+        return (None, 0.0) if earlier is None else (earlier[1], now - earlier[0])
+
+
+def _why_ended(system: RunningSystem) -> tuple[str, str]:
+    crash = SystemFolder(system.folder).describe_crash()
+    if crash:
+        return f"The system {system.name} crashed", f"{crash.replace('the last one crashed; ', '')}."
+    return f"The system {system.name} was stopped", f" (it was {system.describe()})."

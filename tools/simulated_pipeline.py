@@ -1,0 +1,133 @@
+"""A GRPO pipeline whose stages only sleep: threads of this process put and claim small samples through a real system.
+
+Pictures of the live views are made with it. Its reward stage is the bottleneck, and two of its ranks die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from transfer_queue import TransferQueueClient
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.node.system.launcher import RunningSystem
+
+BATCH = 8  # samples of one put or claim
+STEPS = 3  # partitions that are kept after they are trained
+CLAIM_SECONDS = 5.0  # timeout of one claim
+ROWS = 256  # samples of one partition
+
+
+@dataclass(frozen=True)
+class SimulatedStage:
+    """A stage whose ranks all do the same: claim, sleep, put."""
+
+    name: str
+    """The name of the task."""
+    ranks: int
+    """The number of its ranks."""
+    takes: tuple[str, ...]
+    """The fields that it claims; empty for a stage that makes samples."""
+    puts: tuple[str, ...]
+    """The fields that it puts."""
+    seconds: float
+    """How long it sleeps for one batch."""
+    dies: tuple[int, ...] = ()
+    """The ranks that end after `SimulatedPipeline.dying`."""
+
+
+STAGES = (
+    SimulatedStage("rollout", 6, (), ("prompt", "response"), 1.2),
+    SimulatedStage("reference", 2, ("prompt", "response"), ("ref_log_prob",), 0.3),
+    SimulatedStage("reward", 4, ("response",), ("advantage",), 1.1, dies=(1, 3)),
+    SimulatedStage("train", 2, ("response", "ref_log_prob", "advantage"), (), 0.35),
+)
+
+
+class SimulatedPipeline:
+    """Runs the stages until it is closed.
+
+    Args:
+        system: The system to run them in.
+        dying: The seconds after which some ranks of reward end.
+    """
+
+    def __init__(self, system: RunningSystem, dying: float = 30.0) -> None:
+        self.dying = dying
+        self._system = system
+        self._begun = time.monotonic()
+        self._ends = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(stage, rank), daemon=True)
+            for stage in STAGES
+            for rank in range(stage.ranks)
+        ]
+        self._made = 0
+        self._put: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> SimulatedPipeline:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stages."""
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, stage: SimulatedStage, rank: int) -> None:
+        dice = random.Random(rank)
+        with TransferQueueClient(self._system, task=stage.name, rank=rank) as client:
+            step = 0
+            while not self._ends.is_set():
+                if rank in stage.dies and time.monotonic() - self._begun > self.dying:
+                    return
+                seconds = stage.seconds * (0.7 + 0.6 * dice.random())
+                with contextlib.suppress(TransferQueueError):
+                    if stage.takes:
+                        step = self._take(client, stage, step, seconds)
+                    else:
+                        self._ends.wait(seconds)
+                        self._make(client, stage)
+
+    def _make(self, client: TransferQueueClient, stage: SimulatedStage) -> None:
+        """Put new samples, and seal a partition that has all of its samples."""
+        with self._lock:
+            first = self._made
+            self._made += BATCH
+        step = first // ROWS
+        numbers = range(first, first + BATCH)
+        client.kv_batch_put(
+            [f"prompt-{number // 4}-answer-{number % 4}" for number in numbers],
+            f"step_{step}",
+            {name: torch.zeros(BATCH, 256) for name in stage.puts},
+            tags=[{"prompt": number // 4} for number in numbers],
+        )
+        with self._lock:
+            self._put[step] += BATCH
+            full = self._put[step] == ROWS
+        if full:
+            client.seal(f"step_{step}")
+
+    def _take(self, client: TransferQueueClient, stage: SimulatedStage, step: int, seconds: float) -> int:
+        """Claim samples and put the stage's fields. Returns the step whose samples are next."""
+        meta = client.get_meta(list(stage.takes), BATCH, f"step_{step}", task_name=stage.name, timeout=CLAIM_SECONDS)
+        if not meta.size:
+            if not stage.puts and step >= STEPS:
+                client.clear_partition(f"step_{step - STEPS}")
+            return step + 1
+        self._ends.wait(seconds)
+        if stage.puts:
+            client.put({name: torch.zeros(meta.size, 16) for name in stage.puts}, meta)
+        return step
