@@ -29,7 +29,8 @@ from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Gap, Recording
 from transfer_queue.timeline.spans import SpanState
-from transfer_queue.timeline.verdict import Verdict, judge_with_account
+from transfer_queue.messages.timeline import Verdict
+from transfer_queue.timeline.verdict import judge_with_account
 
 MOST_ORDERED = 200  # stages that are put into the order of the pipeline
 HISTORY_SECONDS = 60.0  # of the history of a rate
