@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable
 from types import TracebackType
 
 import transfer_queue as tq
@@ -11,14 +13,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from figures import Figures
+from figures import Figures, Piece, busy_seconds, without_overlaps
 from settings import EVENTS, WEIGHTS
 
-REDRAW, LINE = 0.25, 5.0
+REDRAW, LINE = 0.5, 5.0
 """Seconds between two updates of the view, and between two lines without a terminal."""
 
 MOST_COLUMNS, BAR = 4, 9
 """The number of partitions shown, and of characters in a bar, so that the view fits in 80 columns."""
+WINDOW, CELLS = 8.0, 56
+"""Seconds of the timelines, and characters of a timeline."""
+LEVELS = " ▁▂▃▄▅▆▇█"
+COLOURS = {
+    "rollout": "blue", "sandbox": "plum3", "reward": "magenta", "reference": "yellow", "train": "green",
+    "update": "cyan",
+}  # fmt: skip
 
 
 class View:
@@ -27,54 +36,30 @@ class View:
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
         self._title = title
-        self._start = self._window = time.time()
-        self._counted, self._rate = 0, 0.0
+        self._start = time.time()
         self._next = 0.0
         self._names: dict[str, str] = {}
-        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def note(self, text: str) -> None:
         """Print a line that stays on the screen."""
         self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
-    def warming(self, figures: Figures) -> None:
-        """Update the progress of the supervised warm-up, if an update is due."""
+    def progress(self, line: str, figures: Figures | None = None, queue: bool = False) -> None:
+        """Show a line, if an update is due; in a terminal also the timelines of the workers and, of a run through the
+        queue, its partitions."""
         if not self._due(REDRAW if self._live else LINE):
             return
-        line = f"supervised warm-up, step {figures.warmup_steps}: held-out accuracy {figures.warmup_accuracy:.1%}"
         if self._live is None:
             self.note(line)
-        else:
-            self._live.update(Group(Text(self._title, style="bold"), Text(line)), refresh=True)
-
-    def training(self, figures: Figures, alive: dict[str, int]) -> None:
-        """Update the progress of GRPO, if an update is due."""
-        if not self._due(REDRAW if self._live else LINE):
             return
-        now = time.time()
-        if now - self._window >= 1.0:
-            self._rate = (figures.trained - self._counted) / (now - self._window)
-            self._counted, self._window = figures.trained, now
-        summary = self._summary(figures)
-        if self._live is None:
-            self.note(summary)
-        else:
-            workers = "  ".join(f"{name} ({pid})" for name, pid in alive.items())
-            parts: list[RenderableType] = [
-                Text(self._title, style="bold"),
-                Text(summary),
-                partitions(figures, self._names),
-            ]
-            self._live.update(Group(*parts, Text(workers, style="dim")), refresh=True)
-
-    def _summary(self, figures: Figures) -> str:
-        total = sum(figures.staleness.values()) or 1
-        stale = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(figures.staleness.items()))
-        return (
-            f"step {figures.version}/{figures.settings.steps}   {self._rate:.0f} samples/s   "
-            f"reward {figures.recent(figures.rewards):.3f}   sampled right {figures.recent(figures.correct):.1%}   "
-            f"staleness {stale or '-'}"
-        )
+        parts: list[RenderableType] = [Text(self._title, style="bold"), Text(line)]
+        if queue and figures is not None:
+            parts.append(partitions(figures, self._names))
+        if figures is not None and figures.events:
+            now = time.time()
+            parts.append(timelines(figures, now - WINDOW, now))
+        self._live.update(Group(*parts), refresh=True)
 
     def _due(self, interval: float) -> bool:
         if time.time() < self._next:
@@ -124,3 +109,39 @@ def bar(count: int, whole: int, colour: str) -> Text:
     """Return a bar for the share `count` of `whole`, and the count."""
     full = BAR * min(count, whole) // max(whole, 1)
     return Text.assemble(("━" * full, colour), ("━" * (BAR - full), "grey23"), f" {count:<4}")
+
+
+def summary(figures: Figures) -> str:
+    """Return the progress of a run as a line."""
+    total = sum(figures.staleness.values()) or 1
+    stale = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(figures.staleness.items()))
+    return (
+        f"step {figures.version}   {figures.seconds_per_step():.2f} s/step   "
+        f"reward {figures.recent(figures.rewards):.3f}   staleness {stale or '-'}"
+    )
+
+
+def timelines(figures: Figures, start: float, end: float) -> Table:
+    """Return a row for each worker: how much of each moment it worked, in the colour of the stage, and its idle share."""
+    pieces = [piece.within(start, end) for piece in figures.pieces(start) if piece.start < end]
+    busy = busy_seconds(pieces)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for worker in figures.workers():
+        mine = [piece for piece in pieces if piece.worker == worker]
+        table.add_row(worker, strip(mine, start, end), f"{1 - busy.get(worker, 0.0) / (end - start):4.0%} idle")
+    return table
+
+
+def strip(pieces: Iterable[Piece], start: float, end: float) -> Text:
+    """Return the work of one worker between two moments; a column is higher the more of its time is work."""
+    width = (end - start) / CELLS
+    cells: list[dict[str, float]] = [{} for _ in range(CELLS)]
+    for piece in without_overlaps(pieces):
+        for cell in range(int((piece.start - start) / width), min(CELLS, math.ceil((piece.end - start) / width))):
+            part = piece.within(start + cell * width, start + (cell + 1) * width)
+            cells[cell][piece.stage] = cells[cell].get(piece.stage, 0.0) + part.end - part.start
+    text = Text()
+    for stages in cells:
+        level = math.ceil(min(sum(stages.values()) / width, 1.0) * (len(LEVELS) - 1))
+        text.append(LEVELS[level], COLOURS[max(stages, key=lambda stage: stages[stage])] if level else "")
+    return text
