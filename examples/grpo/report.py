@@ -1,4 +1,4 @@
-"""Writes the results: report.json with all figures, report.png with both timelines, and the end of the terminal output."""
+"""Writes report.json with all figures and report.png with both timelines, and prints the last lines of a run."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def write(runs: list[Figures], found: dict[str, Any]) -> None:
 def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
     """Draw some steps of both runs above each other, the reward over time, and the tokens of the trainer ranks."""
     canvas = Figure(figsize=(12, 4 + 2.6 * len(runs)), layout="constrained")
-    rows = canvas.subfigures(2, 1, height_ratios=[2.6 * len(runs) + 0.6, 3.2])
+    rows: Any = canvas.subfigures(2, 1, height_ratios=[2.6 * len(runs) + 0.6, 3.2])
     timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs, found)
     names = {stage: f"{SANDBOXES} sandboxes" if stage == "sandbox" else stage for stage in STAGES}
     patches = [Patch(color=colour, label=names[stage]) for stage, colour in STAGES.items()]
@@ -151,7 +151,7 @@ def timelines(all_axes: Any, runs: list[Figures], found: dict[str, Any]) -> None
 
 
 def typical_steps(runs: list[Figures]) -> tuple[int, int]:
-    """Return the first of the steps to show, and their number: those that took most nearly the mean time in each run."""
+    """Return the first of the steps to show, and their number: in both runs they took most nearly the mean time."""
     count = min(run.version for run in runs)
     steps = max(1, min(count - 1, round(DETAIL / runs[0].seconds_per_step())))
 
@@ -200,7 +200,7 @@ def learning(axes: Axes, runs: list[Figures], found: dict[str, Any]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def tokens(axes: Axes, run: Figures) -> None:
+def tokens(axes: Any, run: Figures) -> None:
     """Draw by how much the rank with most tokens exceeds the mean in each step, dealt in order and balanced."""
     imbalance = run.imbalance()
     for dealt, colour, words in (("in_order", "#999999", "in order"), ("balanced", "#2f8f57", "balanced by the queue")):

@@ -46,13 +46,13 @@ try:
     from rich.console import Console
 
     import report
-    from view import View, summary
+    from view import View
 except ModuleNotFoundError as missing:
     raise SystemExit(f"this example needs {missing.name}: pip install '.[demo]' in the repository") from None
 
 TICK = 0.1
 """Seconds between two checks of the events and the processes."""
-WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 55.0, 105.0, 90.0
+WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 50.0, 95.0, 80.0
 """Seconds after which each part ends, also on a slow machine."""
 SMOKE = 5.0, 8.0, 12.0
 """The same for --smoke."""
@@ -120,16 +120,19 @@ def start_ray() -> None:
 def train(settings: Settings, limits: tuple[float, float, float], console: Console) -> None:
     """Warm the model up, train it through the driver and through the queue, and write the report."""
     begin = time.time()
-    title = f"GRPO on running sums{', control with shuffled advantages' if settings.control else ''}"
     with contextlib.ExitStack() as stack:
-        with View(console, title) as view:
+        with View(console) as view:
+            control = ", with shuffled advantages" if settings.control else ""
+            view.begin("supervised warm-up")
             weights, before = warmed_up(begun(settings, limits[0]), view)
             runs: list[Figures] = []
             if settings.runtime == "local":
+                view.begin(f"1. GRPO stage after stage, through one driver{control}")
                 runs.append(through_driver(begun(settings, limits[1]), weights, view))
                 settings = replace(settings, steps=runs[0].version)  # the second run does as many
             stack.enter_context(System(settings))
-            view.note(f"look at it from another terminal: {watch_commands(settings)}")
+            view.begin(f"2. GRPO streamed, through the queue{control}; look at it from another terminal:")
+            view.note(watch_commands(settings))
             limit = limits[2] + (RAY_SECONDS if settings.runtime == "ray" else 0.0)
             runs.append(through_queue(begun(settings, limit), weights, view))
         found = report.summary(runs, before, time.time() - begin)
@@ -137,7 +140,7 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
         report.show(runs, found, console)
         console.print(f"report: {settings.out}   {time.time() - begin:.0f} s", highlight=False, soft_wrap=True)
         if settings.keep:
-            console.print(f"the system is up until Ctrl-C: {watch_commands(settings)}", highlight=False, soft_wrap=True)
+            console.print("the system is up until Ctrl-C:", watch_commands(settings), sep="\n", highlight=False)
             with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
 
@@ -162,13 +165,13 @@ def warmed_up(settings: Settings, view: View) -> tuple[np.ndarray, float]:
             processes.start(f"trainer {rank}", warm_up, rank, end)
         while True:
             processes.watch(0.0, expendable="none")
-            view.progress(f"supervised warm-up, step {step}: held-out accuracy {right:.1%}")
+            view.warming(step, right)
             if results.poll(TICK):
                 found = results.recv()
                 if isinstance(found, np.ndarray):
                     break
                 step, right = found
-    view.note(f"supervised warm-up, {step} steps: held-out accuracy {right:.1%}")
+    view.note(f"{step} steps, held-out accuracy {right:.1%}")
     return found, right
 
 
@@ -179,7 +182,7 @@ def through_driver(settings: Settings, weights: np.ndarray, view: View) -> Figur
 
         def wait() -> None:
             processes.watch(0.0, expendable="none")
-            view.progress(f"1. {figures.title}: {summary(figures)}", figures)
+            view.training(figures)
 
         driver = Driver(settings, processes, weights, wait)
         while not figures.finished:
@@ -212,7 +215,7 @@ def evaluated(figures: Figures, weights: torch.Tensor, view: View) -> Figures:
     load(model, weights)
     figures.accuracy = accuracy(model, held_out(figures.settings))
     view.note(
-        f"{figures.title}: {figures.version} steps in {figures.wall():.1f} s, workers idle {figures.idle():.0%}, "
+        f"{figures.version} steps in {figures.wall():.1f} s, workers idle {figures.idle():.0%}, "
         f"held-out accuracy {figures.accuracy:.1%}"
     )
     return figures
@@ -240,7 +243,7 @@ def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View
         if processes.killed and time.time() > next_redo:
             prompts.redo(set(processes.alive), figures.version)
             next_redo = time.time() + 1.0
-        view.progress(f"2. {figures.title}: {summary(figures)}", figures, queue=True)
+        view.training(figures, queue=True)
     tq.get_client().seal(PROMPTS)
 
 

@@ -1,7 +1,7 @@
 """Reference worker and reward worker: each adds one column to the samples of the rollout workers.
 
-The answers to a prompt are tested in a sandbox, as those of a coding task are: `score` waits for it and does not compute
-then. How long it takes is drawn by step and prompt, so that it is the same in every run with this seed.
+The answers to a prompt are tested in a sandbox, as those of a coding task are: `score` waits for it and does not
+compute then. How long it takes is drawn by step and prompt, so that it is the same in every run with this seed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def reference(settings: Settings, name: str) -> None:
 def reward(settings: Settings, name: str) -> None:
     """Add "advantage": how much better each answer is than the other answers to its prompt.
 
-    The worker claims complete groups, and has one in each sandbox. It seals the partition when it has claimed all groups
-    of the step, so that the loaders end.
+    The worker claims complete groups, and has one in each sandbox. It seals the partition when it has claimed all
+    groups of the step, so that the loaders end.
     """
     client = tq.get_client()
     groups = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": ANSWERS}

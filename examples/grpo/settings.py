@@ -48,9 +48,9 @@ class Settings:
     """The maximum number of versions that a sample may be behind in training; limits how early prompts are put."""
     sandbox: float = 0.1
     """Mean seconds for which the reward of a group waits for a sandbox that runs its tests; 0: it does not wait."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     """The learning rate after the first few steps."""
-    warmup_accuracy: float = 0.33
+    warmup_accuracy: float = 0.25
     """The supervised warm-up stops when held-out accuracy reaches this value."""
     held_out: int = 400
     """Held-out problems on which accuracy is measured."""

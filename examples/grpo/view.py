@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import transfer_queue as tq
@@ -33,9 +33,9 @@ COLOURS = {
 class View:
     """Shows the progress of a run."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._title = title
+        self._heading = ""
         self._start = time.time()
         self._next = 0.0
         self._names: dict[str, str] = {}
@@ -45,27 +45,35 @@ class View:
         """Print a line that stays on the screen."""
         self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
-    def progress(self, line: str, figures: Figures | None = None, queue: bool = False) -> None:
-        """Show a line, if an update is due; in a terminal also the timelines of the workers and, of a run through the
-        queue, its partitions."""
-        if not self._due(REDRAW if self._live else LINE):
-            return
-        if self._live is None:
-            self.note(line)
-            return
-        parts: list[RenderableType] = [Text(self._title, style="bold"), Text(line)]
-        if queue and figures is not None:
-            parts.append(partitions(figures, self._names))
-        if figures is not None and figures.events:
+    def warming(self, step: int, accuracy: float) -> None:
+        """Show the progress of the supervised warm-up, if an update is due."""
+        self._show(lambda: (f"step {step}   held-out accuracy {accuracy:.1%}", []))
+
+    def training(self, figures: Figures, queue: bool = False) -> None:
+        """Show the progress of a run, if an update is due; `queue` also shows the partitions."""
+
+        def made() -> tuple[str, list[RenderableType]]:
+            parts: list[RenderableType] = [partitions(figures, self._names)] if queue else []
             now = time.time()
             parts.append(timelines(figures, now - WINDOW, now))
-        self._live.update(Group(*parts), refresh=True)
+            return summary(figures), parts
 
-    def _due(self, interval: float) -> bool:
+        self._show(made)
+
+    def begin(self, heading: str) -> None:
+        """Begin a part of the run."""
+        self._heading = heading
+        self.note(heading)
+
+    def _show(self, make: Callable[[], tuple[str, list[RenderableType]]]) -> None:
         if time.time() < self._next:
-            return False
-        self._next = time.time() + interval
-        return True
+            return
+        self._next = time.time() + (REDRAW if self._live else LINE)
+        line, parts = make()
+        if self._live is None:
+            self.note(line)
+        else:
+            self._live.update(Group(Text(self._heading, style="bold"), Text(line), *parts), refresh=True)
 
     def __enter__(self) -> View:
         if self._live is not None:
@@ -117,12 +125,12 @@ def summary(figures: Figures) -> str:
     stale = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(figures.staleness.items()))
     return (
         f"step {figures.version}   {figures.seconds_per_step():.2f} s/step   "
-        f"reward {figures.recent(figures.rewards):.3f}   staleness {stale or '-'}"
+        f"reward {figures.recent(figures.rewards):.2f}   staleness {stale or '-'}"
     )
 
 
 def timelines(figures: Figures, start: float, end: float) -> Table:
-    """Return a row for each worker: how much of each moment it worked, in the colour of the stage, and its idle share."""
+    """Return a row for each worker: how much of each moment it worked, and its idle share."""
     pieces = [piece.within(start, end) for piece in figures.pieces(start) if piece.start < end]
     busy = busy_seconds(pieces)
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
@@ -133,7 +141,7 @@ def timelines(figures: Figures, start: float, end: float) -> Table:
 
 
 def strip(pieces: Iterable[Piece], start: float, end: float) -> Text:
-    """Return the work of one worker between two moments; a column is higher the more of its time is work."""
+    """Return the work of one worker between two moments: higher characters are more work, colours are stages."""
     width = (end - start) / CELLS
     cells: list[dict[str, float]] = [{} for _ in range(CELLS)]
     for piece in without_overlaps(pieces):

@@ -29,6 +29,7 @@ def transformer():
     import task
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # more of them cost more than they save on rows this small
     made = model.Transformer(len(task.ALPHABET))
     for weight in made.parameters():
         if weight.ndim == 2:
@@ -123,7 +124,7 @@ def test_cached_greedy_generation_equals_uncached(transformer):
     import sampling
     import task
 
-    prompts = [problem.prompt for problem in problems(20)]
+    prompts = [problem.prompt for problem in problems(6)]
     assert len(set(map(len, prompts))) > 2  # padded, therefore
     for position, answers in sampling.generate(transformer, prompts, n=2, temperature=0):
         tokens = task.encode(prompts[position])
