@@ -44,6 +44,8 @@ class Figures:
     """Prompts that were put a second time."""
     version: int = 0
     """The newest version of the policy: updates done."""
+    updates: dict[int, float] = field(default_factory=dict)
+    """Version -> when it was there, in seconds since the epoch."""
     finished: bool = False
     """Whether the last update is done."""
     scored: int = 0
@@ -72,6 +74,7 @@ class Figures:
                 self.staleness.update(event["staleness"])
             elif "version" in event and event["stage"] == "update":
                 self.version = max(self.version, event["version"])
+                self.updates[event["version"]] = event["end"]
                 self.finished = self.finished or event["last"]
 
     def by_step(self, values: dict[int, Any]) -> list[float]:
@@ -116,6 +119,10 @@ class Figures:
         """Return the share of the workers' time, from the first event to the last, in which they had no work."""
         total = len(self.workers()) * self.wall()
         return 1 - sum(busy_seconds(self.pieces()).values()) / total if total else 0.0
+
+    def moment(self, version: int) -> float:
+        """Return when a version of the policy was there; for version 0, when the run began."""
+        return self.updates[version] if version else min(event["start"] for event in self.events)
 
     def seconds_per_step(self) -> float:
         """Return the seconds from the start to the end of the training for each step."""

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from figures import Figures, mean
 from settings import SANDBOXES, TRAINER_RANKS
+from view import cells, timelines
 
 STAGES = {
     "rollout": "#3b6fb6", "sandbox": "#d9b8dd", "reward": "#8a2f8f", "reference": "#e0a92e", "train": "#2f8f57",
@@ -83,6 +84,13 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
     table.add_column("")
     for run in runs:
         table.add_column(run.title.split(",")[0], justify="right")
+    first, steps = typical_steps(runs)
+    longest = max(run.moment(first + steps) - run.moment(first) for run in runs)
+    for run in runs:
+        start, end = run.moment(first), run.moment(first + steps)
+        console.print(f"\n{run.title}: {counted(steps)} in {end - start:.1f} s", style="bold", highlight=False)
+        console.print(timelines(run, start, end, max(1, round(cells(console) * (end - start) / longest))))
+    console.print()
     before = found["held_out_accuracy"]["before"]
     rows = {
         "training": [f"{run.version} steps in {run.wall():.1f} s" for run in runs],
@@ -91,8 +99,8 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
         "workers idle": [f"{run.idle():.0%}" for run in runs],
         "cores that the workers use": [f"{sum(run.seconds('cpu').values()) / run.wall():.2f}" for run in runs],
     }
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    for name, values in rows.items():
+        table.add_row(name, *values)
     console.print(table)
     imbalance = found["token_imbalance"]
     console.print(
@@ -124,7 +132,7 @@ def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
     """Draw some steps of both runs above each other, the reward over time, and the tokens of the trainer ranks."""
     canvas = Figure(figsize=(12, 4 + 2.6 * len(runs)), layout="constrained")
     rows: Any = canvas.subfigures(2, 1, height_ratios=[2.6 * len(runs) + 0.6, 3.2])
-    timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs, found)
+    both_timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs, found)
     names = {stage: f"{SANDBOXES} sandboxes" if stage == "sandbox" else stage for stage in STAGES}
     patches = [Patch(color=colour, label=names[stage]) for stage, colour in STAGES.items()]
     patches.append(Patch(color=WAITING, label="waiting"))
@@ -137,16 +145,15 @@ def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
     return canvas
 
 
-def timelines(all_axes: Any, runs: list[Figures], found: dict[str, Any]) -> None:
+def both_timelines(all_axes: Any, runs: list[Figures], found: dict[str, Any]) -> None:
     """Draw the same steps of each run: a row for each worker, with its work and its waiting."""
     first, steps = typical_steps(runs)
-    took = f"{steps} steps" if steps > 1 else "a step"
     longest = 0.0
     for axes, run in zip(all_axes, runs, strict=True):
-        start, end = moment(run, first), moment(run, first + steps)
+        start, end = run.moment(first), run.moment(first + steps)
         longest = max(longest, end - start)
         lanes(axes, run, start, end)
-        axes.set_title(f"{run.title}: {took} in {end - start:.1f} s", loc="left")
+        axes.set_title(f"{run.title}: {counted(steps)} in {end - start:.1f} s", loc="left")
     all_axes[-1].set(xlim=(0, longest), xlabel=f"seconds since update {first} of {runs[-1].version}")
 
 
@@ -156,16 +163,15 @@ def typical_steps(runs: list[Figures]) -> tuple[int, int]:
     steps = max(1, min(count - 1, round(DETAIL / runs[0].seconds_per_step())))
 
     def deviation(first: int) -> float:
-        seconds = [(moment(run, first + steps) - moment(run, first)) / steps for run in runs]
+        seconds = [(run.moment(first + steps) - run.moment(first)) / steps for run in runs]
         return sum(abs(math.log(each / run.seconds_per_step())) for each, run in zip(seconds, runs, strict=True))
 
     return min(range(count - steps + 1), key=deviation), steps
 
 
-def moment(run: Figures, version: int) -> float:
-    """Return when a version of the policy was there."""
-    ends = [event["end"] for event in run.events if event["stage"] == "update" and event.get("version") == version]
-    return ends[0] if ends else min(event["start"] for event in run.events)
+def counted(steps: int) -> str:
+    """Return the number of steps in words."""
+    return f"{steps} steps" if steps > 1 else "a step"
 
 
 def lanes(axes: Axes, run: Figures, start: float, end: float) -> None:
@@ -188,7 +194,7 @@ def learning(axes: Axes, runs: list[Figures], found: dict[str, Any]) -> None:
     before = found["held_out_accuracy"]["before"]
     for run, colour in zip(runs, ("#999999", "#2f8f57")[-len(runs) :], strict=True):
         start = min(event["start"] for event in run.events)
-        ends = [moment(run, step + 1) - start for step in range(run.version)]
+        ends = [run.moment(step + 1) - start for step in range(run.version)]
         rewards = run.by_step(run.rewards)[: len(ends)]
         smooth = [mean(rewards[max(0, step - SMOOTH) : step + 1]) for step in range(len(rewards))]
         label = f"{run.title}: held-out accuracy {before:.0%} -> {run.accuracy:.0%}"

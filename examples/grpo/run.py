@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -52,6 +53,8 @@ except ModuleNotFoundError as missing:
 
 TICK = 0.1
 """Seconds between two checks of the events and the processes."""
+LOG_EVERY = 5
+"""Steps between two entries of the TensorBoard files."""
 WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 50.0, 95.0, 80.0
 """Seconds after which each part ends, also on a slow machine."""
 SMOKE = 5.0, 8.0, 12.0
@@ -204,7 +207,8 @@ def through_queue(settings: Settings, weights: np.ndarray, view: View) -> Figure
         processes.start("reference", reference)
         processes.start("reward", reward)
         view.note("processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items()))
-        follow(figures, prompts, processes, view)
+        with summary_log(settings) as log:
+            follow(figures, prompts, processes, view, log)
         figures.killed, figures.put_again = processes.killed, prompts.again
     return evaluated(figures, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0], view)
 
@@ -230,9 +234,19 @@ def roles(settings: Settings) -> Roles:
     return Processes(settings)
 
 
-def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View) -> None:
+@contextlib.contextmanager
+def summary_log(settings: Settings) -> Iterator[Callable[[int], object]]:
+    """Yield a function that writes at a step where the queue waits, as TensorBoard files if that is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        yield lambda step: None
+        return
+    with tq.SummaryLogger(log_dir=settings.out / "tensorboard") as logger:
+        yield logger.log
+
+
+def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View, log: Callable[[int], object]) -> None:
     """Release prompts and watch until the last update."""
-    next_redo = 0.0
+    next_redo, logged = 0.0, 0
     while not figures.finished:
         prompts.release(figures.version)
         killed = len(processes.killed)
@@ -240,6 +254,9 @@ def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View
         for name in processes.killed[killed:]:
             view.note(f"{name} was killed; the other workers answer its prompts")
         figures.add(drain())
+        if figures.version >= logged + LOG_EVERY or figures.finished:
+            logged = figures.version
+            log(logged)
         if processes.killed and time.time() > next_redo:
             prompts.redo(set(processes.alive), figures.version)
             next_redo = time.time() + 1.0

@@ -21,9 +21,12 @@ REDRAW, LINE = 0.5, 5.0
 
 MOST_COLUMNS, BAR = 4, 9
 """The number of partitions shown, and of characters in a bar, so that the view fits in 80 columns."""
-WINDOW, CELLS = 8.0, 56
-"""Seconds of the timelines, and characters of a timeline."""
-LEVELS = " ▁▂▃▄▅▆▇█"
+WINDOW = 8.0
+"""Seconds of the timelines."""
+BESIDE, WIDEST = 22, 140
+"""Characters beside a timeline, and of the widest view."""
+LEVELS = "·▁▂▃▄▅▆▇█"
+WAITING = "grey35"
 COLOURS = {
     "rollout": "blue", "sandbox": "plum3", "reward": "magenta", "reference": "yellow", "train": "green",
     "update": "cyan",
@@ -55,7 +58,7 @@ class View:
         def made() -> tuple[str, list[RenderableType]]:
             parts: list[RenderableType] = [partitions(figures, self._names)] if queue else []
             now = time.time()
-            parts.append(timelines(figures, now - WINDOW, now))
+            parts.append(timelines(figures, now - WINDOW, now, cells(self._console)))
             return summary(figures), parts
 
         self._show(made)
@@ -64,6 +67,8 @@ class View:
         """Begin a part of the run."""
         self._heading = heading
         self.note(heading)
+        if self._live is not None:
+            self._live.update(Text(heading, style="bold"), refresh=True)
 
     def _show(self, make: Callable[[], tuple[str, list[RenderableType]]]) -> None:
         if time.time() < self._next:
@@ -119,6 +124,11 @@ def bar(count: int, whole: int, colour: str) -> Text:
     return Text.assemble(("━" * full, colour), ("━" * (BAR - full), "grey23"), f" {count:<4}")
 
 
+def cells(console: Console) -> int:
+    """Return the number of characters of a timeline."""
+    return max(20, min(console.width, WIDEST) - BESIDE)
+
+
 def summary(figures: Figures) -> str:
     """Return the progress of a run as a line."""
     total = sum(figures.staleness.values()) or 1
@@ -129,27 +139,27 @@ def summary(figures: Figures) -> str:
     )
 
 
-def timelines(figures: Figures, start: float, end: float) -> Table:
+def timelines(figures: Figures, start: float, end: float, cells: int) -> Table:
     """Return a row for each worker: how much of each moment it worked, and its idle share."""
     pieces = [piece.within(start, end) for piece in figures.pieces(start) if piece.start < end]
     busy = busy_seconds(pieces)
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for worker in figures.workers():
-        mine = [piece for piece in pieces if piece.worker == worker]
-        table.add_row(worker, strip(mine, start, end), f"{1 - busy.get(worker, 0.0) / (end - start):4.0%} idle")
+        mine = strip([piece for piece in pieces if piece.worker == worker], start, end, cells)
+        table.add_row(worker, mine, f"{1 - busy.get(worker, 0.0) / (end - start):4.0%} idle")
     return table
 
 
-def strip(pieces: Iterable[Piece], start: float, end: float) -> Text:
+def strip(pieces: Iterable[Piece], start: float, end: float, cells: int) -> Text:
     """Return the work of one worker between two moments: higher characters are more work, colours are stages."""
-    width = (end - start) / CELLS
-    cells: list[dict[str, float]] = [{} for _ in range(CELLS)]
+    width = (end - start) / cells
+    seconds: list[dict[str, float]] = [{} for _ in range(cells)]
     for piece in without_overlaps(pieces):
-        for cell in range(int((piece.start - start) / width), min(CELLS, math.ceil((piece.end - start) / width))):
+        for cell in range(int((piece.start - start) / width), min(cells, math.ceil((piece.end - start) / width))):
             part = piece.within(start + cell * width, start + (cell + 1) * width)
-            cells[cell][piece.stage] = cells[cell].get(piece.stage, 0.0) + part.end - part.start
+            seconds[cell][piece.stage] = seconds[cell].get(piece.stage, 0.0) + part.end - part.start
     text = Text()
-    for stages in cells:
+    for stages in seconds:
         level = math.ceil(min(sum(stages.values()) / width, 1.0) * (len(LEVELS) - 1))
-        text.append(LEVELS[level], COLOURS[max(stages, key=lambda stage: stages[stage])] if level else "")
+        text.append(LEVELS[level], COLOURS[max(stages, key=lambda stage: stages[stage])] if level else WAITING)
     return text
