@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "attachment": CLIENT | {"client", "ray_runtime"},
     "_generated_kv": CLIENT | {"client", "attachment"},
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
+    "summary_logger": CLIENT | {"client", "attachment"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
     "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "ray_runtime"},

@@ -201,7 +201,7 @@ def learning(axes: Axes, runs: list[Figures], found: dict[str, Any]) -> None:
         axes.plot(ends[: len(rewards)], smooth, color=colour, linewidth=2, label=label)
     axes.set(xlabel="seconds", ylim=(0, 1))
     axes.set_title("Reward: the share of right running sums", loc="left")
-    axes.legend(loc="lower right", frameon=False, fontsize="small")
+    axes.legend(loc="upper left", frameon=False, fontsize="small")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -55,7 +55,7 @@ TICK = 0.1
 """Seconds between two checks of the events and the processes."""
 LOG_EVERY = 5
 """Steps between two entries of the TensorBoard files."""
-WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 50.0, 95.0, 80.0
+WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 80.0, 95.0, 80.0
 """Seconds after which each part ends, also on a slow machine."""
 SMOKE = 5.0, 8.0, 12.0
 """The same for --smoke."""

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
+    from transfer_queue.messages.timeline import Verdict
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import (
         BaseSampler,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         SequentialSampler,
         TokenBudgetSampler,
     )
+    from transfer_queue.summary_logger import SummaryLogger
     from transfer_queue.wire.objects.object_values import DELETE
 
 __version__ = "0.2.0"  # the only definition; pyproject.toml reads it here
@@ -127,6 +129,7 @@ __all__ = [
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
+    "SummaryLogger",
     "TokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
@@ -134,6 +137,7 @@ __all__ = [
     "UnitLostError",
     "UnknownKeyError",
     "UnknownPartitionError",
+    "Verdict",
     "WaitTimeoutError",
     "__version__",
     "async_kv_batch_get",
@@ -175,8 +179,10 @@ _WHERE = {
     "SequentialSampler": "sampler",
     "StreamingDataLoader": "dataloader.streaming_dataloader",
     "StreamingDataset": "dataloader.streaming_dataset",
+    "SummaryLogger": "summary_logger",
     "TokenBudgetSampler": "sampler",
     "TransferQueueClient": "client",
+    "Verdict": "messages.timeline",
     "consumed_by": "client.conversion.arguments",
 }
 

@@ -200,11 +200,14 @@ class HtmlPage:
     """Other facts, one on each line."""
     tables: list[HtmlTable] = field(default_factory=list)
     """The tables. Those without rows are left out."""
+    lead: str = ""
+    """A sentence below the title, before everything else."""
 
     def html(self) -> str:
         """Return the page as HTML."""
         summary = f' <span style="opacity:.8">{_escaped(self.summary, 400)}</span>' if self.summary else ""
         parts = [f"<div><b>{_escaped(self.title)}</b>{summary}</div>"]
+        parts += [f'<div style="margin-top:.3em">{_escaped(self.lead, 600)}</div>'] if self.lead else []
         parts += [
             f'<div role="alert" style="border-left:.3em solid #e5534b;padding-left:.6em;margin-top:.4em;'
             f'font-weight:600">{_escaped(alarm, 600)}</div>'

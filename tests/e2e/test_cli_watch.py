@@ -26,9 +26,9 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.verdict import Verdict
 
 LONG = "600"  # seconds between two looks where the next one must come by itself, of an end
 

@@ -248,7 +248,7 @@ class RetryingClient(Client):
     def leave(self) -> Operation[None]:
         """End the client: it returns what it holds."""
         try:
-            yield from self.state.return_all_extents()
+            yield from self.state.leave()
         finally:  # what it could not return is recovered as from a dead client
             self.state.close()
             for connection in self._connections.values():

@@ -23,6 +23,7 @@ class Stage:
     spread: float = 0.1  # durations are between seconds * (1 - spread) and seconds * (1 + spread)
     slow: dict[int, float] = field(default_factory=dict)  # rank -> how many times as long it takes
     gone: dict[int, float] = field(default_factory=dict)  # rank -> when its process dies
+    closed: dict[int, float] = field(default_factory=dict)  # rank -> when it closes its client
     begins: float = 0.0  # when its processes start
     pause: tuple[float, float] = (0.0, 0.0)  # between these times no rank begins a batch
     hangs: float = math.inf  # work that begins after this time does not end
@@ -38,6 +39,7 @@ class Expected:
     stage: str | None = None
     field: str | None = None
     cause: str = ""  # a part of the cause
+    no_cause: bool = False  # the cause is empty
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Scenario:
     capacity: int | None = None  # rows that fit
     step: int = 32  # rows of a training step, after which the policy version rises
     staleness: int | None = None  # how many versions rollouts may be ahead; None: any number
+    demand: int | None = None  # rollouts wait until fewer rows than that are not trained yet; None: they do not wait
 
     def with_stage(self, name: str, **changes: object) -> Scenario:
         stages = tuple(dataclasses.replace(each, **changes) if each.name == name else each for each in self.stages)
@@ -177,6 +180,29 @@ def scenarios() -> list[Scenario]:
         ),
         Scenario("train dies", _slow("train", 1.0, gone={0: 100.0, 1: 100.0}).stages,
                  Expected("slow", "train", None, "2 of 2 train workers are gone since"), between=(165.0, 380.0)),
+        _named(
+            _slow("train", 2.0), "train is slow and rollout waits for group demand", demand=96,
+            expected=Expected("slow", "train", None, "rollout is held because no more groups are wanted"),
+        ),
+        _named(_slow("reward", 2.0), "reward is slow and rollout waits for group demand", demand=64,
+               expected=Expected("slow", "reward", "reward")),
+        _named(_slow("rollout", 2.0), "rollout is slow although it makes no more than is wanted", demand=96,
+               expected=Expected("slow", "rollout", "response")),
+        _named(
+            _slow("reward", 1.0, closed={0: 100.0, 3: 100.0}), "two of four ranks of reward close",
+            between=(160.0, 380.0), expected=Expected("slow", "reward", "reward", no_cause=True),
+        ),
+        _named(
+            _slow("rollout", 1.0, closed=dict.fromkeys(range(4), 100.0)), "rollout closes and all wait",
+            between=(190.0, 600.0), expected=Expected("stopped", "rollout", None, "every rollout worker has closed"),
+        ),
+        _named(
+            _slow("reward", 1.0, closed={0: 100.0}, gone={3: 100.0}), "one rank of reward closes and one dies",
+            between=(160.0, 380.0),
+            expected=Expected("slow", "reward", "reward", "1 of 3 reward workers is gone since"),
+        ),
+        _named(_slow("reward", 0.4, closed={0: 100.0, 3: 100.0}), "ranks that are not needed close",
+               between=(60.0, 600.0), expected=Expected("flowing")),
         _named(_slow("rollout", 30.0), "the first rollouts take long", between=(5.0, 55.0),
                expected=Expected("flowing", None, "response")),
         _named(_slow("rollout", 30.0), "the first rollouts take very long", between=(61.0, 100.0),

@@ -16,7 +16,7 @@ from pipeline_scenarios import Scenario, Stage
 from transfer_queue.messages.progress import FieldProgress, PartitionProgress, PolicyProgress, TaskProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.timeline import Lane, OpenWait, TimelineReply
-from transfer_queue.timeline.events import EVENT, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import CLOSED, DEMAND, EVENT, TIMED_OUT, EventKind
 from transfer_queue.timeline.recording import Recording
 
 BOOTED = 5000.0  # the controller's time when a scenario begins
@@ -61,7 +61,9 @@ class Pipeline:
         for worker in self.workers:
             self.at(worker.stage.begins, lambda worker=worker: self.begin(worker))
             if worker.rank in worker.stage.gone:
-                self.at(worker.stage.gone[worker.rank], lambda worker=worker: self.die(worker))
+                self.at(worker.stage.gone[worker.rank], lambda worker=worker: self.end(worker))
+            if worker.rank in worker.stage.closed:
+                self.at(worker.stage.closed[worker.rank], lambda worker=worker: self.end(worker, CLOSED))
 
     def run(self, until: float) -> Pipeline:
         while self.calendar and self.calendar[0][0] <= until:
@@ -150,6 +152,8 @@ class Pipeline:
         scenario = self.scenario
         if scenario.capacity is not None and self.live + rows > scenario.capacity:
             return False
+        if scenario.demand is not None and self.live + rows > scenario.demand:
+            return False
         return scenario.staleness is None or self.rows + rows <= self.limit()
 
     def limit(self) -> int:
@@ -160,7 +164,7 @@ class Pipeline:
             worker, since = self.held.popleft()
             batch = worker.stage.batch
             if since < self.now:
-                self.write(EventKind.HOLD, worker, since, worker.stage.puts, batch)
+                self.write(EventKind.HOLD, worker, since, (), batch, flags=DEMAND if self.scenario.demand else 0)
             rows = list(range(self.rows, self.rows + batch))
             self.rows += batch
             self.live += batch
@@ -185,12 +189,12 @@ class Pipeline:
                         self.ready_at[stage.name, row] = self.now, self.block
                 self.deal(stage)
 
-    def die(self, worker: Worker) -> None:
+    def end(self, worker: Worker, flags: int = 0) -> None:
         worker.alive = False
         name = worker.stage.name
         self.waiting[name] = deque(each for each in self.waiting[name] if each[0] is not worker)
         self.held = deque(each for each in self.held if each[0] is not worker)
-        self.write(EventKind.GONE, worker, self.now, (), 0)
+        self.write(EventKind.GONE, worker, self.now, (), 0, flags=flags)
 
     def lanes(self) -> list[Lane]:
         return [
@@ -207,7 +211,11 @@ class Pipeline:
             stage = next(each for each in self.scenario.stages if each.name == name)
             takes = list(stage.takes)
             open_ += [OpenWait(w.lane, BOOTED + since, PARTITION, takes, stage.batch) for w, since in waiting]
-        open_ += [OpenWait(w.lane, BOOTED + since, PARTITION, [], w.stage.batch, holds=True) for w, since in self.held]
+        demand = self.scenario.demand is not None
+        open_ += [
+            OpenWait(w.lane, BOOTED + since, PARTITION, [], w.stage.batch, holds=True, demand=demand)
+            for w, since in self.held
+        ]
         caught_up = end == len(self.events)
         return TimelineReply(
             "boot", BOOTED + self.now, WALL, end, len(self.events), 0, np.array(chosen, EVENT).tobytes(),

@@ -16,9 +16,9 @@ from transfer_queue.timeline.verdict import judge
 
 def test_the_request_goes_on_where_the_last_reply_ended():
     recording = Recording(60)
-    assert recording.request() == ReadTimeline(seconds=60)
+    assert recording.request() == ReadTimeline(seconds=60, most=recording.limit)
     recording.add(reply([event(EventKind.PUT, 1, 0)], 2, position=7, end=9))
-    assert recording.request() == ReadTimeline("boot", 7, 60, lanes=4, partitions=2, fields=4)
+    assert recording.request() == ReadTimeline("boot", 7, 60, 4, 2, 4, most=recording.limit)
     assert not recording.caught_up
 
 

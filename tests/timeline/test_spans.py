@@ -10,7 +10,7 @@ from timeline_replies import LANES, WALL, event, reply
 
 from transfer_queue.messages.timeline import OpenWait
 from transfer_queue.timeline.event_table import EventTable
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, TIMED_OUT, EventKind
 from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.spans import SpanState, measure_spans
@@ -42,9 +42,20 @@ def test_a_claim_ahead_is_no_wait():
     assert states_of(spans, 0) == [(2, 10, "WORKS")]
 
 
-def test_after_the_end_a_worker_is_idle_and_its_leaving_is_not_a_loss():
+def test_after_the_end_a_worker_is_idle_until_it_leaves_which_is_not_a_loss():
     spans = spans_of([event(CLAIM, 2, 0), event(END, 4, 0), event(GONE, 6, 0)], 10)
-    assert states_of(spans, 0) == [(2, 4, "WORKS"), (4, 10, "IDLE")]
+    assert states_of(spans, 0) == [(2, 4, "WORKS"), (4, 6, "IDLE")]
+
+
+def test_nothing_is_shown_of_a_worker_that_closed_until_its_rank_is_back():
+    spans = spans_of([event(CLAIM, 2, 0), event(GONE, 4, 0, flags=CLOSED), event(CLAIM, 8, 0)], 10)
+    assert states_of(spans, 0) == [(2, 4, "WORKS"), (8, 10, "WORKS")]
+    assert spans.seconds[0].sum() == pytest.approx(10)
+
+
+def test_a_worker_that_dies_after_its_rank_came_back_is_gone():
+    spans = spans_of([event(CLAIM, 2, 0), event(GONE, 4, 0, flags=CLOSED), event(CLAIM, 6, 0), event(GONE, 8, 0)], 10)
+    assert states_of(spans, 0) == [(2, 4, "WORKS"), (6, 8, "WORKS"), (8, 10, "GONE")]
 
 
 def test_a_worker_is_idle_after_a_claim_that_timed_out():

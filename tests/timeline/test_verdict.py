@@ -48,6 +48,7 @@ def test_verdict_names_the_known_bottleneck(name):
             assert (verdict.state, verdict.stage) == (expected.state, expected.stage), where
             assert expected.field in (None, verdict.field), where
             assert expected.cause in verdict.cause, where
+            assert not (expected.no_cause and verdict.cause), where
 
 
 @pytest.mark.parametrize("name", [name for name, each in SCENARIOS.items() if each.between == (150.0, 400.0)])

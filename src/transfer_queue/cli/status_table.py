@@ -17,8 +17,8 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
+    from transfer_queue.messages.timeline import Verdict
     from transfer_queue.node.system.launcher import RunningSystem
-    from transfer_queue.timeline.verdict import Verdict
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows per second that were produced or consumed."""
@@ -140,4 +140,5 @@ def json_line(system: RunningSystem, status: SystemStatus, verdict: Verdict, spe
         "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
         "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
     }  # fmt: skip
-    return json.dumps({"system": about, "verdict": _plain(verdict), **status_as_json(status, speeds)})
+    judged = msgspec.structs.replace(status, verdict=verdict)
+    return json.dumps({"system": about, **status_as_json(judged, speeds)})

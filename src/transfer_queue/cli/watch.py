@@ -22,10 +22,11 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.node.system.processes import Process
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.verdict import Verdict, judge
+from transfer_queue.timeline.verdict import judge
 
 ANSWER_SECONDS = 10.0  # timeout of one query; the next one tries again
 RESTART_SECONDS = 2.0  # how long to wait for another system to start after the system has ended

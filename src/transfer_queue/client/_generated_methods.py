@@ -17,8 +17,8 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.timeline.verdict import Verdict
 
 T = TypeVar("T")
 
@@ -1575,6 +1575,7 @@ class GeneratedMethods(ABC):
         *,
         batch_size: int | None = None,
         sampling_config: Mapping[str, Any] | None = None,
+        verdict: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
@@ -1590,6 +1591,7 @@ class GeneratedMethods(ABC):
             fields: The fields that the task needs. Default: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
+            verdict: True to add the verdict about the whole system as the last line. Default: False.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -1609,6 +1611,7 @@ class GeneratedMethods(ABC):
                 fields,
                 batch_size=batch_size,
                 sampling_config=sampling_config,
+                verdict=verdict,
                 timeout=timeout,
             )
         )
@@ -1623,6 +1626,7 @@ class GeneratedMethods(ABC):
         *,
         batch_size: int | None = None,
         sampling_config: Mapping[str, Any] | None = None,
+        verdict: bool = False,
         timeout: float | None = None,
     ) -> str:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
@@ -1638,6 +1642,7 @@ class GeneratedMethods(ABC):
             fields: The fields that the task needs. Default: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
+            verdict: True to add the verdict about the whole system as the last line. Default: False.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -1657,18 +1662,19 @@ class GeneratedMethods(ABC):
                 fields,
                 batch_size=batch_size,
                 sampling_config=sampling_config,
+                verdict=verdict,
                 timeout=timeout,
             )
         )
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
-        """Return the progress of every partition by field and task, and the counters of the controller.
+        """Return the verdict, the progress of every partition by field and task, and the counters of the controller.
 
         Args:
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The status; `tq status` prints it.
+            The status; `tq status` prints it. Its `verdict` is at most a second old.
 
         Example:
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
@@ -1678,13 +1684,13 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.status(timeout=timeout))
 
     async def async_status(self, *, timeout: float | None = None) -> SystemStatus:
-        """Return the progress of every partition by field and task, and the counters of the controller.
+        """Return the verdict, the progress of every partition by field and task, and the counters of the controller.
 
         Args:
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The status; `tq status` prints it.
+            The status; `tq status` prints it. Its `verdict` is at most a second old.
 
         Example:
             >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
@@ -1728,6 +1734,52 @@ class GeneratedMethods(ABC):
             True
         """
         return await self._run_async(self._operations.verdict(timeout=timeout))
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, float]:
+        """Return figures for a training's own logger: shares of waiting, rates, queues and staleness of each task.
+
+        The figures are about the time since the previous call of this client, at most the last five minutes; those of
+        the first call are about the last minute. Names stay the same during a run, for the first 16 tasks.
+        `tq.SummaryLogger` writes these figures to TensorBoard and others.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            figure that is not known, such as the staleness of a task that claimed nothing, is left out.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 2, "train_0", task_name="train")
+            >>> stats = client.stats()
+            >>> stats["tq/rows"], stats["tq/train/queue_rows"]
+            (2.0, 0.0)
+        """
+        return self._run(self._operations.stats(timeout=timeout))
+
+    async def async_stats(self, *, timeout: float | None = None) -> dict[str, float]:
+        """Return figures for a training's own logger: shares of waiting, rates, queues and staleness of each task.
+
+        The figures are about the time since the previous call of this client, at most the last five minutes; those of
+        the first call are about the last minute. Names stay the same during a run, for the first 16 tasks.
+        `tq.SummaryLogger` writes these figures to TensorBoard and others.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            figure that is not known, such as the staleness of a task that claimed nothing, is left out.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_get_meta("prompt", 2, "train_0", task_name="train")
+            >>> stats = await client.async_stats()
+            >>> stats["tq/rows"], stats["tq/train/queue_rows"]
+            (2.0, 0.0)
+        """
+        return await self._run_async(self._operations.stats(timeout=timeout))
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> None:
         """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Coroutine
@@ -148,7 +149,8 @@ class TransferQueueClient(Subscriptions):
     def close(self) -> None:
         """Release everything that this client holds, and close its connections. Further calls do nothing.
 
-        The process stays attached to the system. `tq.close()` detaches the process.
+        The process stays attached to the system. `tq.close()` detaches the process. The verdict does not report a
+        client that was closed as gone, unless an exception ends the process or is being handled.
 
         Example:
             >>> client.close()
@@ -165,7 +167,7 @@ class TransferQueueClient(Subscriptions):
             renewer.close(CLOSE_SECONDS)
         try:
             state.session.grace = min(state.session.grace, CLOSE_SECONDS)
-            run_blocking(state.session, state.return_all_extents())
+            run_blocking(state.session, state.leave(in_order=not _is_failing()))
         except TransferQueueError:
             pass  # the system is gone, and with it everything that was leased
         finally:
@@ -214,6 +216,14 @@ def _status_now() -> Operation[SystemStatus]:
     if not isinstance(reply, SystemStatus):
         raise ProtocolError(f"the controller replied to Status with {type(reply).__name__}")
     return reply
+
+
+def _is_failing() -> bool:
+    """Return whether an exception is being handled in this thread, or has ended the program."""
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):  # in an interactive session, an earlier command may have failed
+        error = getattr(sys, "last_value", None)
+    return isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code not in (None, 0))
 
 
 CLOSE_SECONDS = 5.0

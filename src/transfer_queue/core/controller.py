@@ -205,7 +205,7 @@ class Controller:
             unit_handlers.forget_unit(context, unit)
         effects: list[Effect] = []
         if context.connections.note_closed(client, peer):
-            context.timeline.note_gone(client)
+            context.timeline.note_gone(client, context.connections.take_leaving(client))
             effects = context.checkpoints.forget_client(client)
             self._wakeups.release(client)
         return self._settle_after(effects)

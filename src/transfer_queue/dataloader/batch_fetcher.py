@@ -159,7 +159,7 @@ class Fetcher:
             if waited is not None:
                 wanted = {
                     "task": self._task_name, "fields": self._fields, "batch_size": self._batch_size,
-                    "sampling_config": {**self._sampling, "batch_index": number},
+                    "sampling_config": {**self._sampling, "batch_index": number}, "verdict": True,
                 }  # fmt: skip
                 words = yield OperationStep(self.client, "explain", (partition_id,), wanted)
                 report(__name__, waited, words)

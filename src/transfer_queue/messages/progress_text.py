@@ -15,6 +15,7 @@ from transfer_queue.display import (
     listed,
     short_name,
     short_repr,
+    short_text,
     size_text,
 )
 from transfer_queue.messages.descriptors import DISK
@@ -74,18 +75,23 @@ def summary_of(partitions: Sequence[PartitionProgress]) -> str:
     return f"{count_text(len(partitions), 'partition')}, {samples}, {nbytes}"
 
 
-def status_line(partitions: Sequence[PartitionProgress], trouble: str) -> str:
-    """Return a status as one line."""
+def status_line(partitions: Sequence[PartitionProgress], trouble: str, verdict: str = "") -> str:
+    """Return a status as one line. It begins with the verdict, if there is one."""
     names = listed([partition.name for partition in partitions])
     blocked = f", trouble: {short_repr(trouble, 100)}" if trouble else ""
-    return f"SystemStatus({summary_of(partitions)}, partitions {names}{blocked})"
+    judged = f"{short_text(verdict, 240)!r}, " if verdict else ""
+    return f"SystemStatus({judged}{summary_of(partitions)}, partitions {names}{blocked})"
 
 
 def status_page(
-    partitions: Sequence[PartitionProgress], units: Sequence[UnitProgress], trouble: str, title: str
+    partitions: Sequence[PartitionProgress],
+    units: Sequence[UnitProgress],
+    trouble: str,
+    title: str,
+    verdict: str = "",
 ) -> HtmlPage:
-    """Return what a status shows in a notebook."""
-    page = HtmlPage(title, summary_of(partitions))
+    """Return what a status shows in a notebook. Below the title it has the verdict, if there is one."""
+    page = HtmlPage(title, summary_of(partitions), lead=verdict)
     if trouble:
         page.alarms.append(f"Changes are blocked: {trouble}")
     page.tables.append(_partition_table(partitions))

@@ -10,6 +10,7 @@ from transfer_queue.messages.base import (
 )
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
+from transfer_queue.messages.timeline import Verdict
 
 
 class Topology(Request, frozen=True):
@@ -79,14 +80,16 @@ class SystemStatus(Reply, frozen=True):
     """How long each type of request took in the controller's loop."""
     longest: tuple[str, float] = ("", 0.0)
     """The longest recent event in the controller's loop, and its time in seconds."""
+    verdict: Verdict = Verdict("", "")
+    """What slows the training, at most a second old. `TransferQueueClient.verdict` returns the verdict of now."""
 
     def __repr__(self) -> str:
         from transfer_queue.messages.progress_text import status_line
 
-        return status_line(self.partitions, self.trouble)
+        return status_line(self.partitions, self.trouble, self.verdict.text)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the partitions with their fields and tasks, and the storage units."""
+        """Return what a notebook shows: the verdict, the partitions with their fields and tasks, and the units."""
         from transfer_queue.messages.progress_text import status_page
 
-        return status_page(self.partitions, self.units, self.trouble, "SystemStatus").html()
+        return status_page(self.partitions, self.units, self.trouble, "SystemStatus", self.verdict.text).html()

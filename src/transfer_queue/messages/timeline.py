@@ -1,4 +1,4 @@
-"""Requests about the timeline: which client is which task, and what happened when."""
+"""Requests about the timeline: which client is which task, and what happened when; and the verdict about it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class Introduce(Request, frozen=True):
     pid: Natural = 0
 
 
+class Leave(Request, frozen=True):
+    """Say that the client closes in order, so that the end of its connections is no failure. The reply is `Done`."""
+
+
 class ReadTimeline(Request, frozen=True):
     """Ask for the next events of the timeline. The reply is a `TimelineReply`."""
 
@@ -37,6 +41,8 @@ class ReadTimeline(Request, frozen=True):
     """The reader knows the names of the partitions below this number."""
     fields: Natural = 0
     """The reader knows the tuples of fields below this number."""
+    most: Natural = 0
+    """How many events before the last one the first request begins at most; 0 for no limit."""
 
 
 class Lane(Message, frozen=True):
@@ -65,11 +71,13 @@ class OpenWait(Message, frozen=True):
     fields: list[str]
     """The fields of a claim; empty for a put."""
     rows: int
-    """The number of rows that it waits to get, or to put."""
+    """The number of rows that it waits to get, or to put; with `demand` the number of groups that it would make."""
     holds: bool = False
-    """True for a put or reservation, which waits for capacity or for a policy version; False for a claim."""
+    """True for a producer, which waits for capacity, a policy version or group demand; False for a claim."""
     ahead: bool = False
     """True if the claim is ahead of the batch that its rank needs now, so that its rank does not wait."""
+    demand: bool = False
+    """True for a producer that waits for group demand."""
 
 
 class TimelineReply(Reply, frozen=True):
@@ -99,6 +107,43 @@ class TimelineReply(Reply, frozen=True):
     fields: dict[int, list[str]]
     """Number -> fields, from `ReadTimeline.fields` on."""
     open: list[OpenWait] = []
-    """The claims, puts and reservations that wait now, the oldest first, if `position` is `end`; otherwise empty."""
+    """The claims and producers that wait now, the oldest first, if `position` is `end`; otherwise empty."""
     connected: list[str] = []
     """The clients that are connected now, if `position` is `end`; otherwise empty."""
+
+
+class Verdict(Message, frozen=True):
+    """What slows a training.
+
+    Example:
+        >>> verdict = client.verdict()
+        >>> verdict.stage is None  # nothing slows this system down
+        True
+    """
+
+    text: str
+    """The verdict in words."""
+    state: str
+    """"flowing": nothing slows the last tasks down. "slow": they wait for another task, or have too much to do.
+    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens. "": nobody has judged."""
+    stage: str | None = None
+    """The slowest task; None if nothing is slow, or if it is no single task."""
+    field: str | None = None
+    """The field that is missing, which the slowest task puts; None if nobody waits for a field of it."""
+    wait_share: float = 0.0
+    """The share of its time, from 0 to 1, for which the task at the end of the pipeline waits; if none does, for which
+    the producer is held that is held most."""
+    queue_rows: int = 0
+    """The rows that are ready for the slowest task and not claimed."""
+    queue_growth: float = 0.0
+    """The rows by which this queue grows, in rows per second; negative if it shrinks."""
+    since: float | None = None
+    """When the rate of the slowest task changed last by more than 25 %, or the number of its ranks, in Unix seconds. If
+    the state is stopped or idle, when the last rows were dealt, or when anything happened last. None if nothing of this
+    was recorded."""
+    cause: str = ""
+    """Why the task is slow, as far as the timeline shows it: ranks that are gone, a slow rank, capacity or policy, a
+    field that nobody puts. "" if it shows none."""
+    advice: str = ""
+    """How many ranks the task needs: the rows that come per second, divided by those of one rank. "" if this is no more
+    than it has, or is not known."""

@@ -263,7 +263,7 @@ class Client(Subscriptions):
 
     def close(self) -> None:
         """End as `TransferQueueClient.close` does: release what the client holds, then its locks."""
-        self._run(self.state.return_all_extents())
+        self._run(self.state.leave())
         self.state.close()
         self.disconnect()
 

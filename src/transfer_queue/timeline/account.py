@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.event_table import EventTable, KindColumns, quantile, sum_by
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, DEMAND, TIMED_OUT, EventKind
 from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
 
+HOLD_CAUSES = ("capacity", "policy", "demand")
 SAME_TIME = 1e-6  # two events of one moment of the controller's loop differ by less, in seconds
 MOST_CAUSES = 16
 
@@ -28,7 +30,7 @@ class TaskAccount:
     alive: int
     """The number of workers that are connected."""
     gone: int
-    """The number of workers that were connected and are not, and that nothing replaces."""
+    """The number of workers that were connected and are not, that did not close, and that nothing replaces."""
     gone_since: float | None
     """When the last one of them ended, in Unix seconds; None if none did, or before the recording began."""
     waits: float
@@ -53,6 +55,8 @@ class TaskAccount:
     """The rows that are ready for it and not claimed."""
     step: float
     """The median time between two claims of a worker, in seconds; 0 if it is not known."""
+    closed: int = 0
+    """The number of workers that have closed in order."""
 
     @property
     def busy(self) -> float:
@@ -111,7 +115,7 @@ class Account:
     policy_tasks: frozenset[str] = frozenset()
     """The tasks that set the policy version."""
     hold_causes: dict[str, str] = field(default_factory=dict)
-    """Task that is held -> "policy" or "capacity"."""
+    """Task that is held -> "policy", "capacity" or "demand"."""
 
     @cached_property
     def ages(self) -> dict[str, Spread]:
@@ -171,7 +175,7 @@ def make_account(table: EventTable, status: SystemStatus | None, start: float, e
     spans = measure_spans(table, start, end)
     window = _Window(table, start, max(end - start, 1e-9))
     missing, ended_by = window.ended_waits()
-    window.add_open_waits(missing, status)
+    window.add_unmet_waits(missing, status)
     accounts = _task_accounts(window, spans, status)
     setters = table.of(EventKind.POLICY)
     policy = {table.task_name(number) for number in np.unique(setters.task[setters.first_after(start) :]).tolist()}
@@ -258,8 +262,8 @@ class _Window:
         common = [name for name in self.recording.fields[wanted] if name in fields]
         return max(common, key=lambda name: demand[name], default="")
 
-    def add_open_waits(self, missing: Missing, status: SystemStatus | None) -> None:
-        """Add the waits that have not ended. What they wait for is the field with the fewest rows."""
+    def add_unmet_waits(self, missing: Missing, status: SystemStatus | None) -> None:
+        """Add the waits that have not ended, or got nothing. What they wait for is the field with the fewest rows."""
         open_ = [each for each in self.recording.open if not each.holds and not each.ahead and each.lane > 0]
         produced = _produced(status)
         wanted_by: dict[str, set[str]] = defaultdict(set)
@@ -271,6 +275,10 @@ class _Window:
             )
             for name in wait.fields:
                 wanted_by[name].add(task)
+        for task, partition, fields, total in self._failed_waits():
+            seconds[task, partition, fields] += total
+            for name in fields:
+                wanted_by[name].add(task)
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
         put = {flow.field: flow.rows * self.seconds for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
@@ -281,22 +289,33 @@ class _Window:
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
 
+    def _failed_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
+        """Return the waits that got nothing: task, partition, fields and seconds."""
+        waits, table = self.table.of(EventKind.WAIT), self.table
+        chosen = np.flatnonzero((waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0) & (waits.task >= 0))
+        chosen = chosen[np.searchsorted(chosen, waits.first_after(self.start)) :]
+        seconds = np.maximum(waits.time[chosen] - np.maximum(waits.since[chosen], self.start), 0.0)
+        columns = waits.task[chosen], waits.partition[chosen], waits.fields[chosen]
+        for (number, partition, fields), total in sum_by(seconds, *columns):
+            yield table.task_name(number), self.recording.partitions[partition], self.recording.fields[fields], total
+
     def hold_causes(self, status: SystemStatus | None) -> dict[str, str]:
-        """Return for each task that was held whether the policy version or the capacity held it for longer."""
+        """Return for each task that was held what held it for the longest time."""
         holds, table = self.table.of(EventKind.HOLD), self.table
         chosen = np.arange(holds.first_after(self.start), len(holds))
         policy_set = self._before(holds, chosen, table.of(EventKind.POLICY)) >= 0
         seconds = np.maximum(holds.time[chosen] - holds.since[chosen], 0.0)
-        total: dict[tuple[str, bool], float] = defaultdict(float)
-        for (number, policy), value in sum_by(seconds, holds.task[chosen], policy_set.astype(np.int64)):
-            total[table.task_name(number), bool(policy)] += value
+        causes = np.where(holds.flags[chosen] & DEMAND != 0, HOLD_CAUSES.index("demand"), policy_set.astype(np.int64))
+        total: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(HOLD_CAUSES, 0.0))
+        for (number, cause), value in sum_by(seconds, holds.task[chosen], causes):
+            total[table.task_name(number)][HOLD_CAUSES[cause]] += value
         full = _partitions_at_limit(status)
         for wait in self.recording.open:
             if wait.holds and wait.lane > 0:
-                policy = full.get(wait.partition, -1) >= 0 and wait.rows > full[wait.partition]
-                total[self.recording.lanes[wait.lane].task, policy] += self.recording.now - wait.since
-        tasks = {task for task, _ in total}
-        return {task: "policy" if total[task, True] > total[task, False] else "capacity" for task in tasks}
+                at_limit = full.get(wait.partition, -1) >= 0 and wait.rows > full[wait.partition]
+                name = "demand" if wait.demand else "policy" if at_limit else "capacity"
+                total[self.recording.lanes[wait.lane].task][name] += self.recording.now - max(wait.since, self.start)
+        return {task: max(seconds, key=lambda cause: seconds[cause]) for task, seconds in total.items()}
 
 
 def _take(column: np.ndarray, at: np.ndarray, unknown: int) -> np.ndarray:
@@ -352,6 +371,7 @@ def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | N
             takes.get(name, ()), puts.get(name, ()), claimed.get(name, 0.0),
             max((rates[each].get(name, 0.0) for each in puts.get(name, ())), default=0.0),
             min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ())), steps.get(name, (0.0, 0.0))[0],
+            attendance.closed_of(mine),
         )  # fmt: skip
     return found
 
@@ -369,7 +389,9 @@ class _Attendance:
         self.gone[spans.worker[last & (spans.state == SpanState.GONE)]] = True
         self.alive = table.connected if known else there & ~self.gone
         """The workers that are connected."""
-        self.lost = ~there & ~self.alive & known
+        self.closed = table.closed & ~self.alive
+        """The workers that have closed in order."""
+        self.lost = ~there & ~self.alive & ~self.closed & known
         """The workers without an event that is kept, and without a connection."""
         self.ranks, self.left, self.first = table.workers.rank, table.last_left, table.first_seen
 
@@ -382,6 +404,10 @@ class _Attendance:
             count = min(count, max(self._most(mine) - alive, 0))  # clients without a rank replace each other
         since = float(self.left[gone].max()) if count else np.nan
         return alive, count + len(lost), since if np.isfinite(since) else None
+
+    def closed_of(self, mine: np.ndarray) -> int:
+        """Return how many workers have closed in order."""
+        return int(self.closed[mine].sum())
 
     def _most(self, mine: np.ndarray) -> int:
         """Return how many of these workers were connected at most at one time."""

@@ -37,7 +37,7 @@ class Hop:
     producer: str | None
     """The task that puts the field; None if nobody puts it."""
     held: str = ""
-    """What holds the task: "policy" or "capacity"; "" if it waits for a field."""
+    """What holds the task: "policy", "capacity" or "demand"; "" if it waits for a field."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class _Walker:
             self._end(weight, (*hops, Hop(task.name, task.waits, "", None)), None)
 
     def _downstream(self, task: TaskAccount, weight: float, hops: tuple[Hop, ...]) -> None:
-        """Go from a task that is held to the one that has to free space, or to set the policy version."""
+        """Go from a task that is held to the one that has to take rows, or to set the policy version."""
         why = self.account.hold_causes.get(task.name, "capacity")
         hop = Hop(task.name, task.held, "", None, held=why)
         tasks = self.account.tasks

@@ -225,6 +225,12 @@ class EventTable:
         return there
 
     @cached_property
+    def closed(self) -> np.ndarray:
+        """Whether the newest client of each worker has closed in order."""
+        closed = self.recording.closed
+        return np.array([client in closed for client in self.workers.clients], bool)
+
+    @cached_property
     def last_left(self) -> np.ndarray:
         """When the connection of each worker ended last; NaN if it did not."""
         gone = self.of(EventKind.GONE)

@@ -20,19 +20,24 @@ class EventKind(enum.IntEnum):
     PUT = 4
     """A put was published. `block` is the number of its block."""
     HOLD = 5
-    """A put or reservation does not wait for capacity or a policy version any more. `since` is when it was parked."""
+    """A producer does not wait any more: with a put or reservation for capacity or a policy version, or for group
+    demand. `since` is when it was parked."""
     ACK = 6
     """Rows of a lease were acknowledged."""
     POLICY = 7
     """A policy version was set; `rows` is the version."""
     GONE = 8
-    """The last connection of the lane's client has ended."""
+    """The last connection of the lane's client has ended, because the client closed (CLOSED) or its process died."""
 
 
 AHEAD = 1
 """A flag: the claim was ahead of the batch that its rank needed, so that its rank did not wait."""
 TIMED_OUT = 2
 """A flag of WAIT and HOLD: the wait ended without what it waited for."""
+DEMAND = 4
+"""A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""
+CLOSED = 8
+"""A flag of GONE: the client had said that it closes, so that its end is no failure."""
 
 PACKING = struct.Struct("<ddBBHIIIIIQQfi")
 """How the controller packs one event."""

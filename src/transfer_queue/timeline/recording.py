@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
 import numpy as np
 
 from transfer_queue.messages.timeline import Lane, OpenWait, ReadTimeline, TimelineReply
-from transfer_queue.timeline.events import EVENT, EventKind
+from transfer_queue.timeline.events import CLOSED, EVENT, EventKind
 
 SECONDS = 300.0  # how much time a recording keeps, by default
 EVENTS = 1 << 18  # how many events a recording keeps, by default
@@ -109,7 +110,7 @@ class Recording:
     Example:
         >>> recording = Recording(seconds=60)
         >>> recording.request()
-        ReadTimeline(boot='', position=None, seconds=60.0, lanes=0, partitions=0, fields=0)
+        ReadTimeline(boot='', position=None, seconds=60.0, lanes=0, partitions=0, fields=0, most=262144)
     """
 
     def __init__(self, seconds: float = SECONDS, limit: int = EVENTS) -> None:
@@ -137,6 +138,8 @@ class Recording:
         """The requests that waited at `now`. `since` is in Unix seconds, and `lane` a position in `lanes`."""
         self.connected: frozenset[str] = frozenset()
         """The clients that were connected at `now`; empty if this is not known."""
+        self.closed: set[str] = set()
+        """The clients that closed in order; they do not come back."""
         self.gaps: list[Gap] = []
         """The times of which events are missing."""
         self.producers: dict[str, dict[str, float]] = {}
@@ -165,9 +168,9 @@ class Recording:
     def request(self) -> ReadTimeline:
         """Return the request whose reply `add` takes next."""
         if self._position < 0:
-            return ReadTimeline(seconds=self.seconds)
+            return ReadTimeline(seconds=self.seconds, most=self.limit)
         known = self._lanes.known, self._partitions.known, self._fields.known
-        return ReadTimeline(self._boot, self._position, self.seconds, *known)
+        return ReadTimeline(self._boot, self._position, self.seconds, *known, self.limit)
 
     def add(self, reply: TimelineReply) -> None:
         """Add a reply. Events that cannot be true, such as those of the future, are made harmless or left out."""
@@ -192,11 +195,15 @@ class Recording:
         self.now = max(self.now, now + self._wall)
         self.caught_up = reply.position >= reply.end
         self._append(added)
+        leaves = added["lane"][(added["kind"] == EventKind.GONE) & (added["flags"] & CLOSED != 0)]
+        self.closed.update(self.lanes[lane].client for lane in leaves.tolist() if lane)
         self._trim()
         self.open = [self._opened(each) for each in reply.open] if self.caught_up else []
         self.connected = frozenset(reply.connected) if self.caught_up else frozenset()
         begins = [self.now, *(each.since for each in self.open), *self.events["since"][:FIRST].tolist()]
         self.start = max(min(begins), self.now - self.seconds)
+        if len(self.events) >= self.limit:  # the controller has older ones, which the waits do not stand for
+            self.start = max(self.start, float(self.events["time"][0]))
 
     def _learn(self, reply: TimelineReply) -> None:
         self._lanes.learn(
@@ -222,7 +229,7 @@ class Recording:
     def _opened(self, wait: OpenWait) -> OpenWait:
         lane = self._lanes.position_of(wait.lane)
         since = wait.since + self._wall if math.isfinite(wait.since) else self.now
-        return OpenWait(lane, min(since, self.now), wait.partition, wait.fields, wait.rows, wait.holds, wait.ahead)
+        return msgspec.structs.replace(wait, lane=lane, since=min(since, self.now))
 
     def _append(self, added: np.ndarray) -> None:
         added = added[-self.limit :]
@@ -247,6 +254,7 @@ class Recording:
                 latest = np.arange(len(table) - NAMES // 4, len(table))
                 moved = table.keep(np.append(np.unique(self.events[column]), latest))
                 self.events[column] = moved[self.events[column]]
+                self.closed.intersection_update(lane.client for lane in self.lanes)
 
     def _remember(self, dropped: np.ndarray) -> None:
         """Keep in mind which task put which field, so that a stage that ended long ago still has a name."""

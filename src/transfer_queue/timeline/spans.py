@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from transfer_queue.timeline.event_table import EventTable, TaskWorkers, order_of
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, TIMED_OUT, EventKind
 from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
 
 
@@ -17,17 +17,17 @@ class SpanState(enum.IntEnum):
     """What a worker does. Where several are true, the one with the largest number counts."""
 
     UNKNOWN = 0
-    """Nothing is known: the worker has not appeared yet, or events are missing."""
+    """Nothing is known: the worker has not appeared yet, or has closed in order, or events are missing."""
     IDLE = 1
     """None of the others, for example after the end of the partition. A worker that only puts is idle as well."""
     WORKS = 2
     """A claim was answered with rows, and the next claim has not begun."""
     HELD = 3
-    """A put or reservation waits for capacity or for a policy version."""
+    """A producer waits for capacity, for a policy version, or for group demand."""
     WAITS = 4
     """A claim waits that the worker needs now."""
     GONE = 5
-    """The connection has ended."""
+    """The connection has ended, and the client had not closed it."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class WorkerSpans:
         states = len(SpanState)
         cells = self.worker * states + self.state
         total = np.bincount(cells, self.end - self.start, minlength=len(self.workers) * states)
-        total = total.astype(np.float64).reshape(len(self.workers), states)  # without spans, bincount counts integers
-        total[:, SpanState.UNKNOWN] = np.maximum(self.line.length - total.sum(axis=1), 0.0)
-        return total
+        # Without spans, bincount counts integers.
+        sums: np.ndarray = total.astype(np.float64).reshape(len(self.workers), states)
+        sums[:, SpanState.UNKNOWN] = np.maximum(self.line.length - sums.sum(axis=1), 0.0)
+        return sums
 
     def shares(self) -> np.ndarray:
         """Return the share of the window of each worker in each state. The shares of a worker add up to 1."""
@@ -73,15 +74,19 @@ def measure_spans(table: EventTable, start: float, end: float) -> WorkerSpans:
         end: When the window ends, in Unix seconds.
     """
     line = Line(start, max(end, start), len(table.workers))
+    gone, closed = _absence(table, line)
     layers = [
         merge(_presence(table, line)),
         merge(_work(table, line)),
         merge(_parked(table, line, holds=True)),
         merge(_parked(table, line, holds=False)),
-        merge(_absence(table, line)),
+        merge(gone),
+        merge(closed),
     ]
     places, layer = paint(layers)
-    return WorkerSpans(table.workers, line, *line.locate(places), layer + 1)
+    shown = layer < len(layers) - 1  # of the time after a close there is nothing to show
+    places = Intervals(places.start[shown], places.end[shown])
+    return WorkerSpans(table.workers, line, *line.locate(places), layer[shown] + 1)
 
 
 def _parked(table: EventTable, line: Line, *, holds: bool) -> Intervals:
@@ -150,14 +155,15 @@ def _presence(table: EventTable, line: Line) -> Intervals:
     return line.place(everyone, np.maximum(starts, table.first_seen[everyone]), ends)
 
 
-def _absence(table: EventTable, line: Line) -> Intervals:
-    """Return the times from the end of a worker's connection until it is back.
+def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
+    """Return the times from the end of a worker's connection until it is back: of those that are gone, and of others.
 
-    A worker whose last claim was answered with the end of its partition is finished, and not gone.
+    A worker that closed is not gone, and neither is one whose last claim was answered with the end of its partition.
     """
     left = np.flatnonzero(np.isfinite(table.last_left))
     if not len(left):
-        return line.place(*np.zeros((3, 0)))
+        none = line.place(*np.zeros((3, 0)))
+        return none, none
     concerned = np.zeros(len(table.workers) + 1, bool)
     concerned[left] = True
     worker = table.workers.of_lane[table.lanes]
@@ -176,6 +182,7 @@ def _absence(table: EventTable, line: Line) -> Intervals:
     until = np.where((back > order) & (at[back] == at), since[back], line.end)
     asked = np.maximum.accumulate(np.where((kind == EventKind.CLAIM) | (kind == EventKind.END), order, -1))
     finished = (asked >= begin) & (kind[asked] == EventKind.END)
+    finished |= events["flags"][there] & CLOSED != 0
     returned = table.connected[at] & (until >= line.end)
-    gone = leaving & ~finished & ~returned
-    return line.place(at[gone], time[gone], until[gone])
+    gone, closed = leaving & ~finished & ~returned, leaving & finished & ~returned
+    return line.place(at[gone], time[gone], until[gone]), line.place(at[closed], time[closed], until[closed])

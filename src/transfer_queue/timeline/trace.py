@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.timeline.event_table import EventTable, KindColumns
-from transfer_queue.timeline.events import AHEAD, EventKind
+from transfer_queue.timeline.events import AHEAD, DEMAND, EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.spans import SpanState, measure_spans
 
@@ -76,20 +76,25 @@ class _Trace:
             spans.worker.tolist(), starts.tolist(), seconds.tolist(), spans.state.tolist(), spans.end.tolist()
         ):
             if state in STATES:
-                args = waited.get((worker, round(end, 3)), {}) if state == SpanState.WAITS else {}
+                args = waited.get((worker, round(end, 3), state), {})
                 yield self._slice(STATES[SpanState(state)], worker, 0, when, long, args)
 
-    def _waited_for(self) -> dict[tuple[int, float], TraceEvent]:
-        """Return for the end of each wait of a worker what it waited for."""
-        waits = self.table.of(EventKind.WAIT)
-        needed = np.flatnonzero((waits.flags & AHEAD == 0) & (waits.worker >= 0))
-        rows = zip(*(column[needed].tolist() for column in (waits.worker, waits.time, waits.fields, waits.rows)))
-        found = {(worker, round(end, 3)): self._args(fields, count) for worker, end, fields, count in rows}
+    def _waited_for(self) -> dict[tuple[int, float, int], TraceEvent]:
+        """Return what a worker waited for, or how much it waited to put, by worker, end and state."""
+        found: dict[tuple[int, float, int], TraceEvent] = {}
+        for kind, state in ((EventKind.WAIT, SpanState.WAITS), (EventKind.HOLD, SpanState.HELD)):
+            waits = self.table.of(kind)
+            needed = np.flatnonzero((waits.flags & AHEAD == 0) & (waits.worker >= 0))
+            columns = (waits.worker, waits.time, waits.fields, waits.rows, waits.flags & DEMAND)
+            for worker, end, fields, count, demand in zip(*(column[needed].tolist() for column in columns)):
+                args = self._args(fields, count) if state == SpanState.WAITS else _hold_args(int(count), bool(demand))
+                found[worker, round(end, 3), state] = args
         for wait in self.recording.open:
             worker = int(self.workers.of_lane[wait.lane])
-            if worker >= 0 and not wait.holds and not wait.ahead:
-                args = {"fields": wait.fields, "rows": wait.rows, "partition": wait.partition}
-                found[worker, round(self.recording.now, 3)] = args
+            if worker >= 0 and not wait.ahead:
+                args = _hold_args(wait.rows, wait.demand) if wait.holds else {"fields": wait.fields, "rows": wait.rows}
+                state = SpanState.HELD if wait.holds else SpanState.WAITS
+                found[worker, round(self.recording.now, 3), state] = args | {"partition": wait.partition}
         return found
 
     def _args(self, fields: int, rows: float) -> TraceEvent:
@@ -215,6 +220,10 @@ def find_sources(puts: KindColumns, claims: KindColumns) -> np.ndarray:
         at = np.searchsorted(put_block[ours], claim_block[theirs], side="right") - 1
         found[theirs[at >= 0]] = ours[at[at >= 0]]
     return found
+
+
+def _hold_args(count: int, demand: bool) -> TraceEvent:
+    return {"for": "group demand", "groups": count} if demand else {"for": "capacity or policy", "rows": count}
 
 
 def _thread(worker: int, track: int) -> int:

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from transfer_queue.messages.base import Message
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
 from transfer_queue.timeline.bottleneck import (
     NOTICED,
@@ -19,7 +19,7 @@ from transfer_queue.timeline.bottleneck import (
     rows_and_seconds,
 )
 from transfer_queue.timeline.event_table import EventTable
-from transfer_queue.timeline.events import EventKind
+from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
 from transfer_queue.timeline.rate_changes import last_rate_change
 from transfer_queue.timeline.recording import Recording
 
@@ -29,46 +29,16 @@ WARM_UP = 20.0  # seconds after the first rows of the last tasks, at least, that
 WARM_UP_STEPS = 2  # the same in steps of the task with the longest steps
 STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system counts as stopped
 STOPPED_STEPS = 3  # the same in steps of the slowest task
+CLAIMS_AGAIN = 1.0  # seconds in which a client whose claim got nothing claims again
 SCATTER = 0.05  # of rates; so much more than a whole number of ranks is that number
 MOST_HOPS = 4  # that a text describes
-HOLDS = {"policy": "policy version", "capacity": "capacity"}
+HOLDS = {"policy": "policy version", "capacity": "capacity", "demand": "group demand"}
+REASONS = {
+    "policy": "the policy version has to advance",
+    "capacity": "the capacity is used up",
+    "demand": "no more groups are wanted",
+}
 FLOWING, SLOW, STOPPED, IDLE = "flowing", "slow", "stopped", "idle"
-
-
-class Verdict(Message, frozen=True):
-    """What slows a training.
-
-    Example:
-        >>> judge(Recording()).text
-        'Idle: no claim is open, and nothing was recorded.'
-    """
-
-    text: str
-    """The verdict in words."""
-    state: str
-    """"flowing": nothing slows the last tasks down. "slow": they wait for another task, or have too much to do.
-    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens."""
-    stage: str | None = None
-    """The slowest task; None if nothing is slow, or if it is no single task."""
-    field: str | None = None
-    """The field that is missing, which the slowest task puts; None if nobody waits for a field of it."""
-    wait_share: float = 0.0
-    """The share of its time, from 0 to 1, for which the task at the end of the pipeline waits; if none does, for which
-    the producer is held that is held most."""
-    queue_rows: int = 0
-    """The rows that are ready for the slowest task and not claimed."""
-    queue_growth: float = 0.0
-    """The rows by which this queue grows, in rows per second; negative if it shrinks."""
-    since: float | None = None
-    """When the rate of the slowest task changed last by more than 25 %, or the number of its ranks, in Unix seconds. If
-    the state is stopped or idle, when the last rows were dealt, or when anything happened last. None if nothing of this
-    was recorded."""
-    cause: str = ""
-    """Why the task is slow, as far as the timeline shows it: ranks that are gone, a slow rank, capacity or policy, a
-    field that nobody puts. "" if it shows none."""
-    advice: str = ""
-    """How many ranks the task needs: the rows that come per second, divided by those of one rank. "" if this is no more
-    than it has, or is not known."""
 
 
 def judge(recording: Recording, status: SystemStatus | None = None, seconds: float | None = None) -> Verdict:
@@ -83,7 +53,7 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
     table = EventTable(recording)
     quiet = max(STOPPED_AFTER, STOPPED_STEPS * max((median for median, _ in table.steps.values()), default=0.0))
     dealt, happened = _last_times(table)
-    claims_open = any(not each.holds for each in recording.open)
+    claims_open = any(not each.holds for each in recording.open) or _has_just_timed_out(table)
     if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(table)):
         return _idle(recording, happened)
     if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
@@ -108,6 +78,13 @@ def _last_times(table: EventTable) -> tuple[float | None, float | None]:
     claims, events = table.of(EventKind.CLAIM), table.recording.events
     dealt = claims.time[claims.rows > 0]
     return float(dealt[-1]) if len(dealt) else None, float(events["time"][-1]) if len(events) else None
+
+
+def _has_just_timed_out(table: EventTable) -> bool:
+    """Return whether a claim has just ended without rows, so that its client is about to claim again."""
+    waits = table.of(EventKind.WAIT)
+    unmet = waits.time[(waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0)]
+    return len(unmet) > 0 and table.recording.now - float(unmet[-1]) <= CLAIMS_AGAIN
 
 
 def _first_dealt(table: EventTable) -> float | None:
@@ -238,13 +215,14 @@ def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> st
     """Return why the stage is slow, or why there is no single one; "" if the timeline does not show it."""
     if stage is not None and stage.gone:
         return _gone_words(stage)
+    if stage is not None and stage.closed and not stage.alive:
+        return f"every {_task(stage.name)} worker has closed"
     if stage is not None and found.slow_rank is not None:
         name = account.spans.workers.name(found.slow_rank.worker)
         return f"{name} of {_task(stage.name)} takes {found.slow_rank.factor:.1f} times as long as its other ranks"
     hop = _held_hop(found)
     if hop is not None:
-        reason = "the policy version has to advance" if hop.held == "policy" else "the capacity is used up"
-        return f"{_task(hop.task)} is held because {reason}"
+        return f"{_task(hop.task)} is held because {REASONS[hop.held]}"
     if stage is None and found.walks and found.walks[0].hops:
         hop = found.walks[0].hops[-1]
         if hop.producer is None and hop.field:

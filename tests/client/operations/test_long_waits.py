@@ -8,6 +8,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.messages.timeline import Introduce
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 
@@ -32,10 +33,30 @@ def test_a_fetch_reports_at_doubling_intervals(start: Start, caplog: pytest.LogC
         assert [words.split(".")[0] for words in reported(caplog)] == [
             f"Still waiting after {seconds} s" for seconds in (10, 20, 40, 80)
         ]
-        assert reported(caplog)[0].endswith(
+        assert (
             "Task 'train' waits for 4 samples with fields ['x'] in partition 'p'; 3 available. All 3 samples that task "
-            "'train' has not consumed are ready."
-        )
+            "'train' has not consumed are ready.\n"
+        ) in reported(caplog)[0]
+
+
+def test_the_last_line_of_a_report_is_the_verdict(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = start(seed=1, conf=conf(40))
+    a, rollout = cluster.client("a"), cluster.client("rollout")
+    rollout.call(rollout.operations._introduce(Introduce("rollout", 0)))
+    rollout.put(numbers(3), partition_id="p")
+    with pytest.raises(WaitTimeoutError):
+        a.get_meta(["x"], 4, "p", task_name="train", timeout=100)
+    assert [words.splitlines()[-1] for words in reported(caplog)] == [
+        "Starting: train waits for `x`, of which no task has put enough yet.",
+        "Stopped: nothing was dealt for 80 s; train waits 100 % of the time for `x`, which rollout puts.",
+    ]
+
+
+def test_without_a_timeline_the_report_has_no_verdict(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    a = start(seed=1, conf={**conf(10), "timeline": {"events": 0}}).client("a")
+    with pytest.raises(WaitTimeoutError):
+        a.get_meta(["x"], 2, "p", task_name="t", timeout=15)
+    assert "\n" not in reported(caplog)[0]
 
 
 def test_a_fetch_that_was_reported_is_met(start: Start, caplog: pytest.LogCaptureFixture) -> None:

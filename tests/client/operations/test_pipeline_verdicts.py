@@ -20,47 +20,62 @@ class Stage:
     """One rank of a task: claims a batch, works for some seconds, and puts a field of the same samples."""
 
     def __init__(
-        self, cluster: Cluster, client: Client, task: str, takes: str | None, puts: str | None, seconds: float
+        self,
+        cluster: Cluster,
+        client: Client,
+        task: str,
+        takes: str | None,
+        puts: str | None,
+        seconds: float,
+        batch: int = BATCH,
     ) -> None:
         self.cluster, self.client = cluster, client
-        self.task, self.takes, self.puts, self.seconds = task, takes, puts, seconds
+        self.task, self.takes, self.puts, self.seconds, self.batch = task, takes, puts, seconds, batch
+        self.stopped = False
 
     def begin(self) -> None:
         """Claim the next batch, or generate it if the stage takes no field."""
         if self.takes is None:
             self._work(None)
             return
-        claim = self.client.operations.get_meta([self.takes], BATCH, "p", task_name=self.task, timeout=1e6)
+        claim = self.client.operations.get_meta([self.takes], self.batch, "p", task_name=self.task, timeout=1e6)
         task = self.client.start(claim)
-        self._when(lambda: task.done, lambda: self._work(task.result()))
+        when(self.cluster, lambda: task.done, lambda: self._work(task.result()))
 
     def _work(self, meta: Any) -> None:
         self.cluster.later(self.seconds, lambda: self._put(meta))
 
     def _put(self, meta: Any) -> None:
+        if self.stopped:
+            return
         if self.puts is None:
             self.begin()
             return
         data = numbers(BATCH).rename_key_("x", self.puts)
         where = {"metadata": meta} if meta is not None else {"partition_id": "p"}
         put = self.client.start(self.client.operations.put(data, **where))
-        self._when(lambda: put.done, self.begin)
-
-    def _when(self, done: Callable[[], bool], then: Callable[[], None]) -> None:
-        if done():
-            then()
-        else:
-            self.cluster.later(POLL, lambda: self._when(done, then))
+        when(self.cluster, lambda: put.done, self.begin)
 
 
-def run_pipeline(cluster: Cluster, seconds: dict[str, float], until: float) -> None:
+def when(cluster: Cluster, done: Callable[[], bool], then: Callable[[], None]) -> None:
+    """Look every POLL seconds whether something is done."""
+    if done():
+        then()
+    else:
+        cluster.later(POLL, lambda: when(cluster, done, then))
+
+
+def run_pipeline(cluster: Cluster, seconds: dict[str, float], until: float) -> dict[str, Stage]:
     """Run rollout, reward and train, which take so many seconds for a batch."""
     fields = {"rollout": (None, "tokens"), "reward": ("tokens", "score"), "train": ("score", None)}
+    stages = {}
     for task, (takes, puts) in fields.items():
         client = cluster.client(task)
         client.start(client.operations._ask(Introduce(task, 0), Done, None))
-        Stage(cluster, client, task, takes, puts, seconds[task]).begin()
+        stages[task] = Stage(cluster, client, task, takes, puts, seconds[task])
+        stages[task].begin()
     cluster.advance(until)
+    return stages
 
 
 @pytest.mark.parametrize("slow", ["rollout", "reward"])
@@ -89,6 +104,68 @@ def test_a_pipeline_whose_last_stage_hardly_waits_is_flowing(start: Start) -> No
     run_pipeline(cluster, {"rollout": 1.0, "reward": 0.8, "train": 1.0}, 150.0)
     verdict = cluster.client("onlooker").verdict()
     assert (verdict.state, verdict.stage) == ("flowing", None), verdict.text
+
+
+def test_a_producer_that_waits_for_group_demand_is_held(start: Start) -> None:
+    cluster = start(seed=1)
+    train, rollout = cluster.client("train"), cluster.client("rollout")
+    rollout.call(rollout.operations._introduce(Introduce("rollout", 0)))
+    train.create_partition("p")
+    train.call(train.operations.want("p", 2, "train"))
+
+    def produce() -> None:
+        asked = rollout.start(rollout.operations.wanted("p", "train", BATCH, timeout=1e6))
+        when(cluster, lambda: asked.done, lambda: put(asked.result()))
+
+    def put(groups: int) -> None:
+        made = rollout.start(rollout.operations.put(numbers(groups), partition_id="p"))
+        when(cluster, lambda: made.done, produce)
+
+    produce()
+    Stage(cluster, train, "train", "x", None, 4.0, batch=2).begin()
+    cluster.advance(150.0)
+    verdict = cluster.client("onlooker").verdict()
+    assert (verdict.state, verdict.stage) == ("slow", "train"), verdict.text
+    assert verdict.cause == "rollout is held because no more groups are wanted"
+    assert "% of the time by the group demand" in verdict.text
+
+
+@pytest.mark.parametrize(("ends", "cause"), [("die", "1 of 1 reward worker is gone"), ("close", "every reward worker")])
+def test_a_client_that_closed_is_told_from_one_that_died(start: Start, ends: str, cause: str) -> None:
+    cluster = start(seed=1)
+    stages = run_pipeline(cluster, {"rollout": 0.5, "reward": 0.5, "train": 0.5}, 60.0)
+    stages["reward"].stopped = True
+    getattr(stages["reward"].client, ends)()
+    cluster.advance(90.0)
+    verdict = cluster.client("onlooker").verdict()
+    assert (verdict.state, verdict.stage) == ("stopped", "reward"), verdict.text
+    assert verdict.cause.startswith(cause), verdict.text
+
+
+def test_a_status_has_the_verdict(start: Start) -> None:
+    cluster = start(seed=1)
+    run_pipeline(cluster, {"rollout": 0.5, "reward": 2.0, "train": 0.5}, 150.0)
+    onlooker = cluster.client("onlooker")
+    status = onlooker.status()
+    assert status.verdict == onlooker.verdict()
+    assert status.verdict.stage == "reward"
+    assert repr(status).startswith(f"SystemStatus({status.verdict.text!r}, 1 partition")
+
+
+def test_a_status_soon_after_another_has_the_same_verdict_and_asks_no_more(start: Start) -> None:
+    cluster = start(seed=1)
+    run_pipeline(cluster, {"rollout": 0.5, "reward": 2.0, "train": 0.5}, 50.0)
+    onlooker = cluster.client("onlooker")
+    first = onlooker.status()
+
+    def requests() -> float:
+        return cluster.controller.context.measures.counters["requests"]
+
+    before = requests()
+    assert onlooker.status().verdict is first.verdict
+    assert requests() == before + 1
+    cluster.advance(30.0)
+    assert onlooker.status().verdict != first.verdict
 
 
 def test_nothing_happens_in_an_idle_system(start: Start) -> None:

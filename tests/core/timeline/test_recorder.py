@@ -13,11 +13,11 @@ from transfer_queue.core.timeline import number_tables, recorder, timeline_handl
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
-from transfer_queue.messages.partitions import Seal, SetPolicyVersion
+from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearRows
-from transfer_queue.messages.timeline import Introduce, ReadTimeline
+from transfer_queue.messages.timeline import Introduce, Leave, ReadTimeline
 from transfer_queue.sampler import SequentialSampler
-from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, TIMED_OUT, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
 
@@ -187,6 +187,30 @@ class TestOtherEvents:
         assert [(event.kind.name, event.client, event.task) for event in reader.read()] == [
             ("GONE", "r", "t"), ("GONE", "r", "u")
         ]  # fmt: skip
+
+    def test_a_client_that_said_so_has_closed(self, h, reader):
+        h.put(1)
+        h.claim(1, "t")
+        h.ask(Leave(), "r")
+        h.disconnect("r")
+        h.connect("r")
+        h.disconnect("r")
+        gone = [(event.kind.name, event.flags) for event in reader.read() if event.client == "r"][1:]
+        assert gone == [("GONE", CLOSED), ("GONE", 0)]
+        assert h.controller.context.connections.leaving == set()
+
+    def test_a_producer_that_waits_for_group_demand(self, h, reader):
+        h.put(1)
+        h.ask(Introduce("rollout", 2), "w")
+        asked = h.send(TakeGroupDemand("p", "train", most=4, wait=10.0), "w")
+        assert kinds(reader.read()) == ["put"]
+        assert [(each.rows, each.holds, each.demand) for each in reader.last.open] == [(4, True, True)]
+        h.now = 5.0
+        h.ask(SetGroupDemand("p", "train", 3), "trainer")
+        assert h.result(asked, "w").value == 2  # one of three groups is there
+        held = reader.read()
+        assert [(e.kind.name, e.since, e.task, e.rows, e.flags) for e in held] == [("HOLD", 0.0, "rollout", 4, DEMAND)]
+        assert reader.last.open == []
 
     def test_a_client_that_did_nothing_is_not_reported_as_gone(self, h, reader):
         h.look(ReadTimeline())

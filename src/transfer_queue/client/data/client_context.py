@@ -30,6 +30,7 @@ from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
 from transfer_queue.client.data.remote_io import fetch_remote, receive_pieces
 from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections, StoredBlocks
+from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -45,7 +46,7 @@ from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.timeline import Introduce, Leave
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.session import Session, Target
 from transfer_queue.node.system.client_liveness import ClientLiveness
@@ -139,6 +140,8 @@ class ClientContext:
         )
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
+        self.timeline = TimelineReader(lambda: session.clock())
+        """What this client knows of the timeline."""
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
@@ -483,10 +486,16 @@ class ClientContext:
                 self.space.restore_closes(closes)
                 raise
 
-    def return_all_extents(self) -> Generator[Call, AnyReply, None]:
-        """Return every leased extent. A client sends these requests last."""
+    def leave(self, in_order: bool = True) -> Generator[Call, AnyReply, None]:
+        """Return every leased extent, and say that this client closes. A client sends these requests last.
+
+        Args:
+            in_order: False if it closes because of an error: then it counts as gone, like one whose process died.
+        """
         if self._space is not None:
             yield from self.return_extents()
+            if in_order:
+                yield Call(CONTROLLER, Leave())
 
     def close(self) -> None:
         """Close connections and release the locks of slots."""

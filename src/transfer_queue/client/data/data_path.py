@@ -23,6 +23,7 @@ from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_io import write_remote
+from transfer_queue.client.data.timeline_reader import EVENTS_OF_A_LONG_WAIT, TimelineReader
 from transfer_queue.client.operations.long_waits import LongWait
 from transfer_queue.errors import (
     AuthenticationError,
@@ -43,6 +44,8 @@ from transfer_queue.messages.descriptors import NESTED, BlockLocation, NewBlock,
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.timeline import TimelineReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
@@ -96,6 +99,21 @@ class DataPath:
     def long_wait(self) -> LongWait:
         """A new `LongWait` on this client's clock, for a wait of many requests."""
         return LongWait(lambda: self._state.session.clock())
+
+    def _bottleneck(self) -> Operation[str]:
+        """Return the text of the verdict for the log of a long wait; "" if the system has no timeline.
+
+        It is made of the newest events, unless this client has read the others before.
+        """
+        state = self._state
+        if not state.settings.timeline_events:
+            return ""
+        reader = state.timeline
+        if not reader.begun:
+            reader = TimelineReader(lambda: state.session.clock(), EVENTS_OF_A_LONG_WAIT)
+        status = yield from self._ask(Status(), SystemStatus, None)
+        yield from reader.read(lambda request: self._ask(request, TimelineReply, None))
+        return reader.judge(status).text
 
     @property
     def report_wait(self) -> float | None:

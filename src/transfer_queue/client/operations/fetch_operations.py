@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.empty_columns import column_of_no_rows
 from transfer_queue.client.data.data_path import DataPath, Operation
-from transfer_queue.client.operations.long_waits import report
+from transfer_queue.client.operations.long_waits import report, with_verdict
 from transfer_queue.client.operations.merge_lookups import merge_lookups
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
@@ -428,9 +428,10 @@ class FetchOperations(DataPath):
         return (yield from self._ask(claim, ClaimReply, None, parked=left))
 
     def _explanation(self, claim: Claim) -> Operation[str]:
-        """Return the text that says why a claim waits."""
+        """Return the text that says why a claim waits. Its last line is the verdict."""
         request = Explain(claim.partition, None, None, claim.task, claim.fields, claim.count, claim.sampling)
-        return str((yield from self._ask(request, Done, None)).value)
+        text = str((yield from self._ask(request, Done, None)).value)
+        return with_verdict(text, (yield from self._bottleneck()))
 
     def _claim(
         self,

@@ -35,6 +35,11 @@ class LongWait:
         return waited
 
 
+def with_verdict(text: str, verdict: str) -> str:
+    """Return a text with the verdict as its last line, if there is one."""
+    return f"{text}\n{verdict}" if verdict else text
+
+
 def report(name: str, waited: float, words: str) -> None:
-    """Log why a caller waits, with the logger of this name and the text of `explain`."""
+    """Log why a caller waits, with the logger of this name, the text of `explain` and the verdict."""
     get_logger(name).warning(f"Still waiting after {waited:.3g} s. {words}")

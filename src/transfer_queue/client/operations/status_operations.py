@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
 from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Introduce, ReadTimeline, TimelineReply
-from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.verdict import Verdict, judge
+from transfer_queue.messages.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
 
 
 class StatusOperations(DataPath):
@@ -199,6 +199,7 @@ class StatusOperations(DataPath):
         *,
         batch_size: int | None = None,
         sampling_config: Mapping[str, Any] | None = None,
+        verdict: bool = False,
         timeout: float | None = None,
     ) -> Operation[str]:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
@@ -214,6 +215,7 @@ class StatusOperations(DataPath):
             fields: The fields that the task needs. Default: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
+            verdict: True to add the verdict about the whole system as the last line. Default: False.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -230,23 +232,29 @@ class StatusOperations(DataPath):
         sampling = arguments.encoded_sampling_config(sampling_config)
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
-        return str((yield from self._ask(request, Done, timeout)).value)
+        added = arguments.validated_bool(verdict, "verdict")
+        text = str((yield from self._ask(request, Done, timeout)).value)
+        return with_verdict(text, (yield from self._bottleneck())) if added else text
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
-        """Return the progress of every partition by field and task, and the counters of the controller.
+        """Return the verdict, the progress of every partition by field and task, and the counters of the controller.
 
         Args:
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The status; `tq status` prints it.
+            The status; `tq status` prints it. Its `verdict` is at most a second old.
 
         Example:
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> [partition.name for partition in client.status().partitions]
             ['train_0']
         """
-        return (yield from self._ask(system.Status(), SystemStatus, timeout))
+        status = yield from self._ask(system.Status(), SystemStatus, timeout)
+        verdict = self._state.timeline.recent_verdict()
+        if verdict is None:
+            verdict = yield from self._judge(status, timeout)
+        return msgspec.structs.replace(status, verdict=verdict)
 
     def verdict(self, *, timeout: float | None = None) -> Operation[Verdict]:
         """Return what slows the training down: the slowest stage, who waits for it, and since when.
@@ -264,10 +272,33 @@ class StatusOperations(DataPath):
             >>> client.verdict().stage is None
             True
         """
-        recording = Recording()
-        while not recording.caught_up:
-            recording.add((yield from self._read_timeline(recording.request(), timeout=timeout)))
-        return judge(recording, (yield from self.status(timeout=timeout)))
+        status = yield from self._ask(system.Status(), SystemStatus, timeout)
+        return (yield from self._judge(status, timeout))
+
+    def stats(self, *, timeout: float | None = None) -> Operation[dict[str, float]]:
+        """Return figures for a training's own logger: shares of waiting, rates, queues and staleness of each task.
+
+        The figures are about the time since the previous call of this client, at most the last five minutes; those of
+        the first call are about the last minute. Names stay the same during a run, for the first 16 tasks.
+        `tq.SummaryLogger` writes these figures to TensorBoard and others.
+
+        Args:
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            figure that is not known, such as the staleness of a task that claimed nothing, is left out.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 2, "train_0", task_name="train")
+            >>> stats = client.stats()
+            >>> stats["tq/rows"], stats["tq/train/queue_rows"]
+            (2.0, 0.0)
+        """
+        status = yield from self._ask(system.Status(), SystemStatus, timeout)
+        yield from self._read_new_events(timeout)
+        return self._state.timeline.make_stats(status)
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
         """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
@@ -293,6 +324,14 @@ class StatusOperations(DataPath):
         self._state.introduction = said
         yield from self._state.learn()
         yield from self._state.introduce()
+
+    def _judge(self, status: SystemStatus, timeout: float | None) -> Operation[Verdict]:
+        """Return the verdict of now."""
+        yield from self._read_new_events(timeout)
+        return self._state.timeline.judge(status)
+
+    def _read_new_events(self, timeout: float | None) -> Operation[None]:
+        yield from self._state.timeline.read(lambda request: self._read_timeline(request, timeout=timeout))
 
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> Operation[TimelineReply]:
         """Return the next events of the timeline."""

@@ -71,6 +71,8 @@ class Connections:
         """Client -> its connections. A client that is awaited has none, and is in here."""
         self.units: dict[int, int] = {}
         """Storage unit -> its connection."""
+        self.leaving: set[str] = set()
+        """The clients with connections that have said that they close."""
         self.departed: dict[str, None] = {}
         """The clients without a connection whose replies are kept, the first to leave first."""
 
@@ -86,6 +88,17 @@ class Connections:
             return False
         peers.discard(peer)
         return not peers
+
+    def note_leaving(self, client: str) -> None:
+        """Note that a client has said that it closes."""
+        if client in self.peers:
+            self.leaving.add(client)
+
+    def take_leaving(self, client: str) -> bool:
+        """Return whether a client without connections had said that it closes, and forget it."""
+        said = client in self.leaving
+        self.leaving.discard(client)
+        return said
 
     def units_at(self, peer: int) -> list[int]:
         """Return the storage units that use this connection."""

@@ -23,8 +23,9 @@ from transfer_queue.core.timeline.number_tables import MAX_FIELDS, MAX_NAMES, Fi
 from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.timeline.events import AHEAD, PACKING, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, PACKING, TIMED_OUT, EventKind
 
 MAX_NOTES = 128
 """Notes that are kept until they are written."""
@@ -170,6 +171,9 @@ class TimelineRecorder:
         elif isinstance(request, (Publish, Reserve)):
             rows = min(request.count, _U4)
             self._write(_HOLD, waiting.since, waiting.client, request.partition, rows, flags)
+        elif isinstance(request, TakeGroupDemand):
+            groups = min(request.most or 0, _U4)
+            self._write(_HOLD, waiting.since, waiting.client, request.partition, groups, flags | DEMAND)
 
     def _note_claim(self, kind: int, client: str, claim: Claim, since: float, rows: int, flags: int) -> None:
         if claim.ahead:
@@ -194,12 +198,13 @@ class TimelineRecorder:
             self._write(_POLICY, self._clock.now, client, partition, min(version, _U4))
             self._policies.note(partition, before, version, self._state.next_block)
 
-    def note_gone(self, client: str) -> None:
-        """Note that the last connection of a client has ended, in each of its lanes."""
+    def note_gone(self, client: str, closed: bool) -> None:
+        """Note that the last connection of a client has ended, in each of its lanes. closed: the client closed it."""
         if self.ring.capacity:
             self.flush()
+            flags = CLOSED if closed else 0
             for lane in self.lanes.all_of(client):
-                self.ring.append(self._clock.now, self._clock.now, _GONE, 0, lane, self.partitions.of(""), 0)
+                self.ring.append(self._clock.now, self._clock.now, _GONE, flags, lane, self.partitions.of(""), 0)
 
     def _forget_partition(self, partition: str) -> None:
         self.flush()

@@ -13,8 +13,9 @@ from transfer_queue.core.timeline.number_tables import cut_names, cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.messages.timeline import Introduce, OpenWait, ReadTimeline, TimelineReply
+from transfer_queue.messages.timeline import Introduce, Leave, OpenWait, ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import EVENT
 
 MAX_EVENTS = 4_096
@@ -37,6 +38,13 @@ def handle_introduce(context: ControllerContext, caller: Caller, request: Introd
     return Decision([] if known else [r.ClientIntroduced(caller.client, request)], Done)
 
 
+@handles(Leave, reads=True)
+def handle_leave(context: ControllerContext, caller: Caller, request: Leave) -> Done:
+    """Remember until the last connection of the client ends that the client closes it."""
+    context.connections.note_leaving(caller.client)
+    return Done()
+
+
 @handles(ReadTimeline, reads=True)
 def handle_read_timeline(context: ControllerContext, caller: Caller, request: ReadTimeline) -> TimelineReply:
     """Return events from a position on. The reply has the names of all numbers in it that the reader does not know."""
@@ -44,9 +52,9 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
     ring = timeline.ring
     timeline.flush()
     if request.boot != context.boot:
-        request = ReadTimeline(seconds=request.seconds)
+        request = ReadTimeline(seconds=request.seconds, most=request.most)
     if request.position is None:
-        position = asked = ring.position_at(now - request.seconds)
+        position = asked = max(ring.position_at(now - request.seconds), ring.end - request.most if request.most else 0)
     else:
         asked = min(request.position, ring.end)
         position = max(asked, ring.first)
@@ -90,7 +98,7 @@ def _named_events(timeline: TimelineRecorder, position: int, lane: int, partitio
 
 
 def _open_waits(context: ControllerContext) -> list[OpenWait]:
-    """Return the claims, puts and reservations that wait, those that have waited longest first."""
+    """Return the claims and producers that wait, those that have waited longest first."""
     found: list[OpenWait] = []
     lanes = context.timeline.lanes
     for waiting in islice(context.state.waiting.by_waiter.values(), MAX_EXAMINED):
@@ -109,6 +117,9 @@ def _open_waits(context: ControllerContext) -> list[OpenWait]:
         elif isinstance(request, (Publish, Reserve)):
             lane = lanes.of_client(client)
             found.append(OpenWait(lane, waiting.since, cut_text(request.partition), [], request.count, holds=True))
+        elif isinstance(request, TakeGroupDemand):
+            lane, partition = lanes.of_client(client), cut_text(request.partition)
+            found.append(OpenWait(lane, waiting.since, partition, [], request.most or 0, holds=True, demand=True))
     return found
 
 

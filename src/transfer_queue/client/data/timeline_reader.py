@@ -1,0 +1,81 @@
+"""What one client knows of the timeline: the events of the last minutes, the last verdict, and since when stats run."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import ReadTimeline, TimelineReply, Verdict
+from transfer_queue.net.calls import Call
+from transfer_queue.timeline.recording import EVENTS, Recording
+from transfer_queue.timeline.stats import TaskLabels, make_stats
+from transfer_queue.timeline.verdict import judge
+
+T = TypeVar("T")
+
+VERDICT_SECONDS = 1.0
+"""The verdict of a status is at most this old, so that reading a status often costs no more."""
+EVENTS_OF_A_LONG_WAIT = 1 << 14
+"""The events of which the verdict in the log of a long wait is made: four replies, because many ranks log at once."""
+
+Ask = Callable[[ReadTimeline], Generator[Call, AnyReply, TimelineReply]]
+
+
+class TimelineReader:
+    """The recording of one client. It grows by the events that are new, and keeps those of the last minutes.
+
+    Several threads may read at the same time: they get the same replies, and each reply is added once.
+
+    Args:
+        clock: Seconds, for the age of the last verdict.
+        limit: The number of events that are kept at most.
+    """
+
+    def __init__(self, clock: Callable[[], float], limit: int = EVENTS) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._recording = Recording(limit=limit)
+        self.begun = False
+        """Whether anything was read, so that only new events must be read."""
+        self._verdict: tuple[float, Verdict] | None = None
+        self._labels = TaskLabels()
+        self._stats_until: float | None = None
+
+    def read(self, ask: Ask) -> Generator[Call, AnyReply, None]:
+        """Read what is new. `ask` makes the request."""
+        caught_up = False
+        while not caught_up:
+            with self._lock:
+                request = self._recording.request()
+            reply = yield from ask(request)
+            with self._lock:
+                if self._recording.request() == request:  # otherwise another thread has added this reply meanwhile
+                    self._recording.add(reply)
+                    self.begun = True
+                    caught_up = self._recording.caught_up
+
+    def recent_verdict(self) -> Verdict | None:
+        """Return the last verdict; None if it is too old to be shown with a new status."""
+        known = self._verdict
+        return known[1] if known is not None and 0 <= self._clock() - known[0] < VERDICT_SECONDS else None
+
+    def judge(self, status: SystemStatus) -> Verdict:
+        """Return the verdict of the events that were read. `status` is as new as they are."""
+        with self._lock:
+            verdict = judge(self._recording, status)
+            self._verdict = self._clock(), verdict
+            return verdict
+
+    def make_stats(self, status: SystemStatus) -> dict[str, float]:
+        """Return the figures of the time since the previous call; of the last minute if there was none."""
+        with self._lock:
+            recording, previous = self._recording, self._stats_until
+            # A moment belongs to one call only.
+            since = None if previous is None else math.nextafter(previous, math.inf)
+            found = make_stats(recording, status, since, self._labels)
+            self._stats_until = recording.now
+            return found
