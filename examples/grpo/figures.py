@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from settings import TRAINER_RANKS, Settings
+from settings import ROLLOUT_WORKERS, TRAINER_RANKS, Settings
 
 Event = dict[str, Any]
-ORDER = ("rollout", "reward", "reference", "trainer")
-"""The order of the workers in the view and the report, by the beginning of their names."""
+WORKERS = [
+    *(f"rollout {number}" for number in range(ROLLOUT_WORKERS)), "reward", "reference",
+    *(f"trainer {rank}" for rank in range(TRAINER_RANKS)),
+]  # fmt: skip
+"""The workers of a run, in the order in which the view and the report show them."""
 
 
 class Piece(NamedTuple):
@@ -99,10 +102,6 @@ class Figures:
             return 0.0
         return max(event["end"] for event in self.events) - min(event["start"] for event in self.events)
 
-    def workers(self) -> list[str]:
-        """Return the names of all workers, in the order of the stages."""
-        return sorted({event["worker"] for event in self.events}, key=lambda name: (ORDER.index(name.split()[0]), name))
-
     def pieces(self, since: float = 0.0) -> list[Piece]:
         """Return the times of work that ended after a moment."""
         found = []
@@ -117,7 +116,7 @@ class Figures:
 
     def idle(self) -> float:
         """Return the share of the workers' time, from the first event to the last, in which they had no work."""
-        total = len(self.workers()) * self.wall()
+        total = len(WORKERS) * self.wall()
         return 1 - sum(busy_seconds(self.pieces()).values()) / total if total else 0.0
 
     def moment(self, version: int) -> float:
@@ -176,6 +175,11 @@ def busy_seconds(pieces: Iterable[Piece]) -> dict[str, float]:
     for piece in without_overlaps(pieces):
         seconds[piece.worker] += piece.end - piece.start
     return seconds
+
+
+def counted(steps: int) -> str:
+    """Return the number of steps in words."""
+    return f"{steps} steps" if steps > 1 else "a step"
 
 
 def mean(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 
-from figures import Figures, mean
+from figures import WORKERS, Figures, counted, mean
 from settings import SANDBOXES, TRAINER_RANKS
 from view import cells, timelines
 
@@ -93,7 +93,7 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
     console.print()
     before = found["held_out_accuracy"]["before"]
     rows = {
-        "training": [f"{run.version} steps in {run.wall():.1f} s" for run in runs],
+        "training": [f"{counted(run.version)} in {run.wall():.1f} s" for run in runs],
         "tokens generated": [f"{run.tokens():,}" for run in runs],
         "held-out accuracy": [f"{before:.1%} -> {run.accuracy:.1%}" for run in runs],
         "workers idle": [f"{run.idle():.0%}" for run in runs],
@@ -169,21 +169,15 @@ def typical_steps(runs: list[Figures]) -> tuple[int, int]:
     return min(range(count - steps + 1), key=deviation), steps
 
 
-def counted(steps: int) -> str:
-    """Return the number of steps in words."""
-    return f"{steps} steps" if steps > 1 else "a step"
-
-
 def lanes(axes: Axes, run: Figures, start: float, end: float) -> None:
     """Draw the work of each worker between two moments."""
-    workers = run.workers()
     pieces = [piece.within(start, end) for piece in run.pieces(start) if piece.start < end]
-    for row, worker in enumerate(workers):
+    for row, worker in enumerate(WORKERS):
         axes.broken_barh([(0, end - start)], (row - 0.4, 0.8), color=WAITING, linewidth=0)
         for stage, colour in STAGES.items():
             bars = [(p.start - start, p.end - p.start) for p in pieces if p.worker == worker and p.stage == stage]
             axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, linewidth=0)
-    axes.set_yticks(range(len(workers)), workers)
+    axes.set_yticks(range(len(WORKERS)), WORKERS)
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)

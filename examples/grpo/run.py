@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 import task
 from driver import Driver
 from events import drain
-from figures import Figures
+from figures import Figures, counted
 from model import Transformer, load
 from processes import Processes, Roles, WorkerError, stop_forkserver
 from prompts import PromptSource
@@ -134,8 +134,8 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
                 runs.append(through_driver(begun(settings, limits[1]), weights, view))
                 settings = replace(settings, steps=runs[0].version)  # the second run does as many
             stack.enter_context(System(settings))
-            view.begin(f"2. GRPO streamed, through the queue{control}; look at it from another terminal:")
-            view.note(watch_commands(settings))
+            view.begin(f"2. GRPO streamed, through the queue{control}")
+            view.note(f"look at it: {watch_commands(settings)}")
             limit = limits[2] + (RAY_SECONDS if settings.runtime == "ray" else 0.0)
             runs.append(through_queue(begun(settings, limit), weights, view))
         found = report.summary(runs, before, time.time() - begin)
@@ -219,7 +219,7 @@ def evaluated(figures: Figures, weights: torch.Tensor, view: View) -> Figures:
     load(model, weights)
     figures.accuracy = accuracy(model, held_out(figures.settings))
     view.note(
-        f"{figures.version} steps in {figures.wall():.1f} s, workers idle {figures.idle():.0%}, "
+        f"{counted(figures.version)} in {figures.wall():.1f} s, workers idle {figures.idle():.0%}, "
         f"held-out accuracy {figures.accuracy:.1%}"
     )
     return figures

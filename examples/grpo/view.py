@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from figures import Figures, Piece, busy_seconds, without_overlaps
+from figures import WORKERS, Figures, Piece, busy_seconds, without_overlaps
 from settings import EVENTS, WEIGHTS
 
 REDRAW, LINE = 0.5, 5.0
@@ -144,7 +144,7 @@ def timelines(figures: Figures, start: float, end: float, cells: int) -> Table:
     pieces = [piece.within(start, end) for piece in figures.pieces(start) if piece.start < end]
     busy = busy_seconds(pieces)
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
-    for worker in figures.workers():
+    for worker in WORKERS:
         mine = strip([piece for piece in pieces if piece.worker == worker], start, end, cells)
         table.add_row(worker, mine, f"{1 - busy.get(worker, 0.0) / (end - start):4.0%} idle")
     return table
