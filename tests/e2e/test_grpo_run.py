@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -89,6 +90,8 @@ def test_both_runs_are_compared_though_a_rollout_worker_is_killed(run):
     assert 0 <= figures["token_imbalance"]["balanced"] < figures["token_imbalance"]["in_order"]
     assert set(figures["held_out_accuracy"]) == {"before", "driver", "queue"}
     assert (run.out / "report.png").stat().st_size > 10_000
+    if importlib.util.find_spec("tensorboard") is not None:
+        assert list((run.out / "tensorboard").iterdir())
     assert list_partitions(run, name) >= {"prompts", "weights", f"train_{in_queue['steps'] - 1}"}
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 0, run.printed
@@ -100,7 +103,7 @@ def list_partitions(run: Run, system: str) -> set[str]:
     """Return the names of the partitions that `tq status` shows."""
     command = [sys.executable, "-m", "transfer_queue.cli", "status", "--name", system]
     printed = subprocess.run(command, env=run.environment, capture_output=True, text=True, check=True).stdout
-    return set(printed.split())
+    return set(re.findall(r"^(\w+): ", printed, re.MULTILINE))
 
 
 def test_ctrl_c_ends_everything(run):
