@@ -23,7 +23,7 @@ import task
 from events import Publish, work
 from model import Transformer, flatten, load
 from objective import answer_logprobs, jagged
-from processes import Processes, WorkerError
+from processes import GRACE, Processes, WorkerError
 from prompts import prompts_of
 from ranks import meet
 from rollout import columns
@@ -79,19 +79,19 @@ class Driver:
 
     def _call(self, workers: Sequence[Connection], requests: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send each worker its request; return the results when all are there."""
-        for worker, request in zip(workers, requests, strict=True):
-            worker.send_bytes(pickle.dumps(request))
         results = []
-        for worker in workers:
-            while not worker.poll(TICK):
-                self._wait()
-            try:
+        try:
+            for worker, request in zip(workers, requests, strict=True):
+                worker.send_bytes(pickle.dumps(request))
+            for worker in workers:
+                while not worker.poll(TICK):
+                    self._wait()
                 result, events = pickle.loads(worker.recv_bytes())
-            except EOFError:
-                self._processes.watch(5.0, expendable="none")
-                raise WorkerError("a worker of the driver ended") from None
-            results.append(result)
-            self.events += events
+                results.append(result)
+                self.events += events
+        except (EOFError, OSError):
+            self._processes.watch(GRACE, expendable="none")  # raises the error of the worker that has ended
+            raise WorkerError("a worker of the driver has closed its pipe") from None
         return results
 
 

@@ -132,7 +132,7 @@ def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
     """Draw some steps of both runs above each other, the reward over time, and the tokens of the trainer ranks."""
     canvas = Figure(figsize=(12, 4 + 2.6 * len(runs)), layout="constrained")
     rows: Any = canvas.subfigures(2, 1, height_ratios=[2.6 * len(runs) + 0.6, 3.2])
-    both_timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs, found)
+    both_timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs)
     names = {stage: f"{SANDBOXES} sandboxes" if stage == "sandbox" else stage for stage in STAGES}
     patches = [Patch(color=colour, label=names[stage]) for stage, colour in STAGES.items()]
     patches.append(Patch(color=WAITING, label="waiting"))
@@ -145,7 +145,7 @@ def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
     return canvas
 
 
-def both_timelines(all_axes: Any, runs: list[Figures], found: dict[str, Any]) -> None:
+def both_timelines(all_axes: Any, runs: list[Figures]) -> None:
     """Draw the same steps of each run: a row for each worker, with its work and its waiting."""
     first, steps = typical_steps(runs)
     longest = 0.0

@@ -59,6 +59,8 @@ WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 80.0, 95.0, 80.0
 """Seconds after which each part ends, also on a slow machine."""
 SMOKE = 5.0, 8.0, 12.0
 """The same for --smoke."""
+START_SECONDS = 120
+"""Seconds in which the servers of the queue have to start; on busy cores Ray needs more than the default."""
 RAY_SECONDS = 15.0
 """What is added for Ray, where every actor imports torch by itself."""
 
@@ -274,7 +276,11 @@ class System:
         os.environ["TQ_SYSTEM"] = self._name  # every process of the run finds the system by this name
         os.environ.pop("TQ_ADDRESS", None)  # otherwise they could find a running system with another sampler
         sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=ANSWERS, dp_size=TRAINER_RANKS)
-        conf = {"runtime": self._runtime, "controller": {"sampler": sampler, "polling_mode": False}}
+        conf = {
+            "runtime": self._runtime,
+            "controller": {"sampler": sampler, "polling_mode": False},
+            "timeouts": {"start": START_SECONDS},
+        }
         tq.init(OmegaConf.create(conf, flags={"allow_objects": True}), task="prompts")
 
     def __exit__(self, *_: object) -> None:
