@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,7 +226,7 @@ def waits(monkeypatch):
     import scoring
 
     taken: list[float] = []
-    monkeypatch.setattr(scoring.time, "sleep", taken.append)
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(sleep=taken.append, time=time.time))
     return taken
 
 
