@@ -11,7 +11,7 @@ PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 EXAMPLES_FACTOR ?= 100
 
 help:
-	@echo "make demo      a GRPO training through the queue (4 minutes on 2 cores; ARGS=--smoke: 40 seconds)"
+	@echo "make demo      a GRPO training through one driver, then through the queue (4 minutes on 2 cores; ARGS=--smoke: one)"
 	@echo "make test      the tests, in one process more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,17 +33,24 @@ def claims(
             yield client.get_data(meta), meta
 
 
+def put_event(event: dict[str, Any]) -> None:
+    """Put an event into its partition, from which `drain` takes it."""
+    tq.get_client().put(TensorDict({"event": NonTensorStack(event)}, batch_size=1), partition_id=EVENTS)
+
+
+Publish = Callable[[dict[str, Any]], None]
+
+
 @contextmanager
-def work(stage: str, worker: str) -> Iterator[dict[str, Any]]:
+def work(stage: str, worker: str, publish: Publish = put_event) -> Iterator[dict[str, Any]]:
     """Measure a piece of work and publish it as an event, with the entries that the body adds to the dict.
 
-    Both wall time and CPU time are recorded, because six processes share the cores.
+    Both wall time and CPU time are recorded, because all processes share the cores.
     """
     event: dict[str, Any] = {"stage": stage, "worker": worker, "start": time.time()}
-    cpu = time.process_time()
+    cpu = time.thread_time()
     yield event
-    event |= {"end": time.time(), "cpu": time.process_time() - cpu}
-    tq.get_client().put(TensorDict({"event": NonTensorStack(event)}, batch_size=1), partition_id=EVENTS)
+    publish(event | {"end": time.time(), "cpu": time.thread_time() - cpu})
 
 
 def drain() -> list[dict[str, Any]]:

@@ -1,28 +1,54 @@
-"""Summarizes the events of all processes for the view and the report."""
+"""Summarizes the events of one run, through the driver or through the queue, for the view and the report."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from settings import TRAINER_RANKS, Settings
+from settings import ROLLOUT_WORKERS, TRAINER_RANKS, Settings
 
 Event = dict[str, Any]
+WORKERS = [
+    *(f"rollout {number}" for number in range(ROLLOUT_WORKERS)), "reward", "reference",
+    *(f"trainer {rank}" for rank in range(TRAINER_RANKS)),
+]  # fmt: skip
+"""The workers of a run, in the order in which the view and the report show them."""
+
+
+class Piece(NamedTuple):
+    """A time in which a worker had work: it computed, or its samples were in a sandbox."""
+
+    worker: str
+    stage: str
+    """The stage; "sandbox" for the wait for a sandbox."""
+    start: float
+    """Seconds since the epoch."""
+    end: float
+
+    def within(self, start: float, end: float) -> Piece:
+        """Return the part of it between two moments; it has no length if there is none."""
+        return self._replace(start=min(max(self.start, start), end), end=max(min(self.end, end), start))
 
 
 @dataclass
 class Figures:
-    """The figures of a run; grows with every event."""
+    """The figures of one run; grows with every event."""
 
     settings: Settings
+    title: str = ""
     events: list[Event] = field(default_factory=list)
-    """The events of GRPO, without the warm-up."""
-    warmup_steps: int = 0
-    warmup_accuracy: float = 0.0
+    accuracy: float = 0.0
+    """The held-out accuracy at the end."""
+    killed: list[str] = field(default_factory=list)
+    """Workers that were killed from outside."""
+    put_again: int = 0
+    """Prompts that were put a second time."""
     version: int = 0
     """The newest version of the policy: updates done."""
+    updates: dict[int, float] = field(default_factory=dict)
+    """Version -> when it was there, in seconds since the epoch."""
     finished: bool = False
     """Whether the last update is done."""
     scored: int = 0
@@ -40,9 +66,6 @@ class Figures:
     def add(self, events: Iterable[Event]) -> None:
         """Add events."""
         for event in events:
-            if event["stage"] == "warm-up":
-                self.warmup_steps, self.warmup_accuracy = event["step"], event["accuracy"]
-                continue
             self.events.append(event)
             if event["stage"] == "reward":
                 self.scored += event["samples"]
@@ -54,6 +77,7 @@ class Figures:
                 self.staleness.update(event["staleness"])
             elif "version" in event and event["stage"] == "update":
                 self.version = max(self.version, event["version"])
+                self.updates[event["version"]] = event["end"]
                 self.finished = self.finished or event["last"]
 
     def by_step(self, values: dict[int, Any]) -> list[float]:
@@ -78,26 +102,84 @@ class Figures:
             return 0.0
         return max(event["end"] for event in self.events) - min(event["start"] for event in self.events)
 
+    def pieces(self, since: float = 0.0) -> list[Piece]:
+        """Return the times of work that ended after a moment."""
+        found = []
+        for event in self.events:
+            if event["end"] < since:
+                continue
+            computing = event["start"] + event.get("sandbox", 0.0)
+            if computing > event["start"]:
+                found.append(Piece(event["worker"], "sandbox", event["start"], computing))
+            found.append(Piece(event["worker"], event["stage"], computing, event["end"]))
+        return found
+
+    def idle(self) -> float:
+        """Return the share of the workers' time, from the first event to the last, in which they had no work."""
+        total = len(WORKERS) * self.wall()
+        return 1 - sum(busy_seconds(self.pieces()).values()) / total if total else 0.0
+
+    def moment(self, version: int) -> float:
+        """Return when a version of the policy was there; for version 0, when the run began."""
+        return self.updates[version] if version else min(event["start"] for event in self.events)
+
+    def seconds_per_step(self) -> float:
+        """Return the seconds from the start to the end of the training for each step."""
+        return self.wall() / max(self.version, 1)
+
+    def tokens(self) -> int:
+        """Return the number of tokens that were generated."""
+        return sum(length * count for length, count in self.answer_lengths.items())
+
     def imbalance(self) -> dict[str, float]:
         """Return by what share the rank with most tokens exceeds the mean, averaged over the steps.
 
         "balanced" is for the batches that SeqlenBalancedSampler dealt; "in_order" is for the same samples, dealt to the
         ranks in turn, in order of arrival.
         """
+        return {dealt: mean([excess(tokens) for tokens in steps]) for dealt, steps in self.rank_tokens().items()}
+
+    def rank_tokens(self) -> dict[str, list[list[int]]]:
+        """Return the tokens of each rank in each complete step: "balanced" and "in_order", as `imbalance` has them."""
         dealt: defaultdict[int, defaultdict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
         for event in self.events:
             if event["stage"] == "train":
                 pairs = zip(event["indexes"], event["lengths"], strict=True)
                 dealt[event["step"]][event["worker"]] += pairs
         whole = [ranks for ranks in dealt.values() if sum(map(len, ranks.values())) == self.settings.samples]
-        balanced = [excess([sum(n for _, n in mine) for mine in ranks.values()]) for ranks in whole]
-        in_order = [excess(self._in_turn([pair for mine in ranks.values() for pair in mine])) for ranks in whole]
-        return {"balanced": mean(balanced), "in_order": mean(in_order)}
+        return {
+            "balanced": [[sum(n for _, n in ranks[name]) for name in sorted(ranks)] for ranks in whole],
+            "in_order": [self._in_turn([pair for mine in ranks.values() for pair in mine]) for ranks in whole],
+        }
 
     def _in_turn(self, samples: Sequence[tuple[int, int]]) -> list[int]:
         lengths, size = [n for _, n in sorted(samples)], self.settings.rank_batch
         batches = [sum(lengths[start : start + size]) for start in range(0, len(lengths), size)]
         return [sum(batches[rank::TRAINER_RANKS]) for rank in range(TRAINER_RANKS)]
+
+
+def without_overlaps(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces by start, without the parts in which a worker has work already: in several sandboxes."""
+    until: dict[str, float] = defaultdict(float)
+    found = []
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if piece.end > until[piece.worker]:
+            found.append(piece._replace(start=max(piece.start, until[piece.worker])))
+            until[piece.worker] = piece.end
+    return found
+
+
+def busy_seconds(pieces: Iterable[Piece]) -> dict[str, float]:
+    """Return the seconds in which each worker has work."""
+    seconds: dict[str, float] = defaultdict(float)
+    for piece in without_overlaps(pieces):
+        seconds[piece.worker] += piece.end - piece.start
+    return seconds
+
+
+def counted(steps: int) -> str:
+    """Return the number of steps in words."""
+    return f"{steps} steps" if steps > 1 else "a step"
 
 
 def mean(values: Sequence[float]) -> float:

@@ -20,6 +20,8 @@ import transfer_queue as tq
 
 from settings import Settings
 
+PRELOADED = ["torch._dynamo", "transfer_queue", "matplotlib.figure", "rich.live", "rich.table"]
+"""What every process imports: optimizers import the first, and `run.py`, which a new process imports, the others."""
 GRACE = 5.0
 """Seconds that a process has to end when it is asked to, before it is killed."""
 
@@ -58,7 +60,7 @@ class Processes(Roles):
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload(["torch._dynamo", "transfer_queue"])  # optimizers import the former
+            self._context.set_forkserver_preload(PRELOADED)
             forkserver.ensure_running()  # it imports while the model warms up
         self._settings = settings
         self._running: dict[str, tuple[Any, Connection]] = {}
@@ -118,9 +120,13 @@ class Processes(Roles):
                 process.kill()
                 process.join()
         self._running.clear()
-        stop = getattr(forkserver._forkserver, "_stop", None)  # type: ignore[attr-defined]
-        if stop is not None:
-            stop()  # otherwise it outlives this process for a moment
+
+
+def stop_forkserver() -> None:
+    """End the server that forks processes, which would outlive this process for a moment."""
+    stop = getattr(forkserver._forkserver, "_stop", None)  # type: ignore[attr-defined]
+    if stop is not None:
+        stop()
 
 
 def _child(

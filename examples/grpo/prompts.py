@@ -1,4 +1,4 @@
-"""Puts prompts as the policy advances, and puts them again if their worker has died."""
+"""The prompts of each step; puts them as the policy advances, and again if their worker has died."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import task
 from settings import PROMPTS, Settings, train_partition
 
 
+def prompts_of(settings: Settings, step: int) -> list[str]:
+    """Return the prompts of a step, which are the same in every run with this seed."""
+    rng = random.Random(f"{settings.seed} {step}")
+    return [task.draw(rng).prompt for _ in range(settings.prompts)]
+
+
 class PromptSource:
     """The prompts of a run. A prompt stays in its partition until its answers are put."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._rng = random.Random(settings.seed + 1)
         self._released = 0
         self._suspects: set[str] = set()
         self.again = 0
@@ -28,12 +33,12 @@ class PromptSource:
         """
         ahead = min(self._settings.steps, version + 1 + self._settings.staleness)
         for step in range(self._released, ahead):
-            numbers = range(self._settings.prompts)
+            prompts = prompts_of(self._settings, step)
             tq.kv_batch_put(
-                keys=[f"{step}/{number}" for number in numbers],
+                keys=[f"{step}/{number}" for number in range(len(prompts))],
                 partition_id=PROMPTS,
-                fields={"prompt": [task.draw(self._rng).prompt for _ in numbers]},
-                tags=[{"step": step, "number": number} for number in numbers],
+                fields={"prompt": prompts},
+                tags=[{"step": step, "number": number} for number in range(len(prompts))],
             )
         self._released = max(self._released, ahead)
 

@@ -21,6 +21,11 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
+def meet() -> None:
+    """Wait until all ranks have come to this point, so that the wait is not measured as work."""
+    dist.barrier()
+
+
 def all_reduce_gradients(model: nn.Module, sums: Tensor) -> None:
     """Sum gradients and `sums` over the ranks in place, then divide the gradients by sums[0], the tokens."""
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]

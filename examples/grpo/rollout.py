@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
@@ -67,24 +69,33 @@ def refresh(model: Transformer, version: int) -> int:
     return int(data["version"][0])
 
 
+def columns(prompt: str, answers: list[Answer]) -> dict[str, list[Any]]:
+    """Return the fields of the answers to one prompt."""
+    start = task.encode(prompt)
+    return {
+        "prompt": [prompt] * len(answers),
+        "answer": [task.decode(answer.tokens) for answer in answers],
+        "tokens": [torch.tensor(start + answer.tokens) for answer in answers],
+        "logprobs": [torch.tensor(answer.logprobs) for answer in answers],
+    }
+
+
 def put_group(tag: dict[str, int | str], prompt: str, answers: list[Answer], version: int) -> None:
     """Put the answers to one prompt, as one group, into the partition of their step."""
-    start = task.encode(prompt)
-    tokens = [torch.tensor(start + answer.tokens) for answer in answers]
-    logprobs = [torch.tensor(answer.logprobs) for answer in answers]
+    fields = columns(prompt, answers)
     group = f"{tag['step']}/{tag['number']}"
     tq.kv_batch_put(
         keys=[f"{group}/{n}" for n in range(len(answers))],
         partition_id=train_partition(int(tag["step"])),
         fields=TensorDict(
             {
-                "prompt": NonTensorStack(*[prompt] * len(answers)),
-                "answer": NonTensorStack(*[task.decode(answer.tokens) for answer in answers]),
-                "tokens": jagged(tokens),
-                "logprobs": jagged(logprobs),
+                "prompt": NonTensorStack(*fields["prompt"]),
+                "answer": NonTensorStack(*fields["answer"]),
+                "tokens": jagged(fields["tokens"]),
+                "logprobs": jagged(fields["logprobs"]),
             },
             batch_size=len(answers),
         ),
-        tags=[{"total_lengths": len(row), "policy_version": version} for row in tokens],
+        tags=[{"total_lengths": len(row), "policy_version": version} for row in fields["tokens"]],
         group_ids=[group] * len(answers),
     )

@@ -1,37 +1,47 @@
-"""An asynchronous GRPO training on the CPU that passes all its data through transfer_queue.
+"""A GRPO training on the CPU, twice: stage after stage through one driver, then streamed through transfer_queue.
 
-python examples/grpo/run.py            a supervised warm-up, then GRPO: three to four minutes on two cores
+python examples/grpo/run.py            a supervised warm-up, then both: four to five minutes on two cores
+python examples/grpo/run.py --sandbox 0  the same with rewards that do not wait for a sandbox
 python examples/grpo/run.py --control  the same with shuffled advantages, which must not learn
-python examples/grpo/run.py --smoke    a short run of all parts, in less than 40 seconds
-python examples/grpo/run.py --runtime ray   any of these with the roles as Ray actors; RAY_ADDRESS names a cluster
+python examples/grpo/run.py --smoke    a short run of all parts, in about a minute
+python examples/grpo/run.py --keep     leaves the system up at the end, to look at
+python examples/grpo/run.py --runtime ray   only the streamed training, with the roles as Ray actors; RAY_ADDRESS names
+                                       a cluster
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
+import numpy as np
+import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 
 import task
+from driver import Driver
 from events import drain
-from figures import Figures
+from figures import Figures, counted
 from model import Transformer, load
-from processes import Processes, Roles, WorkerError
+from processes import Processes, Roles, WorkerError, stop_forkserver
 from prompts import PromptSource
 from rollout import rollout
 from sampling import accuracy
 from scoring import reference, reward
 from settings import ANSWERS, PROMPTS, ROLLOUT_WORKERS, TRAINER_RANKS, WEIGHTS, Settings
 from trainer import trainer
-from warmup import held_out
+from warmup import held_out, warm_up
 
 try:
     from rich.console import Console
@@ -41,26 +51,29 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"this example needs {missing.name}: pip install '.[demo]' in the repository") from None
 
-TICK = 0.05
+TICK = 0.1
 """Seconds between two checks of the events and the processes."""
-LONGEST, LONGEST_SMOKE = 218.0, 24.0
-"""Seconds from the start after which training ends, also on a slow machine."""
+LOG_EVERY = 5
+"""Steps between two entries of the TensorBoard files."""
+WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 80.0, 95.0, 80.0
+"""Seconds after which each part ends, also on a slow machine."""
+SMOKE = 5.0, 8.0, 12.0
+"""The same for --smoke."""
+START_SECONDS = 120
+"""Seconds in which the servers of the queue have to start; on busy cores Ray needs more than the default."""
 RAY_SECONDS = 15.0
-"""The same for Ray, where every actor imports torch by itself. The time in which Ray starts does not count."""
+"""What is added for Ray, where every actor imports torch by itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the training. Return 0 if it succeeded, 1 if a process failed, 130 after Ctrl-C."""
-    settings = parse(argv)
+    settings, limits = parse(argv)
     if settings.runtime == "ray":
-        begin = time.time()
         start_ray()
-        settings = replace(settings, deadline=settings.deadline + time.time() - begin)
     console = Console()
     settings.out.mkdir(parents=True, exist_ok=True)
-    settings.rendezvous.unlink(missing_ok=True)  # left by a run that was killed
     try:
-        train(settings, console)
+        train(settings, limits, console)
     except WorkerError as error:
         console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -69,28 +82,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         settings.rendezvous.unlink(missing_ok=True)
+        stop_forkserver()
     return 0
 
 
-def parse(argv: Sequence[str] | None) -> Settings:
-    """Return the settings of the command line."""
+def parse(argv: Sequence[str] | None) -> tuple[Settings, tuple[float, float, float]]:
+    """Return the settings of the command line, and the seconds for each part of the run."""
     parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--control", action="store_true", help="shuffle the advantages: the model should not learn")
-    parser.add_argument("--smoke", action="store_true", help="a short run of all parts, in less than 40 seconds")
+    parser.add_argument("--smoke", action="store_true", help="a short run of all parts, in about a minute")
+    parser.add_argument("--keep", action="store_true", help="leave the system up at the end, until Ctrl-C")
+    parser.add_argument(
+        "--sandbox", type=float, default=Settings.sandbox, metavar="SECONDS",
+        help="mean wait of a reward for its sandbox (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--runtime", choices=("local", "ray"), default="local", help="processes, or Ray actors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
     given = parser.parse_args(argv)
-    out = given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S")
-    begin = time.time() + (RAY_SECONDS if given.runtime == "ray" else 0.0)
+    if not 0 <= given.sandbox <= 10:
+        parser.error(f"--sandbox must be from 0 to 10 seconds, got {given.sandbox:g}")
     settings = Settings(
-        system=f"grpo-{os.getpid()}", out=out, deadline=begin + LONGEST, runtime=given.runtime, seed=given.seed,
-        control=given.control,
+        system=f"grpo-{os.getpid()}", out=given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S"),
+        deadline=0.0, runtime=given.runtime, seed=given.seed, control=given.control, keep=given.keep,
+        sandbox=given.sandbox,
     )  # fmt: skip
     if given.smoke:
-        deadline = begin + LONGEST_SMOKE
-        settings = replace(settings, deadline=deadline, steps=20, prompts=16, warmup_seconds=6.0, held_out=100)
-    return settings
+        return replace(settings, steps=20, held_out=100), SMOKE
+    return settings, (WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE)
 
 
 def start_ray() -> None:
@@ -103,6 +122,111 @@ def start_ray() -> None:
     ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
+def train(settings: Settings, limits: tuple[float, float, float], console: Console) -> None:
+    """Warm the model up, train it through the driver and through the queue, and write the report."""
+    begin = time.time()
+    with contextlib.ExitStack() as stack:
+        with View(console) as view:
+            control = ", with shuffled advantages" if settings.control else ""
+            view.begin("supervised warm-up")
+            weights, before = warmed_up(begun(settings, limits[0]), view)
+            runs: list[Figures] = []
+            if settings.runtime == "local":
+                view.begin(f"1. GRPO stage after stage, through one driver{control}")
+                runs.append(through_driver(begun(settings, limits[1]), weights, view))
+                settings = replace(settings, steps=runs[0].version)  # the second run does as many
+            stack.enter_context(System(settings))
+            view.begin(f"2. GRPO streamed, through the queue{control}")
+            view.note(f"look at it: {watch_commands(settings)}")
+            limit = limits[2] + (RAY_SECONDS if settings.runtime == "ray" else 0.0)
+            runs.append(through_queue(begun(settings, limit), weights, view))
+        found = report.summary(runs, before, time.time() - begin)
+        report.write(runs, found)
+        report.show(runs, found, console)
+        console.print(f"report: {settings.out}   {time.time() - begin:.0f} s", highlight=False, soft_wrap=True)
+        if settings.keep:
+            console.print("the system is up until Ctrl-C:", watch_commands(settings), sep="\n", highlight=False)
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+
+
+def begun(settings: Settings, seconds: float) -> Settings:
+    """Return the settings of a part of the run that begins now."""
+    settings.rendezvous.unlink(missing_ok=True)  # left by the part before it, or by a run that was killed
+    return replace(settings, deadline=time.time() + seconds)
+
+
+def watch_commands(settings: Settings) -> str:
+    """Return the commands that show the system of the run: in the terminal, and in the browser."""
+    return f"tq top --name {settings.system}   tq live --name {settings.system}"
+
+
+def warmed_up(settings: Settings, view: View) -> tuple[np.ndarray, float]:
+    """Return the weights after the supervised warm-up, with which both runs begin, and their held-out accuracy."""
+    results, end = Pipe(duplex=False)
+    step, right = 0, 0.0
+    with Processes(settings) as processes:
+        for rank in range(TRAINER_RANKS):
+            processes.start(f"trainer {rank}", warm_up, rank, end)
+        while True:
+            processes.watch(0.0, expendable="none")
+            view.warming(step, right)
+            if results.poll(TICK):
+                found = results.recv()
+                if isinstance(found, np.ndarray):
+                    break
+                step, right = found
+    view.note(f"{step} steps, held-out accuracy {right:.1%}")
+    return found, right
+
+
+def through_driver(settings: Settings, weights: np.ndarray, view: View) -> Figures:
+    """Train stage after stage, as many steps as the time allows."""
+    figures = Figures(settings, "stage after stage, through one driver")
+    with Processes(settings) as processes:
+
+        def wait() -> None:
+            processes.watch(0.0, expendable="none")
+            view.training(figures)
+
+        driver = Driver(settings, processes, weights, wait)
+        while not figures.finished:
+            driver.step(figures.version)
+            figures.add(driver.events)
+    return evaluated(figures, driver.weights, view)
+
+
+def through_queue(settings: Settings, weights: np.ndarray, view: View) -> Figures:
+    """Train as many steps with all stages at the same time."""
+    figures, prompts = Figures(settings, "streamed, through the queue"), PromptSource(settings)
+    with roles(settings) as processes:
+        for rank in range(TRAINER_RANKS):
+            processes.start(f"trainer {rank}", trainer, rank, weights)
+        while "policy" not in tq.kv_list(WEIGHTS).get(WEIGHTS, {}):
+            processes.watch(TICK, expendable="rollout")
+        for number in range(ROLLOUT_WORKERS):
+            processes.start(f"rollout {number}", rollout)
+        processes.start("reference", reference)
+        processes.start("reward", reward)
+        view.note("processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items()))
+        with summary_log(settings) as log:
+            follow(figures, prompts, processes, view, log)
+        figures.killed, figures.put_again = processes.killed, prompts.again
+    return evaluated(figures, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0], view)
+
+
+def evaluated(figures: Figures, weights: torch.Tensor, view: View) -> Figures:
+    """Measure the held-out accuracy of the weights at the end of a run."""
+    model = Transformer(len(task.ALPHABET))
+    load(model, weights)
+    figures.accuracy = accuracy(model, held_out(figures.settings))
+    view.note(
+        f"{counted(figures.version)} in {figures.wall():.1f} s, workers idle {figures.idle():.0%}, "
+        f"held-out accuracy {figures.accuracy:.1%}"
+    )
+    return figures
+
+
 def roles(settings: Settings) -> Roles:
     """Return the object that runs the roles, as processes or as Ray actors."""
     if settings.runtime == "ray":
@@ -112,48 +236,19 @@ def roles(settings: Settings) -> Roles:
     return Processes(settings)
 
 
-def train(settings: Settings, console: Console) -> None:
-    """Run the training, from the first weights to the report."""
-    begin = time.time()
-    title = f"GRPO on running sums{', control with shuffled advantages' if settings.control else ''}"
-    figures, prompts = Figures(settings), PromptSource(settings)
-    with System(settings), roles(settings) as processes, View(console, title) as view:
-        for rank in range(TRAINER_RANKS):
-            processes.start(f"trainer {rank}", trainer, rank)
-        warmed_up = False
-        while not warmed_up:
-            processes.watch(TICK, expendable="rollout")
-            warmed_up = "policy" in tq.kv_list(WEIGHTS).get(WEIGHTS, {})
-            figures.add(drain())
-            view.warming(figures)
-        warm = time.time()
-        view.note(f"supervised warm-up, {figures.warmup_steps} steps: held-out accuracy {figures.warmup_accuracy:.1%}")
-        for number in range(ROLLOUT_WORKERS):
-            processes.start(f"rollout {number}", rollout)
-        processes.start("reference", reference)
-        processes.start("reward", reward)
-        view.note("processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items()))
-        follow(figures, prompts, processes, view)
-        trained = time.time()
-        after = accuracy(newest(), held_out(settings))
-        view.note(f"GRPO, {figures.version} steps: held-out accuracy {after:.1%}")
-    seconds = {"warm_up": warm - begin, "training": trained - warm, "total": time.time() - begin}
-    figures_summary = report.summary(figures, after, seconds, processes.killed, prompts.again)
-    report.write(figures, figures_summary)
-    accuracies, balance = figures_summary["held_out_accuracy"], figures_summary["token_imbalance"]
-    console.print(
-        f"held-out accuracy {accuracies['before']:.1%} -> {after:.1%} ({accuracies['gain_points']:+.1f} points) "
-        f"in {time.time() - begin:.0f} s; token imbalance of the ranks {balance['balanced']:.1%}, "
-        f"dealt in order {balance['in_order']:.1%}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(f"report: {settings.out}", highlight=False, soft_wrap=True)
+@contextlib.contextmanager
+def summary_log(settings: Settings) -> Iterator[Callable[[int], object]]:
+    """Yield a function that writes at a step where the queue waits, as TensorBoard files if that is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        yield lambda step: None
+        return
+    with tq.SummaryLogger(log_dir=settings.out / "tensorboard") as logger:
+        yield logger.log
 
 
-def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View) -> None:
+def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View, log: Callable[[int], object]) -> None:
     """Release prompts and watch until the last update."""
-    next_redo = 0.0
+    next_redo, logged = 0.0, 0
     while not figures.finished:
         prompts.release(figures.version)
         killed = len(processes.killed)
@@ -161,18 +256,14 @@ def follow(figures: Figures, prompts: PromptSource, processes: Roles, view: View
         for name in processes.killed[killed:]:
             view.note(f"{name} was killed; the other workers answer its prompts")
         figures.add(drain())
+        if figures.version >= logged + LOG_EVERY or figures.finished:
+            logged = figures.version
+            log(logged)
         if processes.killed and time.time() > next_redo:
             prompts.redo(set(processes.alive), figures.version)
             next_redo = time.time() + 1.0
-        view.training(figures, processes.alive)
+        view.training(figures, queue=True)
     tq.get_client().seal(PROMPTS)
-
-
-def newest() -> Transformer:
-    """Return the policy with the newest weights in the system."""
-    model = Transformer(len(task.ALPHABET))
-    load(model, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0])
-    return model
 
 
 class System:
@@ -185,8 +276,12 @@ class System:
         os.environ["TQ_SYSTEM"] = self._name  # every process of the run finds the system by this name
         os.environ.pop("TQ_ADDRESS", None)  # otherwise they could find a running system with another sampler
         sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=ANSWERS, dp_size=TRAINER_RANKS)
-        conf = {"runtime": self._runtime, "controller": {"sampler": sampler, "polling_mode": False}}
-        tq.init(OmegaConf.create(conf, flags={"allow_objects": True}))
+        conf = {
+            "runtime": self._runtime,
+            "controller": {"sampler": sampler, "polling_mode": False},
+            "timeouts": {"start": START_SECONDS},
+        }
+        tq.init(OmegaConf.create(conf, flags={"allow_objects": True}), task="prompts")
 
     def __exit__(self, *_: object) -> None:
         tq.close()

@@ -9,6 +9,8 @@ ANSWERS = 8
 """Answers to each prompt: a group."""
 ROLLOUT_WORKERS = 2
 TRAINER_RANKS = 2
+SANDBOXES = 16
+"""Groups whose answers the reward worker has in sandboxes at the same time."""
 
 PROMPTS = "prompts"
 """Partition: a sample is a prompt that is still to be answered. Rollout workers claim them."""
@@ -31,23 +33,25 @@ class Settings:
     """Name of the system that all processes attach to."""
     out: Path
     deadline: float
-    """The time at which training ends, in seconds since the epoch, even if not all steps are done."""
+    """The time at which this part of the run ends, in seconds since the epoch, even if not all steps are done."""
     runtime: str = "local"
     """Where the roles run: "local", in processes of this machine, or "ray", as Ray actors."""
     seed: int = 0
     control: bool = False
     """Shuffle the advantages within each group, so that the rewards have no meaning."""
-    steps: int = 450
-    prompts: int = 32
+    keep: bool = False
+    """Leave the system, and the samples of the last step, until Ctrl-C."""
+    steps: int = 250
+    prompts: int = 16
     """Prompts of a step; each is answered `ANSWERS` times."""
     staleness: int = 2
     """The maximum number of versions that a sample may be behind in training; limits how early prompts are put."""
-    learning_rate: float = 3e-4
-    """The initial learning rate; it falls to zero by the last step."""
-    warmup_accuracy: float = 0.33
+    sandbox: float = 0.1
+    """Mean seconds for which the reward of a group waits for a sandbox that runs its tests; 0: it does not wait."""
+    learning_rate: float = 1e-4
+    """The learning rate after the first few steps."""
+    warmup_accuracy: float = 0.25
     """The supervised warm-up stops when held-out accuracy reaches this value."""
-    warmup_seconds: float = 70.0
-    """The supervised warm-up stops at the latest after these seconds."""
     held_out: int = 400
     """Held-out problems on which accuracy is measured."""
 

@@ -1,10 +1,10 @@
-"""The task: sums of two to five digits, with every running sum written out, and its exact checker.
+"""The task: sums of two to twelve digits, with every running sum written out, and its exact checker.
 
     3+8+4=11,15.        9+9+9+9+9=18,27,36,45.        1+2=3.
 
-A prompt ends with "=". An answer ends with "." and has one running sum for each plus sign: from 2 to 12 characters. To
-use your own task, replace this file; the other files use only `Problem`, `draw`, `encode`/`decode`, `correct` and
-`reward`.
+A prompt ends with "=". An answer ends with "." and has one running sum for each plus sign. The lengths are long-tailed,
+as those of real answers are: half of the answers have at most 5 characters, one in fifty has 24 or more. To use your
+own task, replace this file; the other files use only `Problem`, `draw`, `encode`/`decode`, `correct` and `reward`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from itertools import accumulate
 
 ALPHABET = "#0123456789+=,."
 PAD, END = ALPHABET.index("#"), ALPHABET.index(".")
-LONGEST_ANSWER = 14
-"""The maximum length of a sampled answer; the longest correct answer has 12 characters."""
+FEWEST_TERMS, MOST_TERMS, TAIL = 2, 12, 2.0
+"""The number of terms is exponentially distributed between these; `TAIL` is the mean of what exceeds the fewest."""
+LONGEST_ANSWER = 40
+"""The maximum length of a sampled answer; the longest correct answer has 34 characters."""
 
 _CODE = {character: code for code, character in enumerate(ALPHABET)}
 
@@ -46,9 +48,10 @@ class Problem:
 
 
 def draw(rng: random.Random, held_out: bool = False) -> Problem:
-    """Return a random problem of two to five terms, from the training problems or from the held-out ones."""
+    """Return a random problem, from the training problems or from the held-out ones."""
     while True:
-        problem = Problem(tuple(rng.randint(0, 9) for _ in range(rng.randint(2, 5))))
+        terms = min(FEWEST_TERMS + int(rng.expovariate(1 / TAIL)), MOST_TERMS)
+        problem = Problem(tuple(rng.randint(0, 9) for _ in range(terms)))
         if problem.held_out == held_out:
             return problem
 

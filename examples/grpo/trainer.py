@@ -1,36 +1,34 @@
-"""Trainer rank: warms the model up, then trains on its balanced share of each step and publishes the weights."""
+"""Trainer rank: trains on its balanced share of each step and publishes the weights."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from torch import Tensor
 
+import task
 from events import work
-from model import Transformer, flatten
+from model import Transformer, flatten, load
 from objective import answer_logprobs, grpo_loss
-from ranks import all_reduce_gradients, join, leave, update
-from settings import ANSWERS, TRAINER_RANKS, WEIGHTS, Settings, train_partition
-from warmup import warm_up
+from ranks import all_reduce_gradients, join, leave, meet, update
+from settings import ANSWERS, WEIGHTS, Settings, train_partition
 
 MICRO_BATCH = 4 * ANSWERS
 WARM_STEPS = 5
 """Steps over which the learning rate rises."""
 
 
-def trainer(settings: Settings, name: str, rank: int) -> None:
+def trainer(settings: Settings, name: str, rank: int, weights: np.ndarray) -> None:
     """Run one of the data-parallel ranks to the end of training."""
-    join(settings, rank)
     client = tq.get_client()
-    model = warm_up(settings, name, rank)
+    learner = Learner(settings, rank, weights)
     if rank == 0:
-        tq.kv_put("reference", WEIGHTS, {"weights": flatten(model), "version": torch.tensor(0)})
-        publish(model, 0)  # the other processes are started when it is published
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+        tq.kv_put("reference", WEIGHTS, {"weights": flatten(learner.model), "version": torch.tensor(0)})
+        publish(learner.model, 0)  # the other processes are started when it is published
     loader = tq.StreamingDataLoader(
         tq.StreamingDataset(
             config=None,
@@ -42,41 +40,57 @@ def trainer(settings: Settings, name: str, rank: int) -> None:
             dp_rank=rank,
         )
     )
-    start = time.time()
     for step in range(settings.steps):
         loader.step(train_partition(step))
-        sums = torch.zeros(4)  # tokens, penalty, clipped tokens, elapsed share of the time
         for data, meta in loader:
             with work("train", name) as event:
-                sums[:3] += backward(model, data)
+                learner.add(data)
                 event |= trained_on(step, meta)
+        meet()
         with work("update", name) as event:
-            sums[3] = (time.time() - start) / (settings.deadline - start)
-            all_reduce_gradients(model, sums)
-            progress = max((step + 1) / settings.steps, float(sums[3]) / TRAINER_RANKS)
-            last = progress >= 1
-            scale = min(1.0, (step + 1) / WARM_STEPS) * max(0.0, 1.0 - progress)
-            update(model, optimizer, settings.learning_rate * scale)
-            event |= {"step": step, "samples": 0}
+            event |= learner.update(step)
             if rank == 0:
-                publish(model, step + 1)
-                client.clear_partition(train_partition(step))
-                tokens, kl, clipped, _ = sums.tolist()
-                event |= {"version": step + 1, "kl": kl / tokens, "clipped": clipped / tokens, "last": last}
-        if last:
+                publish(learner.model, step + 1)
+                if not (settings.keep and event["last"]):
+                    client.clear_partition(train_partition(step))
+        if event["last"]:
             break
     leave()
 
 
-def backward(model: Transformer, data: TensorDict) -> Tensor:
-    """Add the gradients of a micro-batch, summed over its answer tokens; return (tokens, penalty, clipped tokens)."""
-    old = data["logprobs"]
-    answer_lengths = old.offsets().diff()
-    new = torch.cat(answer_logprobs(model, data["tokens"].unbind(), answer_lengths.tolist()))
-    advantage = data["advantage"].repeat_interleave(answer_lengths)
-    loss = grpo_loss(new, old.values(), data["reference_logprobs"].values(), advantage)
-    loss.total.backward()
-    return torch.tensor([loss.tokens, loss.kl, loss.clipped])
+class Learner:
+    """One of the data-parallel ranks: its model, and the gradients of the current step."""
+
+    def __init__(self, settings: Settings, rank: int, weights: np.ndarray) -> None:
+        join(settings, rank)
+        self.model = Transformer(len(task.ALPHABET))
+        load(self.model, torch.from_numpy(weights.copy()))
+        self._settings, self._rank = settings, rank
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+        self._sums = torch.zeros(4)  # tokens, penalty, clipped tokens, ranks for which it is late
+
+    def add(self, data: TensorDict | dict[str, Any]) -> None:
+        """Add the gradients of a micro-batch, summed over its answer tokens."""
+        old = data["logprobs"]
+        answer_lengths = old.offsets().diff()
+        new = torch.cat(answer_logprobs(self.model, data["tokens"].unbind(), answer_lengths.tolist()))
+        advantage = data["advantage"].repeat_interleave(answer_lengths)
+        loss = grpo_loss(new, old.values(), data["reference_logprobs"].values(), advantage)
+        loss.total.backward()
+        self._sums[:3] += torch.tensor([loss.tokens, loss.kl, loss.clipped])
+
+    def update(self, step: int) -> dict[str, Any]:
+        """Update the weights with the gradients of all ranks. Return the entries of the event; rank 0 has more."""
+        self._sums[3] = time.time() > self._settings.deadline
+        all_reduce_gradients(self.model, self._sums)
+        tokens, kl, clipped, late = self._sums.tolist()
+        self._sums.zero_()
+        update(self.model, self._optimizer, self._settings.learning_rate * min(1.0, (step + 1) / WARM_STEPS))
+        event: dict[str, Any] = {"step": step, "samples": 0}
+        event["last"] = step + 1 == self._settings.steps or late > 0
+        if self._rank == 0:
+            event |= {"version": step + 1, "kl": kl / tokens, "clipped": clipped / tokens}
+        return event
 
 
 def publish(model: Transformer, version: int) -> None:

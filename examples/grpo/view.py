@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import transfer_queue as tq
@@ -11,76 +13,72 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from figures import Figures
+from figures import WORKERS, Figures, Piece, busy_seconds, without_overlaps
 from settings import EVENTS, WEIGHTS
 
-REDRAW, LINE = 0.25, 5.0
+REDRAW, LINE = 0.5, 5.0
 """Seconds between two updates of the view, and between two lines without a terminal."""
 
 MOST_COLUMNS, BAR = 4, 9
 """The number of partitions shown, and of characters in a bar, so that the view fits in 80 columns."""
+WINDOW = 8.0
+"""Seconds of the timelines."""
+BESIDE, WIDEST = 22, 140
+"""Characters beside a timeline, and of the widest view."""
+LEVELS = "·▁▂▃▄▅▆▇█"
+WAITING = "grey35"
+COLOURS = {
+    "rollout": "blue", "sandbox": "plum3", "reward": "magenta", "reference": "yellow", "train": "green",
+    "update": "cyan",
+}  # fmt: skip
 
 
 class View:
     """Shows the progress of a run."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._title = title
-        self._start = self._window = time.time()
-        self._counted, self._rate = 0, 0.0
+        self._heading = ""
+        self._start = time.time()
         self._next = 0.0
         self._names: dict[str, str] = {}
-        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def note(self, text: str) -> None:
         """Print a line that stays on the screen."""
         self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
-    def warming(self, figures: Figures) -> None:
-        """Update the progress of the supervised warm-up, if an update is due."""
-        if not self._due(REDRAW if self._live else LINE):
+    def warming(self, step: int, accuracy: float) -> None:
+        """Show the progress of the supervised warm-up, if an update is due."""
+        self._show(lambda: (f"step {step}   held-out accuracy {accuracy:.1%}", []))
+
+    def training(self, figures: Figures, queue: bool = False) -> None:
+        """Show the progress of a run, if an update is due; `queue` also shows the partitions."""
+
+        def made() -> tuple[str, list[RenderableType]]:
+            parts: list[RenderableType] = [partitions(figures, self._names)] if queue else []
+            now = time.time()
+            parts.append(timelines(figures, now - WINDOW, now, cells(self._console)))
+            return summary(figures), parts
+
+        self._show(made)
+
+    def begin(self, heading: str) -> None:
+        """Begin a part of the run."""
+        self._heading = heading
+        self.note(heading)
+        if self._live is not None:
+            self._live.update(Text(heading, style="bold"), refresh=True)
+
+    def _show(self, make: Callable[[], tuple[str, list[RenderableType]]]) -> None:
+        if time.time() < self._next:
             return
-        line = f"supervised warm-up, step {figures.warmup_steps}: held-out accuracy {figures.warmup_accuracy:.1%}"
+        self._next = time.time() + (REDRAW if self._live else LINE)
+        line, parts = make()
         if self._live is None:
             self.note(line)
         else:
-            self._live.update(Group(Text(self._title, style="bold"), Text(line)), refresh=True)
-
-    def training(self, figures: Figures, alive: dict[str, int]) -> None:
-        """Update the progress of GRPO, if an update is due."""
-        if not self._due(REDRAW if self._live else LINE):
-            return
-        now = time.time()
-        if now - self._window >= 1.0:
-            self._rate = (figures.trained - self._counted) / (now - self._window)
-            self._counted, self._window = figures.trained, now
-        summary = self._summary(figures)
-        if self._live is None:
-            self.note(summary)
-        else:
-            workers = "  ".join(f"{name} ({pid})" for name, pid in alive.items())
-            parts: list[RenderableType] = [
-                Text(self._title, style="bold"),
-                Text(summary),
-                partitions(figures, self._names),
-            ]
-            self._live.update(Group(*parts, Text(workers, style="dim")), refresh=True)
-
-    def _summary(self, figures: Figures) -> str:
-        total = sum(figures.staleness.values()) or 1
-        stale = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(figures.staleness.items()))
-        return (
-            f"step {figures.version}/{figures.settings.steps}   {self._rate:.0f} samples/s   "
-            f"reward {figures.recent(figures.rewards):.3f}   sampled right {figures.recent(figures.correct):.1%}   "
-            f"staleness {stale or '-'}"
-        )
-
-    def _due(self, interval: float) -> bool:
-        if time.time() < self._next:
-            return False
-        self._next = time.time() + interval
-        return True
+            self._live.update(Group(Text(self._heading, style="bold"), Text(line), *parts), refresh=True)
 
     def __enter__(self) -> View:
         if self._live is not None:
@@ -124,3 +122,44 @@ def bar(count: int, whole: int, colour: str) -> Text:
     """Return a bar for the share `count` of `whole`, and the count."""
     full = BAR * min(count, whole) // max(whole, 1)
     return Text.assemble(("━" * full, colour), ("━" * (BAR - full), "grey23"), f" {count:<4}")
+
+
+def cells(console: Console) -> int:
+    """Return the number of characters of a timeline."""
+    return max(20, min(console.width, WIDEST) - BESIDE)
+
+
+def summary(figures: Figures) -> str:
+    """Return the progress of a run as a line."""
+    total = sum(figures.staleness.values()) or 1
+    stale = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(figures.staleness.items()))
+    return (
+        f"step {figures.version}   {figures.seconds_per_step():.2f} s/step   "
+        f"reward {figures.recent(figures.rewards):.2f}   staleness {stale or '-'}"
+    )
+
+
+def timelines(figures: Figures, start: float, end: float, cells: int) -> Table:
+    """Return a row for each worker: how much of each moment it worked, and its idle share."""
+    pieces = [piece.within(start, end) for piece in figures.pieces(start) if piece.start < end]
+    busy = busy_seconds(pieces)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for worker in WORKERS:
+        mine = strip([piece for piece in pieces if piece.worker == worker], start, end, cells)
+        table.add_row(worker, mine, f"{1 - busy.get(worker, 0.0) / (end - start):4.0%} idle")
+    return table
+
+
+def strip(pieces: Iterable[Piece], start: float, end: float, cells: int) -> Text:
+    """Return the work of one worker between two moments: higher characters are more work, colours are stages."""
+    width = (end - start) / cells
+    seconds: list[dict[str, float]] = [{} for _ in range(cells)]
+    for piece in without_overlaps(pieces):
+        for cell in range(int((piece.start - start) / width), min(cells, math.ceil((piece.end - start) / width))):
+            part = piece.within(start + cell * width, start + (cell + 1) * width)
+            seconds[cell][piece.stage] = seconds[cell].get(piece.stage, 0.0) + part.end - part.start
+    text = Text()
+    for stages in seconds:
+        level = math.ceil(min(sum(stages.values()) / width, 1.0) * (len(LEVELS) - 1))
+        text.append(LEVELS[level], COLOURS[max(stages, key=lambda stage: stages[stage])] if level else WAITING)
+    return text

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo"
-MODULES = ("task", "model", "sampling", "objective", "settings", "figures")
+MODULES = ("task", "model", "sampling", "objective", "settings", "figures", "events", "scoring")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +31,7 @@ def transformer():
     import task
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # more of them cost more than they save on rows this small
     made = model.Transformer(len(task.ALPHABET))
     for weight in made.parameters():
         if weight.ndim == 2:
@@ -90,12 +93,16 @@ def test_held_out_problems_are_never_drawn_for_training():
     assert not trained & kept
 
 
-def test_answer_lengths_vary_at_least_four_times():
+def test_answer_lengths_are_long_tailed_and_fit():
+    import model
     import task
 
-    lengths = [len(problem.answer) for problem in problems(2000)]
-    assert max(lengths) >= 4 * min(lengths)
-    assert max(lengths) <= task.LONGEST_ANSWER
+    lengths = sorted(len(problem.answer) for problem in problems(2000))
+    assert lengths[len(lengths) // 2] <= 6
+    assert lengths[-len(lengths) // 50] >= 20
+    longest = task.Problem((9,) * task.MOST_TERMS)
+    assert len(longest.answer) <= task.LONGEST_ANSWER
+    assert len(longest.prompt) + task.LONGEST_ANSWER <= model.LONGEST
 
 
 # ------------------------------------------------------------ model and sampling
@@ -119,7 +126,7 @@ def test_cached_greedy_generation_equals_uncached(transformer):
     import sampling
     import task
 
-    prompts = [problem.prompt for problem in problems(20)]
+    prompts = [problem.prompt for problem in problems(6)]
     assert len(set(map(len, prompts))) > 2  # padded, therefore
     for position, answers in sampling.generate(transformer, prompts, n=2, temperature=0):
         tokens = task.encode(prompts[position])
@@ -211,7 +218,66 @@ def test_supervised_loss_counts_the_answer_alone(transformer):
     torch.testing.assert_close(loss, -torch.cat(logprobs).mean())
 
 
+# ------------------------------------------------------------ scoring
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    import scoring
+
+    taken: list[float] = []
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(sleep=taken.append, time=time.time))
+    return taken
+
+
+def test_a_group_waits_as_long_for_its_sandbox_in_every_run_with_a_seed(tmp_path, waits):
+    import scoring
+    import settings
+
+    run = settings.Settings(system="", out=tmp_path, deadline=0.0, sandbox=0.1)
+    drawn = problems(300)
+    for _ in range(2):
+        for step, problem in enumerate(drawn):
+            scoring.score(run, step, [problem.prompt] * 8, [problem.answer, *["."] * 7], {})
+    first, second = waits[: len(drawn)], waits[len(drawn) :]
+    assert first == second
+    assert sum(first) / len(first) == pytest.approx(0.1, rel=0.3)
+    assert max(first) > 4 * 0.1 > 4 * sorted(first)[len(first) // 2]
+
+
+def test_the_results_of_a_group_are_in_its_event(tmp_path, waits):
+    import scoring
+    import settings
+
+    run = settings.Settings(system="", out=tmp_path, deadline=0.0, sandbox=0.0)
+    event: dict[str, object] = {}
+    advantage = scoring.score(run, 0, ["3+8+4="] * 8, ["11,15.", "11,14.", *["."] * 6], event)
+    assert waits == [0.0]
+    assert event["correct"] == [True, *[False] * 7]
+    assert event["reward"] == [1.0, 0.5, *[0.0] * 6]
+    assert event["answer_lengths"] == [6, 6, *[1] * 6]
+    assert advantage.argsort(descending=True)[:2].tolist() == [0, 1]
+
+
 # ------------------------------------------------------------ figures
+
+
+def test_idle_is_the_time_in_which_a_worker_has_no_samples(tmp_path):
+    import figures
+    import settings
+
+    made = figures.Figures(settings.Settings(system="", out=tmp_path, deadline=0.0))
+    common = {"step": 0, "samples": 0, "cpu": 0.1}
+    made.add([{"stage": "rollout", "worker": "rollout 0", "start": 0.0, "end": 4.0, **common}])
+    for start, end, sandbox in ((4.0, 7.0, 2.5), (5.0, 8.0, 2.5), (9.0, 10.0, 0.5)):  # two of them overlap
+        scored = {"reward": [], "correct": [], "answer_lengths": [], "sandbox": sandbox}
+        made.add([{"stage": "reward", "worker": "reward", "start": start, "end": end, **scored, **common}])
+    assert made.wall() == 10.0
+    assert figures.busy_seconds(made.pieces()) == {"rollout 0": 4.0, "reward": 5.0}
+    assert made.idle() == pytest.approx(1 - 9 / (len(figures.WORKERS) * 10))
+    assert [piece.stage for piece in made.pieces(9.0)] == ["sandbox", "reward"]
+    (part,) = (piece.within(9.2, 9.4) for piece in made.pieces(9.0) if piece.stage == "sandbox")
+    assert (part.start, part.end) == (9.2, 9.4)
 
 
 def test_imbalance_of_what_was_dealt_and_of_what_order_would_have_dealt(tmp_path):
@@ -238,3 +304,4 @@ def test_imbalance_of_what_was_dealt_and_of_what_order_would_have_dealt(tmp_path
     assert made.seconds("busy") == {"train": 2.0}
     assert made.seconds("cpu") == {"train": 1.0}
     assert made.wall() == 1.0
+    assert made.rank_tokens() == {"balanced": [[24, 24]], "in_order": [[40, 8]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -25,9 +26,10 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         environment = {**os.environ, "TQ_RUNTIME_DIR": str(folder / "systems"), "PYTHONUNBUFFERED": "1"}
+        self.environment = environment
         self.out = folder / "report"
         self.process = subprocess.Popen(
-            [sys.executable, str(RUN), "--smoke", "--out", str(self.out)],
+            [sys.executable, str(RUN), "--smoke", "--keep", "--out", str(self.out)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
         self.printed = ""
@@ -59,25 +61,49 @@ def run(tmp_path):
         made.end()
 
 
-def test_a_killed_rollout_worker_does_not_stop_it(run):
+def test_both_runs_are_compared_though_a_rollout_worker_is_killed(run):
+    name = run.until(r"tq top --name (\S+)").group(1)
     workers = run.workers()
     assert sorted(workers) == ["reference", "reward", "rollout 0", "rollout 1", "trainer 0", "trainer 1"]
     workers["rollout 1"].kill()
-    assert run.end() == 0, run.printed
+    run.until("the system is up until Ctrl-C")
+    assert run.until(r"tq top --name (\S+)").group(1) == name
     assert "rollout 1 was killed" in run.printed
-    assert str(run.out) in run.printed
+    assert f"report: {run.out}" in run.printed
     figures = json.loads((run.out / "report.json").read_text())
-    assert figures["killed_workers"] == ["rollout 1"]
-    assert figures["steps"] >= 1
-    assert figures["samples_trained_on"] == figures["steps"] * figures["settings"]["prompts"] * 8
-    assert sum(figures["staleness_histogram"].values()) == figures["samples_trained_on"]
-    assert max(map(int, figures["staleness_histogram"])) <= figures["settings"]["staleness"]
-    assert figures["busy_over_wall"] > 0
+    in_driver, in_queue = figures["driver"], figures["queue"]
+    assert 1 <= in_queue["steps"] <= in_driver["steps"]
+    for one in (in_driver, in_queue):
+        assert one["samples_trained_on"] == one["steps"] * figures["settings"]["prompts"] * 8
+        assert sum(one["staleness_histogram"].values()) == one["samples_trained_on"]
+        assert one["tokens_generated"] >= one["samples_trained_on"]
+        assert one["busy_over_wall"] > 0
+    assert set(in_driver["staleness_histogram"]) == {"0"}
+    assert max(map(int, in_queue["staleness_histogram"])) <= figures["settings"]["staleness"]
+    assert in_queue["killed_workers"] == ["rollout 1"]
+    speed = (in_driver["seconds"] / in_driver["steps"]) / (in_queue["seconds"] / in_queue["steps"])
+    assert figures["times_faster"] == pytest.approx(speed)
+    assert all(0 < share < 1 for share in figures["idle_share"].values())
+    assert set(figures["idle_share"]) == {"driver", "queue"}
+    idle = figures["idle_share"]
+    assert re.search(rf"\d times (faster|slower), idle {idle['driver']:.0%} -> {idle['queue']:.0%}", run.printed)
     assert 0 <= figures["token_imbalance"]["balanced"] < figures["token_imbalance"]["in_order"]
-    assert set(figures["held_out_accuracy"]) == {"before", "after", "gain_points"}
+    assert set(figures["held_out_accuracy"]) == {"before", "driver", "queue"}
     assert (run.out / "report.png").stat().st_size > 10_000
+    if importlib.util.find_spec("tensorboard") is not None:
+        assert list((run.out / "tensorboard").iterdir())
+    assert list_partitions(run, name) >= {"prompts", "weights", f"train_{in_queue['steps'] - 1}"}
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 0, run.printed
     assert not (run.out / "rendezvous").exists()
     assert not psutil.wait_procs(workers.values(), timeout=120)[1]
+
+
+def list_partitions(run: Run, system: str) -> set[str]:
+    """Return the names of the partitions that `tq status` shows."""
+    command = [sys.executable, "-m", "transfer_queue.cli", "status", "--name", system]
+    printed = subprocess.run(command, env=run.environment, capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^(\w+): ", printed, re.MULTILINE))
 
 
 def test_ctrl_c_ends_everything(run):

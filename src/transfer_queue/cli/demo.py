@@ -1,4 +1,4 @@
-"""`tq demo`: run a real asynchronous GRPO training through the system."""
+"""`tq demo`: run a GRPO training stage after stage, then streamed through a system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transfer_queue.cli.common import Commands
 
 def add(commands: Commands) -> None:
     """Add the command to the help. `main` passes all arguments to the demo unchanged."""
-    commands.add_parser("demo", help="a real asynchronous GRPO training through the system (--help for its options)")
+    commands.add_parser("demo", help="a GRPO training stage after stage, then streamed through a system (--help for its options)")
 
 
 def run(arguments: list[str]) -> int:
