@@ -24,12 +24,12 @@ from transfer_queue.cli.top.rows import (
 from transfer_queue.messages.progress import PartitionProgress
 from transfer_queue.messages.queries import SnapshotReply
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.timeline import Verdict
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Gap, Recording
 from transfer_queue.timeline.spans import SpanState
-from transfer_queue.messages.timeline import Verdict
 from transfer_queue.timeline.verdict import judge_with_account
 
 MOST_ORDERED = 200  # stages that are put into the order of the pipeline

@@ -31,8 +31,8 @@ from transfer_queue.cli.top.tables.cells import (
 from transfer_queue.cli.top.tables.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
 from transfer_queue.cli.top.tables.live_table import LiveTable
 from transfer_queue.display import count_text, listed_names, short_repr
-from transfer_queue.messages.base import Done
 from transfer_queue.display.progress_text import notes_of
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
 
 SAMPLES_EVERY = 5.0  # seconds between two looks at the samples of a partition that has one page of them
