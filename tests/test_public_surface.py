@@ -128,9 +128,10 @@ def test_the_version_is_known_without_an_installation():
     assert 'version = { attr = "transfer_queue.__version__" }' in text
 
 
-def test_there_is_no_metrics_endpoint_without_a_system(tmp_path, monkeypatch):
+def test_there_is_no_metrics_endpoint_and_no_page_without_a_system(tmp_path, monkeypatch):
     monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path))
     assert transfer_queue.get_metrics_endpoint() is None
+    assert transfer_queue.get_live_address() is None
 
 
 def test_replacing_a_name(monkeypatch):

@@ -60,6 +60,7 @@ __all__ = [
     "async_kv_put",
     "close",
     "get_client",
+    "get_live_address",
     "get_metrics_endpoint",
     "init",
     "kv_batch_get",
@@ -339,6 +340,22 @@ def get_metrics_endpoint() -> str | None:
     client.get_partition_list()  # the endpoint is known once the controller was reached
     endpoint: str | None = client.storage_manager.config.get("metrics_endpoint")
     return endpoint
+
+
+def get_live_address() -> str | None:
+    """Return the address of the page that shows the system in a browser.
+
+    Returns:
+        The URL, with the token that opens the page; None if the system does not serve the page (`live.enabled`) or no
+        system is running.
+
+    Example:
+        >>> print(tq.get_live_address())
+        None
+    """
+    attach_to_running()
+    system = CURRENT.system
+    return (system.live_address or None) if system is not None else None
 
 
 def save_checkpoint(

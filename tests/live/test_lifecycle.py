@@ -120,6 +120,7 @@ def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> 
         system = CURRENT.system
         assert system is not None
         assert os.stat(system.folder / "live").st_mode & 0o777 == 0o600
+        assert tq.get_live_address() == system.live_address
         page = Page(system.live_address, lambda: None)
         tq.get_client().put(rows(8, "x"), partition_id="p")
         page.view_when(lambda view: state_is("live")(view) and view["partitions"]["rows"] == 8)

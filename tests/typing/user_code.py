@@ -20,6 +20,7 @@ logger = get_logger(__name__)
 def start_and_stop() -> None:
     config = tq.init({"controller": {"polling_mode": True}})
     tq.init(config)
+    assert_type(tq.get_live_address(), str | None)
     assert_type(tq.get_metrics_endpoint(), str | None)
     assert_type(tq.close(), None)
     assert_type(tq.__version__, str)
