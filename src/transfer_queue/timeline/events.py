@@ -34,9 +34,9 @@ AHEAD = 1
 """A flag: the claim was ahead of the batch that its rank needed, so that its rank did not wait."""
 TIMED_OUT = 2
 """A flag of WAIT and HOLD: the wait ended without what it waited for."""
-DEMAND = 4
+DEMAND = 16
 """A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""
-CLOSED = 8
+CLOSED = 32
 """A flag of GONE: the client had said that it closes, so that its end is no failure."""
 
 PACKING = struct.Struct("<ddBBHIIIIIQQfi")
@@ -46,7 +46,7 @@ EVENT = np.dtype(
         ("time", "<f8"),  # the controller's time
         ("since", "<f8"),  # when the request arrived or was parked; equal to `time` if it was answered at once
         ("kind", "u1"),  # an EventKind
-        ("flags", "u1"),  # AHEAD, TIMED_OUT
+        ("flags", "u1"),  # AHEAD, TIMED_OUT, DEMAND, CLOSED
         ("_unused", "<u2"),
         ("lane", "<u4"),
         ("partition", "<u4"),
