@@ -186,10 +186,10 @@ def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
 
 
 def _sentence(subject: str, clauses: list[str]) -> str:
+    if subject.startswith(("no single", "a client without")):  # the names of tasks keep their case
+        subject = subject[0].upper() + subject[1:]
     words = "; ".join(clause for clause in clauses if clause)
     text = f"{subject}: {words}" if subject and words else subject or words
-    if text.startswith(("no single", "a client without")):  # the names of tasks keep their case
-        text = text[0].upper() + text[1:]
     return f"{text}." if text else ""
 
 
