@@ -38,13 +38,10 @@ AHEAD = 1
 """A flag: the claim was ahead of the batch that its rank needed, so that its rank did not wait."""
 TIMED_OUT = 2
 """A flag of WAIT and HOLD: the wait ended without what it waited for."""
-<<<<<<< HEAD
 NEW_ROWS = 4
 """A flag of PUT: its rows did not exist before."""
 WHOLE = 8
 """A flag of CLEAR: all rows of the partition that were left, and the partition; `rows` is then 0."""
-=======
->>>>>>> w/stats
 DEMAND = 16
 """A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""
 CLOSED = 32
@@ -57,11 +54,7 @@ EVENT = np.dtype(
         ("time", "<f8"),  # the controller's time
         ("since", "<f8"),  # when the request arrived or was parked; equal to `time` if it was answered at once
         ("kind", "u1"),  # an EventKind
-<<<<<<< HEAD
-        ("flags", "u1"),  # AHEAD, TIMED_OUT, NEW_ROWS, WHOLE
-=======
-        ("flags", "u1"),  # AHEAD, TIMED_OUT, DEMAND, CLOSED
->>>>>>> w/stats
+        ("flags", "u1"),  # AHEAD, TIMED_OUT, NEW_ROWS, WHOLE, DEMAND, CLOSED
         ("_unused", "<u2"),
         ("lane", "<u4"),
         ("partition", "<u4"),
