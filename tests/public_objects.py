@@ -16,7 +16,7 @@ MODULES: dict[str, list[str] | None] = {
     "transfer_queue.dataloader.streaming_dataset": None,
     "transfer_queue.dataloader.streaming_dataloader": ["StreamingDataLoader"],
     "transfer_queue.interface": None,
-    "transfer_queue.messages.samples": ["SampleReport", "StuckReport"],
+    "transfer_queue.messages.reports.samples": ["SampleReport", "StuckReport"],
     "transfer_queue.messages.system": ["SystemStatus"],
     "transfer_queue.metadata": None,
     "transfer_queue.sampler": None,

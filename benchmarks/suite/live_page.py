@@ -22,8 +22,8 @@ from transfer_queue.live.reading.system_reader import SystemReader
 from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.view.view_maker import Parts, ViewMaker
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.overview import MeasureServers
-from transfer_queue.messages.timeline import Introduce, TimelineReply
+from transfer_queue.messages.reports.overview import MeasureServers
+from transfer_queue.messages.reports.timeline import Introduce, TimelineReply
 from transfer_queue.timeline.recording import Recording
 
 QUESTION = "What does a viewer of the live page cost?"

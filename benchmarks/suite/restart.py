@@ -34,7 +34,7 @@ from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import ListKeys, Lookup, RetrieveMeta
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.node.system import launcher
 from transfer_queue.sampler import SequentialSampler
 

@@ -22,7 +22,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
-from transfer_queue.messages.timeline import ReadTimeline
+from transfer_queue.messages.reports.timeline import ReadTimeline
 from transfer_queue.node.system.launcher import start_local
 
 QUESTION = "What does the timeline add to a put and to a claim?"

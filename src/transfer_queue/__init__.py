@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
-    from transfer_queue.messages.timeline import Verdict
+    from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import (
         BaseSampler,
@@ -184,7 +184,7 @@ _WHERE = {
     "SummaryLogger": "summary_logger",
     "TokenBudgetSampler": "sampler",
     "TransferQueueClient": "client",
-    "Verdict": "messages.timeline",
+    "Verdict": "messages.reports.timeline",
     "consumed_by": "client.conversion.arguments",
 }
 

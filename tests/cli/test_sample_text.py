@@ -13,7 +13,7 @@ from transfer_queue.cli.shell.json_output import plain
 from transfer_queue.cli.shell.terminal import Styles, clock_text, columns_text, duration_text
 from transfer_queue.cli.systems import ListedSystem
 from transfer_queue.cli.systems import lines_of as system_lines
-from transfer_queue.messages.samples import (
+from transfer_queue.messages.reports.samples import (
     SampleEvent,
     SampleField,
     SampleGroup,

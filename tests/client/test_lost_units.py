@@ -13,7 +13,7 @@ import transfer_queue as tq
 from simulated import Start, numbers
 from transfer_queue.client.conversion.change_events import SampleLoss
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena.arena import Arena

@@ -41,7 +41,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelop
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.messages.unit_reports import DrainFinished, Move, RegisterUnit
+from transfer_queue.messages.reports.unit_reports import DrainFinished, Move, RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 from transfer_queue.sampler.calls.remote_partition import RemotePartition, RemoteReady, RowsChanged

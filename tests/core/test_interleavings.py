@@ -33,7 +33,7 @@ from transfer_queue.messages.queries import (
     ProductionStatus,
     RetrieveMeta,
 )
-from transfer_queue.messages.unit_reports import RegisterUnit, WriterGone
+from transfer_queue.messages.reports.unit_reports import RegisterUnit, WriterGone
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,

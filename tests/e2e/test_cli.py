@@ -17,7 +17,13 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.messages.descriptors import DISK, MEMORY
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress, Timing, UnitProgress
+from transfer_queue.messages.reports.progress import (
+    FieldProgress,
+    PartitionProgress,
+    TaskProgress,
+    Timing,
+    UnitProgress,
+)
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS
 from transfer_queue.node.system.launcher import find

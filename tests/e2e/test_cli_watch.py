@@ -24,9 +24,9 @@ from transfer_queue.cli.status_table import format_table, rates, status_as_json
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Verdict
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.timeline.recording import Recording
 

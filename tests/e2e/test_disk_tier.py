@@ -21,7 +21,7 @@ import transfer_queue as tq
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.progress import UnitProgress
+from transfer_queue.messages.reports.progress import UnitProgress
 from transfer_queue.node.system.locks import hold_liveness
 from transfer_queue.node.system.paths import DISK_PREFIX
 

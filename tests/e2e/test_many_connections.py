@@ -13,7 +13,7 @@ from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, PublishReply
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import new_socket
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake

@@ -36,6 +36,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.messages.storage import (
     ExtentLeaseReply,
     LeaseExtent,
@@ -45,7 +46,6 @@ from transfer_queue.messages.storage import (
     UnitStatusReply,
 )
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection

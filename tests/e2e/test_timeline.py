@@ -17,7 +17,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
+from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import EVENT, EventKind
 
 PRODUCER = """

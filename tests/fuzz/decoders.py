@@ -31,9 +31,9 @@ from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.messages.storage import LeaseExtent, OpenSlot, ReturnExtent, UnitStatus
 from transfer_queue.messages.system import Status
-from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake, Hello, ServerHandshake
 from transfer_queue.net.session import Session

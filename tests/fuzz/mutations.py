@@ -63,9 +63,8 @@ from transfer_queue.messages.partitions import (
 )
 from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
 from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ShowRows, TakeSnapshot, Watch
-from transfer_queue.messages.system import Drain, NodeGone, Status
-from transfer_queue.messages.timeline import Introduce, ReadTimeline
-from transfer_queue.messages.unit_reports import (
+from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
+from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
     ExtentsFreedReport,
     ExtentsGone,
@@ -75,6 +74,7 @@ from transfer_queue.messages.unit_reports import (
     SpaceShortReport,
     WriterGone,
 )
+from transfer_queue.messages.system import Drain, NodeGone, Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 UNITS = 3

@@ -16,7 +16,7 @@ from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import recover
 from transfer_queue.journal.segment import Reading
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.testing.cluster import arena_of

@@ -15,8 +15,8 @@ from transfer_queue.live import payload
 from transfer_queue.live.view import flow_parts
 from transfer_queue.live.view.lane_book import MOST_LANES, STATE_NUMBERS, LaneBook, task_order
 from transfer_queue.live.view.observation import Observation
+from transfer_queue.messages.reports.timeline import Lane, OpenWait
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Lane, OpenWait
 from transfer_queue.timeline.account import Account, make_account
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import EventKind

@@ -6,15 +6,15 @@ import pytest
 
 from html_checks import HOSTILE, check_html
 from transfer_queue.messages.descriptors import DISK, MEMORY
-from transfer_queue.messages.progress import (
+from transfer_queue.messages.reports.progress import (
     FieldProgress,
     PartitionProgress,
     PolicyProgress,
     TaskProgress,
     UnitProgress,
 )
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Verdict
 
 
 def partition(name: str, fields: int = 2, tasks: int = 1) -> PartitionProgress:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from prometheus_text import checked, value
 from transfer_queue.messages.descriptors import UnitInfo
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
+from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
-from transfer_queue.messages.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.metrics.exposition import LINES, exposition
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
-from transfer_queue.messages.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.metrics.samples import counter_of_controller, counter_of_units, series
 from transfer_queue.metrics.snapshot import Snapshot
 

@@ -26,9 +26,9 @@ from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.puts import CloseExtents, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, RegisterUnit, ReleaseExtents
 from transfer_queue.messages.storage import LeaseExtent, OpenSlot, UnitStatus, UnitStatusReply
 from transfer_queue.messages.system import Status, SystemStatus
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move, RegisterUnit, ReleaseExtents
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.session import Session
 from transfer_queue.node.controller.controller_service import ControllerService

@@ -29,7 +29,7 @@ from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.unit_reports import (  # fmt: skip
+from transfer_queue.messages.reports.unit_reports import (  # fmt: skip
     DrainFinished,
     Move,
     RefuseWriters,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.messages.base import Failure
+from transfer_queue.messages.reports.unit_reports import WriterGone
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, SlotReply
-from transfer_queue.messages.unit_reports import WriterGone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder

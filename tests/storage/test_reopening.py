@@ -18,8 +18,8 @@ from transfer_queue.errors import AttachError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.reports.unit_reports import WriterGone as Gone
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
-from transfer_queue.messages.unit_reports import WriterGone as Gone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_file import ExtentFile
 from transfer_queue.storage.arena.extent_table import GRANULE

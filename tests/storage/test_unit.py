@@ -16,6 +16,7 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.partitions import ListPartitions
+from transfer_queue.messages.reports.unit_reports import WriterGone
 from transfer_queue.messages.storage import (
     ExtentLeaseReply,
     LeaseExtent,
@@ -25,7 +26,6 @@ from transfer_queue.messages.storage import (
     UnitStatus,
     UnitStatusReply,
 )
-from transfer_queue.messages.unit_reports import WriterGone
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaPool

@@ -9,7 +9,7 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.core.events.effects import Effect, FreeExtents
-from transfer_queue.messages.unit_reports import ReleaseExtents
+from transfer_queue.messages.reports.unit_reports import ReleaseExtents
 from transfer_queue.testing import simulated_locks
 
 SEEDS = 200

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from pipeline_scenarios import Scenario, Stage
 
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, PolicyProgress, TaskProgress
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, PolicyProgress, TaskProgress
+from transfer_queue.messages.reports.timeline import Lane, OpenWait, TimelineReply
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Lane, OpenWait, TimelineReply
 from transfer_queue.timeline.events import CLOSED, DEMAND, EVENT, TIMED_OUT, EventKind
 from transfer_queue.timeline.recording import Recording
 

@@ -8,7 +8,7 @@ from pipeline_scenarios import Expected, Scenario, grpo
 from pipeline_simulation import Pipeline
 from timeline_replies import LANES, WALL, event, reply
 
-from transfer_queue.messages.timeline import Lane, OpenWait, ReadTimeline
+from transfer_queue.messages.reports.timeline import Lane, OpenWait, ReadTimeline
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.verdict import judge

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timeline_replies import LANES, WALL, event, reply
 
-from transfer_queue.messages.timeline import OpenWait
+from transfer_queue.messages.reports.timeline import OpenWait
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import AHEAD, CLOSED, TIMED_OUT, EventKind
 from transfer_queue.timeline.intervals import Intervals, Line, merge, paint

@@ -12,9 +12,9 @@ from pipeline_scenarios import Expected, Scenario, grpo, scenarios
 from pipeline_simulation import Pipeline
 from timeline_replies import LANES, event, reply
 
-from transfer_queue.messages.progress import UnitProgress
+from transfer_queue.messages.reports.progress import UnitProgress
+from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Lane
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.stats import MOST_TASKS, TIERS, TaskLabels, make_stats

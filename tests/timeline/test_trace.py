@@ -11,7 +11,7 @@ from pipeline_scenarios import scenarios
 from pipeline_simulation import Pipeline
 from timeline_replies import event, reply
 
-from transfer_queue.messages.timeline import Lane, OpenWait
+from transfer_queue.messages.reports.timeline import Lane, OpenWait
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording

@@ -13,7 +13,7 @@ from pipeline_scenarios import Expected, Scenario, Stage, grpo, scenarios
 from pipeline_simulation import Pipeline
 from timeline_replies import LANES, event, reply
 
-from transfer_queue.messages.timeline import OpenWait
+from transfer_queue.messages.reports.timeline import OpenWait
 from transfer_queue.timeline.events import EVENT, EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.trace import trace_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.messages.timeline import Lane, OpenWait, TimelineReply
+from transfer_queue.messages.reports.timeline import Lane, OpenWait, TimelineReply
 from transfer_queue.timeline.events import EVENT, EventKind
 
 WALL = 1_700_000_000.0

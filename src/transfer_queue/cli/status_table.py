@@ -13,12 +13,12 @@ from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import printable_name, size_text
 from transfer_queue.display.progress_text import notes_of, tier_name
 from transfer_queue.messages.descriptors import DISK
-from transfer_queue.messages.progress import PartitionProgress, UnitProgress
+from transfer_queue.messages.reports.progress import PartitionProgress, UnitProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
-    from transfer_queue.messages.timeline import Verdict
+    from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.node.system.launcher import RunningSystem
 
 Rates = dict[tuple[str, str, str], float]

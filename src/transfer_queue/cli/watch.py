@@ -21,8 +21,8 @@ from transfer_queue.errors import (
     TransferQueueError,
     WaitTimeoutError,
 )
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Verdict
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.node.system.processes import Process
 from transfer_queue.timeline.recording import Recording

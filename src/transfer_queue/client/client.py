@@ -19,8 +19,8 @@ from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.display import HtmlPage, short_name, short_repr
 from transfer_queue.display.progress_text import status_page
 from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
+from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
-from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking

@@ -14,9 +14,9 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import Explain
-from transfer_queue.messages.samples import SampleReport, StuckPage, StuckReport
+from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
+from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
-from transfer_queue.messages.timeline import ReadTimeline, TimelineReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session

@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 
 from transfer_queue.config import environment
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
 if TYPE_CHECKING:

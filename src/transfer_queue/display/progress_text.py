@@ -19,7 +19,7 @@ from transfer_queue.display import (
     size_text,
 )
 from transfer_queue.messages.descriptors import DISK
-from transfer_queue.messages.progress import PartitionProgress, PolicyProgress, UnitProgress
+from transfer_queue.messages.reports.progress import PartitionProgress, PolicyProgress, UnitProgress
 
 NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: count_text(p.rows, "sample"),

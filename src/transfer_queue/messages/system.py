@@ -9,8 +9,8 @@ from transfer_queue.messages.base import (
     Unit,
 )
 from transfer_queue.messages.descriptors import UnitInfo
-from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
-from transfer_queue.messages.timeline import Verdict
+from transfer_queue.messages.reports.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
+from transfer_queue.messages.reports.timeline import Verdict
 
 
 class Topology(Request, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from transfer_queue.messages.progress import TaskProgress, Timing
+from transfer_queue.messages.reports.progress import TaskProgress, Timing
 from transfer_queue.metrics.declaration import Family
 from transfer_queue.metrics.samples import (
     Sample,

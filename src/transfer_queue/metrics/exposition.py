@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from transfer_queue.messages.progress import Timing
+from transfer_queue.messages.reports.progress import Timing
 from transfer_queue.metrics.compatible import COMPATIBLE
 from transfer_queue.metrics.declaration import Family
 from transfer_queue.metrics.families import FAMILIES

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
-from transfer_queue.messages.unit_reports import Measured, ServerMeasures, UnitMeasures
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
+from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.metrics.timing import OTHER
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from transfer_queue.messages.descriptors import UnitInfo
-from transfer_queue.messages.progress import PartitionProgress, SamplerCost, Timing
-from transfer_queue.messages.unit_reports import Measured, ServerMeasures
+from transfer_queue.messages.reports.progress import PartitionProgress, SamplerCost, Timing
+from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 from transfer_queue.messages.base import Message, name_of
-from transfer_queue.messages.progress import Timing
+from transfer_queue.messages.reports.progress import Timing
 
 LOOP_BOUNDS = (
     10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5,

@@ -26,9 +26,9 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
-from transfer_queue.messages import unit_reports
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.reports import unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target

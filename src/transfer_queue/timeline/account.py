@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from transfer_queue.messages.progress import PartitionProgress
+from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.event_table import EventTable, KindColumns, quantile, sum_by
 from transfer_queue.timeline.events import AHEAD, DEMAND, TIMED_OUT, EventKind

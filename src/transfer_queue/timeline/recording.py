@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 import numpy as np
 
-from transfer_queue.messages.timeline import Lane, OpenWait, ReadTimeline, TimelineReply
+from transfer_queue.messages.reports.timeline import Lane, OpenWait, ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import CLOSED, EVENT, EventKind
 
 SECONDS = 300.0  # how much time a recording keeps, by default

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Verdict
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
 from transfer_queue.timeline.bottleneck import (
     NOTICED,

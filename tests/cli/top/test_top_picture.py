@@ -14,8 +14,8 @@ from top_pilot import empty_picture, partition, picture_at, timing, with_system
 
 from transfer_queue.cli.top.picture import HISTORY_BINS, list_load, list_memory, list_ranks, make_page, make_picture
 from transfer_queue.messages.descriptors import DISK, MEMORY
-from transfer_queue.messages.progress import UnitProgress
 from transfer_queue.messages.queries import SnapshotReply
+from transfer_queue.messages.reports.progress import UnitProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording

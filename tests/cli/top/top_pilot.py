@@ -21,8 +21,14 @@ from transfer_queue.cli.top.picture import Picture, make_picture
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MEMORY
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress, Timing, UnitProgress
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.reports.progress import (
+    FieldProgress,
+    PartitionProgress,
+    TaskProgress,
+    Timing,
+    UnitProgress,
+)
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS
 from transfer_queue.timeline.recording import Recording

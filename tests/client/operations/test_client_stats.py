@@ -6,7 +6,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.client.data.timeline_reader import TimelineReader
-from transfer_queue.messages.timeline import Introduce, ReadTimeline
+from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.testing import Client, Cluster
 

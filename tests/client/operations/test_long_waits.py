@@ -8,7 +8,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.errors import WaitTimeoutError
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 

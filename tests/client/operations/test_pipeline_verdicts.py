@@ -9,7 +9,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.testing import Client, Cluster
 
 POLL = 0.05

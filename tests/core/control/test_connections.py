@@ -25,7 +25,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvel
 from transfer_queue.messages.partitions import CreatePartition, Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearKeys, Drop, Publish, Reserve
 from transfer_queue.messages.queries import ChangeReply, Watch
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
 Step = tuple[str, AnyRequest]

@@ -12,7 +12,16 @@ from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, appli
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.overview import MeasureServers
+from transfer_queue.messages.reports.overview import MeasureServers
+from transfer_queue.messages.reports.unit_reports import (
+    BlockMissing,
+    DrainFinished,
+    Measure,
+    Measured,
+    Move,
+    RefuseWriters,
+    ReleaseExtents,
+)
 from transfer_queue.messages.storage import (
     CacheBlocks,
     LeaseExtent,
@@ -23,15 +32,6 @@ from transfer_queue.messages.storage import (
     WriteBytes,
 )
 from transfer_queue.messages.system import UseSampler
-from transfer_queue.messages.unit_reports import (
-    BlockMissing,
-    DrainFinished,
-    Measure,
-    Measured,
-    Move,
-    RefuseWriters,
-    ReleaseExtents,
-)
 
 TO_UNITS = {
     DrainFinished,

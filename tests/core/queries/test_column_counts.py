@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transfer_queue.core.queries import column_counts
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.overview import MOST_COLUMNS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
 
 TAKES = {"t": ["x", "y"]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import Harness
 
 from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
-from transfer_queue.messages.samples import SampleReport, StuckReport
+from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 
 
 def describe(h: Harness, row: int | None = None, key: str | None = None, partition: str = "p") -> SampleReport:

@@ -10,7 +10,7 @@ from transfer_queue.messages.claims import Finish
 from transfer_queue.messages.partitions import ClearPartition, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.unit_reports import SpaceShortReport
+from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 
 
 def full(**more) -> Harness:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import Harness
 
 from transfer_queue.messages.claims import Claim, ResetConsumption
-from transfer_queue.messages.overview import MOST_PARTITIONS, ReadProgress
+from transfer_queue.messages.reports.overview import MOST_PARTITIONS, ReadProgress
 from transfer_queue.messages.system import Status
 
 

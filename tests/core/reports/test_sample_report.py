@@ -11,8 +11,8 @@ from transfer_queue.core.reports import sample_report
 from transfer_queue.messages.claims import RankGone
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, Drop
-from transfer_queue.messages.samples import DescribeSample, FindStuck
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.samples import DescribeSample, FindStuck
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import SequentialSampler
 
 

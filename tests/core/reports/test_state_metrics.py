@@ -15,8 +15,8 @@ from transfer_queue.messages.claims import Cancel, RankGone
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.messages.system import Status
-from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.metrics.timing import OTHER
 from transfer_queue.sampler import RankAwareSampler
 

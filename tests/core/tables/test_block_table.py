@@ -16,8 +16,8 @@ from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, CloseExtents
 from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.reports.unit_reports import RegisterUnit, WriterGone
 from transfer_queue.messages.system import Topology
-from transfer_queue.messages.unit_reports import RegisterUnit, WriterGone
 
 
 def needed(h: Harness) -> int:

@@ -14,8 +14,8 @@ from transfer_queue.core.state import invariants
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Ack, Cancel, ClaimReply, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
-from transfer_queue.messages.progress import TaskProgress
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Explain
+from transfer_queue.messages.reports.progress import TaskProgress
 from transfer_queue.messages.system import Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 from transfer_queue.sampler.base import BaseSampler

@@ -10,8 +10,8 @@ from harness import Harness, column, rows_of
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.descriptors import BlockLocation
 from transfer_queue.messages.queries import ChangeReply, CheckProduction, Explain, Lookup, ProductionStatus, Watch
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.messages.system import Status
-from transfer_queue.messages.unit_reports import RegisterUnit
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 

@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearRows
-from transfer_queue.messages.timeline import Introduce, Leave, ReadTimeline
+from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline
 from transfer_queue.sampler import SequentialSampler
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
 

@@ -20,7 +20,7 @@ from transfer_queue.core.timeline.number_tables import LaneTable
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetPolicyVersion
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.sampler import SequentialSampler
 from transfer_queue.timeline.events import AHEAD, PACKING, EventKind

@@ -20,7 +20,7 @@ from transfer_queue.core.puts import wide_puts
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply
 from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.timeline.events import AHEAD, NEW_ROWS, TIMED_OUT, EventKind
 

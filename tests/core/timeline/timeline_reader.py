@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness import Harness
 
-from transfer_queue.messages.timeline import Lane, ReadTimeline, TimelineReply
+from transfer_queue.messages.reports.timeline import Lane, ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import EVENT, EventKind
 
 

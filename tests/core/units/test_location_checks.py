@@ -16,7 +16,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
 from transfer_queue.messages.queries import Lookup
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 
 SPEC = [FieldSpec("x", "tensor", "int8", 0, False)]
 

@@ -20,8 +20,14 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
 from transfer_queue.messages.queries import Lookup
+from transfer_queue.messages.reports.unit_reports import (
+    BlocksMovedReport,
+    DrainFinished,
+    Move,
+    RegisterUnit,
+    WriterGone,
+)
 from transfer_queue.messages.system import Drain
-from transfer_queue.messages.unit_reports import BlocksMovedReport, DrainFinished, Move, RegisterUnit, WriterGone
 
 LENGTH = 1 << 20  # of every extent that clients write
 GRANULE = 64 << 10

@@ -12,7 +12,7 @@ from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
-from transfer_queue.messages.unit_reports import ExtentsFreedReport, ExtentsRecalledReport, RegisterUnit
+from transfer_queue.messages.reports.unit_reports import ExtentsFreedReport, ExtentsRecalledReport, RegisterUnit
 
 LENGTH = 8 * BYTES
 

@@ -14,8 +14,8 @@ from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, RegisterUnit, SpaceShortReport
 from transfer_queue.messages.system import Drain, Status, SystemStatus
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move, RegisterUnit, SpaceShortReport
 
 CAPACITY = 10 * LENGTH  # of each unit in memory
 

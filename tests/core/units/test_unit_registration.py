@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from transfer_queue.errors import ProtocolError, UnitLostError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.puts import CloseExtents
-from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.messages.unit_reports import (
+from transfer_queue.messages.reports.unit_reports import (
     ExtentsFreedReport,
     ExtentsRecalledReport,
     RegisterUnit,
     SpaceShortReport,
 )
-from transfer_queue.messages.unit_reports import WriterGone as Gone
+from transfer_queue.messages.reports.unit_reports import WriterGone as Gone
+from transfer_queue.messages.system import Topology, TopologyReply
 
 
 class Unit:

@@ -13,8 +13,8 @@ import pytest
 from transfer_queue.core.controller import Controller
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
+from transfer_queue.messages.reports.unit_reports import Measure, Measured, RegisterUnit, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
-from transfer_queue.messages.unit_reports import Measure, Measured, RegisterUnit, ServerMeasures, UnitMeasures
 from transfer_queue.metrics.exposition import exposition
 from transfer_queue.metrics.snapshot import Snapshot
 from transfer_queue.net.server.server_loop import Outgoing

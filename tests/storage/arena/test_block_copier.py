@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from differential import differential, row_lengths
 from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move, Repack
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, Repack
 from transfer_queue.storage.arena import block_copier
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.block_copier import BlockCopier

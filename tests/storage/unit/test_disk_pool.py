@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transfer_queue.messages.descriptors import DISK, MEMORY, Blocks
-from transfer_queue.messages.unit_reports import Move
+from transfer_queue.messages.reports.unit_reports import Move
 from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent

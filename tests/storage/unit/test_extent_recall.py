@@ -15,8 +15,8 @@ from slot_standin import StandInSlots
 from test_unit import Writer
 
 from transfer_queue.messages.base import Done
+from transfer_queue.messages.reports.unit_reports import ExtentsRecalledReport
 from transfer_queue.messages.storage import ReturnExtent
-from transfer_queue.messages.unit_reports import ExtentsRecalledReport
 from transfer_queue.storage.arena import free_space_reclaim
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transfer_queue.display import short_repr
-from transfer_queue.messages.samples import SampleField, SampleReport
+from transfer_queue.messages.reports.samples import SampleField, SampleReport
 
 if TYPE_CHECKING:
     from transfer_queue.client import TransferQueueClient

@@ -17,8 +17,8 @@ from transfer_queue.cli.shell.terminal import (
 )
 from transfer_queue.display import count_text, listed_names, printable_name, short_name, short_repr, size_text
 from transfer_queue.display.progress_text import tier_name
-from transfer_queue.messages import samples
-from transfer_queue.messages.samples import SampleEvent, SampleField, SampleGroup, SampleReport, SampleTask
+from transfer_queue.messages.reports import samples
+from transfer_queue.messages.reports.samples import SampleEvent, SampleField, SampleGroup, SampleReport, SampleTask
 
 COLORS = {
     samples.LIVE: "green", samples.RESERVED: "yellow", samples.CLEARED: "red", samples.UNKNOWN: "red",

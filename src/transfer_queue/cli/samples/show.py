@@ -9,7 +9,7 @@ import msgspec
 
 from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.cli.shell.json_output import add_json, plain, print_json
-from transfer_queue.messages.samples import LIVE, UNKNOWN, SampleReport
+from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
 
 def add(commands: Commands) -> None:

@@ -14,7 +14,7 @@ from transfer_queue.cli.shell.json_output import add_json, print_json
 
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles
-    from transfer_queue.messages.samples import StuckReport, StuckSample
+    from transfer_queue.messages.reports.samples import StuckReport, StuckSample
 
 SECONDS = 60.0  # default of --for
 LIMIT = 20  # default of --limit
@@ -130,7 +130,7 @@ def _group_lines(some: list[StuckSample], now: float, width: int) -> Iterator[st
 def _lacks(sample: StuckSample) -> str:
     """Return what is missing of a sample: fields, and tasks that have not consumed it."""
     from transfer_queue.display import listed_names
-    from transfer_queue.messages.samples import CLAIMED
+    from transfer_queue.messages.reports.samples import CLAIMED
 
     held = [task.name for task in sample.tasks if task.state == CLAIMED]
     waits = [task.name for task in sample.tasks if task.state != CLAIMED]

@@ -21,10 +21,10 @@ from transfer_queue.cli.top.rows import (
     WaitMember,
     WaitRow,
 )
-from transfer_queue.messages.progress import PartitionProgress
 from transfer_queue.messages.queries import SnapshotReply
+from transfer_queue.messages.reports.progress import PartitionProgress
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Verdict
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.events import EventKind

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer_queue.messages.progress import PartitionProgress, UnitProgress
+from transfer_queue.messages.reports.progress import PartitionProgress, UnitProgress
 from transfer_queue.timeline.account import Spread, TaskAccount
 
 UNKNOWN = Spread(-1.0, -1.0, -1.0)

@@ -19,7 +19,7 @@ from transfer_queue.client.conversion.data_parser import columns_of_row, parser_
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import UncarriableValueError
-from transfer_queue.messages import samples
 from transfer_queue.messages.queries import Explain
-from transfer_queue.messages.samples import (
+from transfer_queue.messages.reports import samples
+from transfer_queue.messages.reports.samples import (
     DescribeSample,
     FindStuck,
     SampleEvent,

@@ -45,9 +45,9 @@ from transfer_queue.messages.descriptors import DISK, MEMORY, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.messages.timeline import Introduce, Leave
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.session import Session, Target
 from transfer_queue.node.system.client_liveness import ClientLiveness

@@ -20,8 +20,8 @@ from transfer_queue.client.checkpoint.block_file import BlockSource, space_of_bl
 from transfer_queue.errors import CheckpointError, UnitLostError
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.reports.unit_reports import BlockMissing
 from transfer_queue.messages.system import Topology
-from transfer_queue.messages.unit_reports import BlockMissing
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session

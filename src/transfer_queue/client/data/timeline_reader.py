@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply, Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import ReadTimeline, TimelineReply, Verdict
 from transfer_queue.net.calls import Call
 from transfer_queue.timeline.recording import EVENTS, Recording
 from transfer_queue.timeline.stats import TaskLabels, make_stats

@@ -18,9 +18,9 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
-from transfer_queue.messages.samples import SampleReport, StuckPage, StuckReport
+from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
+from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
 
 
 class StatusOperations(DataPath):

@@ -32,7 +32,7 @@ from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Reserve
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.unit_reports import SpaceShortReport
+from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 
 Consumer = tuple[str, str, int]  # partition, task, dp_rank
 _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption, Watch)

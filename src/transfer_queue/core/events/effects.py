@@ -8,7 +8,7 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.unit_reports import DrainFinished, Move
+from transfer_queue.messages.reports.unit_reports import DrainFinished, Move
 from transfer_queue.sampler.calls.call_messages import SamplerCall, Shown
 
 

@@ -17,7 +17,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 
 LARGEST = (1 << 63) - 1  # the largest int that a record or a reply can contain
 

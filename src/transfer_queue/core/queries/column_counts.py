@@ -14,7 +14,7 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, Chunk, Indexer
-from transfer_queue.messages.overview import MOST_COLUMNS, MOST_FIELDS, MOST_TASKS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MOST_COLUMNS, MOST_FIELDS, MOST_TASKS, ColumnCounts, CountColumns
 
 CELLS = 1 << 18  # values of rows that a step examines
 SKIPPED_ROWS = 256  # what a chunk outside of the columns costs, in rows

@@ -13,7 +13,7 @@ from transfer_queue.errors import DeadlockError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
-from transfer_queue.messages.unit_reports import SpaceShortReport
+from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 
 SHOWN = 3  # requests of each kind in the message
 

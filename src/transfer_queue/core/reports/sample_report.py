@@ -20,9 +20,9 @@ from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK, Chunk
 from transfer_queue.core.timeline.number_tables import cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.messages import samples
 from transfer_queue.messages.descriptors import FieldSpec
-from transfer_queue.messages.samples import (
+from transfer_queue.messages.reports import samples
+from transfer_queue.messages.reports.samples import (
     DescribeSample,
     SampleEvent,
     SampleField,
@@ -31,7 +31,7 @@ from transfer_queue.messages.samples import (
     SampleReport,
     SampleTask,
 )
-from transfer_queue.messages.timeline import Lane
+from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EVENT, NEW_ROWS, EventKind
 
 MAX_HISTORY = 32

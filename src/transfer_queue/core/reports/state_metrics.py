@@ -16,8 +16,8 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
 from transfer_queue.core.tables.block_table import BlockChunk, pair_sums
 from transfer_queue.core.tables.lease_table import RowLease
-from transfer_queue.messages.overview import LeaseSummary
-from transfer_queue.messages.progress import PartitionProgress, TaskProgress, Timing
+from transfer_queue.messages.reports.overview import LeaseSummary
+from transfer_queue.messages.reports.progress import PartitionProgress, TaskProgress, Timing
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER
 

@@ -13,8 +13,8 @@ from transfer_queue.core.puts import flow_control
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.descriptors import MEMORY
-from transfer_queue.messages.overview import MOST_PARTITIONS, ProgressReply, ReadProgress
-from transfer_queue.messages.progress import (
+from transfer_queue.messages.reports.overview import MOST_PARTITIONS, ProgressReply, ReadProgress
+from transfer_queue.messages.reports.progress import (
     FieldProgress,
     PartitionProgress,
     PolicyProgress,

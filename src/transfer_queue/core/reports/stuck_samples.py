@@ -16,7 +16,7 @@ from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.reports.sample_report import tasks_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
-from transfer_queue.messages.samples import FindStuck, StuckPage
+from transfer_queue.messages.reports.samples import FindStuck, StuckPage
 
 MAX_ROWS = 1024
 """Rows of a reply."""

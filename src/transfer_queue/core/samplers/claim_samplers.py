@@ -17,7 +17,7 @@ from transfer_queue.core.samplers.user_sampler import (
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.progress import SamplerCost
+from transfer_queue.messages.reports.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size

@@ -28,7 +28,7 @@ from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.messages.descriptors import DISK, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.timeline import Introduce
+from transfer_queue.messages.reports.timeline import Introduce
 
 MAX_RUNS = 4096  # ranges of finished sequence numbers that are remembered of one client
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
 from transfer_queue.core.timeline.event_ring import EventRing
-from transfer_queue.messages.timeline import Introduce, Lane
+from transfer_queue.messages.reports.timeline import Introduce, Lane
 
 MAX_LANES = 16_384
 MAX_PARTITIONS = 4_096

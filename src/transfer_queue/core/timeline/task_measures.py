@@ -17,8 +17,8 @@ from transfer_queue.core.timeline.event_ring import EventRing
 from transfer_queue.core.timeline.number_tables import MAX_LANES, LaneTable
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
-from transfer_queue.messages.progress import Timing
 from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.reports.progress import Timing
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.timeline.events import AHEAD, DEMAND, EVENT, EventKind
 

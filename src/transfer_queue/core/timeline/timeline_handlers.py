@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.messages.timeline import Introduce, Leave, OpenWait, ReadTimeline, TimelineReply
+from transfer_queue.messages.reports.timeline import Introduce, Leave, OpenWait, ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import EVENT
 
 MAX_EVENTS = 4_096

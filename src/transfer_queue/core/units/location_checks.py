@@ -16,7 +16,7 @@ from transfer_queue.core.tables.extent_records import MOST_BYTES, MOST_EXTENTS
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 
 def check_places(state: State, writer: str, block: NewBlock) -> None:

@@ -5,7 +5,7 @@ and out of memory that is nearly full (`core.units.tiering_policy`).
 
 A plan reads all blocks, a few chunks of the table at a time, chooses some, and then sends units one order after the
 other, each with at most one extent of blocks. A unit copies the blocks and reports the locations of the copies
-(`messages.unit_reports.BlocksMovedReport`), which becomes a record. The record ignores values that were cleared or
+(`messages.reports.unit_reports.BlocksMovedReport`), which becomes a record. The record ignores values that were cleared or
 replaced meanwhile.
 
 Blocks with few live rows are *repacked*: these rows become a block of their own, in as many units as before.
@@ -30,7 +30,7 @@ from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseR
 from transfer_queue.core.units.location_checks import are_apart, check_moved, close_reported_extents
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
-from transfer_queue.messages.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
 
 SPARE = 16 << 20
 """Leased bytes below which nothing is compacted."""

@@ -9,10 +9,10 @@ from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks, unit_drains, unit_registration
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
+from transfer_queue.messages.reports import unit_reports
 from transfer_queue.messages.system import Drain, NodeGone
 
 

@@ -14,7 +14,7 @@ from transfer_queue.core.events.records import LARGEST
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.messages.descriptors import UnitInfo
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 
 
 def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], int]:

@@ -10,7 +10,7 @@ import numpy as np
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.live.answers import MatrixAnswer, MatrixField, MatrixTask
 from transfer_queue.live.reading.partition_counter import ANSWER_SECONDS, ColumnSums, PartitionCounter
-from transfer_queue.messages.overview import MOST_COLUMNS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
 
 ROWS_LIMIT = (1 << 63) - 1
 LEAST_GROUPS = 16  # of fewer groups, a column is a sample and not a group

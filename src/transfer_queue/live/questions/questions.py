@@ -13,7 +13,7 @@ from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
 from transfer_queue.live.reading.system_source import SystemSource
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import Explain
-from transfer_queue.messages.samples import LIVE, UNKNOWN, SampleReport
+from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
 
 ANSWER_SECONDS = 5.0

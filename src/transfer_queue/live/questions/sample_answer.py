@@ -9,7 +9,7 @@ from typing import Any
 
 from transfer_queue.display import short_repr
 from transfer_queue.live import answers
-from transfer_queue.messages.samples import (
+from transfer_queue.messages.reports.samples import (
     ACK,
     CLAIM,
     CLEAR,

@@ -10,7 +10,7 @@ import numpy as np
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.errors import TransferQueueError, UncarriableValueError
 from transfer_queue.live.questions.sample_answer import ValueHead
-from transfer_queue.messages.samples import SampleField, SampleReport
+from transfer_queue.messages.reports.samples import SampleField, SampleReport
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.net.drivers.blocking_driver import run_blocking

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transfer_queue.client.control_client import ControlClient
-from transfer_queue.messages.overview import MOST_COLUMNS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
 
 ANSWER_SECONDS = 1.5
 DUTY = 100.0  # a count is repeated after this many times the seconds that it took, so that it takes 1 % of the time

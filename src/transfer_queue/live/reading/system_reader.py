@@ -18,9 +18,9 @@ from transfer_queue.live.reading.partition_counter import PartitionCounter
 from transfer_queue.live.view.flow_parts import active_partitions, last_task
 from transfer_queue.live.view.observation import Explained, Observation
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.overview import MeasureServers, ProgressReply, ReadProgress, ServersReply
-from transfer_queue.messages.progress import PartitionProgress
 from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.reports.overview import MeasureServers, ProgressReply, ReadProgress, ServersReply
+from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.event_table import EventTable

@@ -20,7 +20,7 @@ from transfer_queue.live.answers import ExplainAnswer, Problem
 from transfer_queue.live.payload import to_json
 from transfer_queue.live.questions.questions import Questions
 from transfer_queue.live.serving.hub import Hub, Viewer
-from transfer_queue.messages.overview import MOST_COLUMNS
+from transfer_queue.messages.reports.overview import MOST_COLUMNS
 
 PAGE = Path(__file__).parent.parent / "page"
 TYPES = {

@@ -11,7 +11,7 @@ import numpy as np
 from transfer_queue.live import payload
 from transfer_queue.live.view.lane_book import reason_of_waiting, task_order
 from transfer_queue.live.view.observation import Explained, Observation
-from transfer_queue.messages.timeline import Verdict
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.timeline.account import Account, TaskAccount
 from transfer_queue.timeline.bottleneck import find_last_tasks
 from transfer_queue.timeline.event_table import EventTable, sum_by

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transfer_queue.messages.overview import ServersReply
-from transfer_queue.messages.progress import PartitionProgress
+from transfer_queue.messages.reports.overview import ServersReply
+from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.recording import Recording
 

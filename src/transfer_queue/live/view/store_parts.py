@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.live import payload
 from transfer_queue.live.view.observation import Observation
-from transfer_queue.messages.overview import ServersReply
-from transfer_queue.messages.progress import PartitionProgress, Timing
-from transfer_queue.messages.unit_reports import ServerMeasures
+from transfer_queue.messages.reports.overview import ServersReply
+from transfer_queue.messages.reports.progress import PartitionProgress, Timing
+from transfer_queue.messages.reports.unit_reports import ServerMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 LISTED = 20

@@ -29,11 +29,11 @@ from transfer_queue.core.events.registry import READS as CONTROLLER_READS
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
 from transfer_queue.core.state.restore import free_partitions
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
-from transfer_queue.messages.overview import MeasureServers, ServersReply
+from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports.overview import MeasureServers, ServersReply
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
-from transfer_queue.messages.overview import JournalSummary, ServersReply, UnitServer
-from transfer_queue.messages.unit_reports import Measure, Measured
+from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer
+from transfer_queue.messages.reports.unit_reports import Measure, Measured
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.controller_service import CallSoon

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from transfer_queue.messages.progress import Timing
-from transfer_queue.messages.unit_reports import ServerMeasures
+from transfer_queue.messages.reports.progress import Timing
+from transfer_queue.messages.reports.unit_reports import ServerMeasures
 from transfer_queue.metrics.timing import Load
 from transfer_queue.net.server.server_loop import ServerLoop
 

@@ -21,7 +21,7 @@ from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.session import Session, raise_failure

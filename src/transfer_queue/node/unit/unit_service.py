@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages import unit_reports
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
+from transfer_queue.messages.reports import unit_reports
 from transfer_queue.messages.storage import LeaseExtent
 from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello

@@ -13,7 +13,7 @@ import numpy as np
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import NewBlock
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 from transfer_queue.wire.blocks.repack import RepackedBlock, repack_block

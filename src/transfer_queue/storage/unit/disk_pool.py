@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from transfer_queue.messages.unit_reports import Move
+from transfer_queue.messages.reports.unit_reports import Move
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.block_copier import BlockCopier
 from transfer_queue.storage.arena.extent_table import LeasedExtent

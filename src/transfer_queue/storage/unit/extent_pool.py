@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from transfer_queue.errors import CapacityError
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.arena import SEGMENT, Arena
 from transfer_queue.storage.arena.block_copier import BlockCopier
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent, LeasedExtents, round_up

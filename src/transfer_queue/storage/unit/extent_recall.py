@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from transfer_queue.messages.unit_reports import ExtentsRecalledReport
+from transfer_queue.messages.reports.unit_reports import ExtentsRecalledReport
 from transfer_queue.storage.arena.extent_table import LeasedExtent, round_up
 from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots
 from transfer_queue.storage.unit.extent_pool import ExtentPool

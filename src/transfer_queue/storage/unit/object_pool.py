@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import STORE
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.messages.unit_reports import BlocksMovedReport, Move
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
 from transfer_queue.storage.protocols import Bytes

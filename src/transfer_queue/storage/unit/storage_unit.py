@@ -37,11 +37,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
-from transfer_queue.messages import storage, unit_reports
+from transfer_queue.messages import storage
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.descriptors import MOVER
 from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.reports import unit_reports
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots

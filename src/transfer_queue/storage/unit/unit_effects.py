@@ -10,8 +10,7 @@ from typing import Union
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.storage import UnitStatusReply
-from transfer_queue.messages.unit_reports import (
+from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
     ExtentsFreedReport,
     ExtentsGone,
@@ -20,6 +19,7 @@ from transfer_queue.messages.unit_reports import (
     SpaceShortReport,
     WriterGone,
 )
+from transfer_queue.messages.storage import UnitStatusReply
 
 
 @dataclass(frozen=True, slots=True)

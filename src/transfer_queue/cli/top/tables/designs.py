@@ -32,7 +32,7 @@ from transfer_queue.cli.top.tables.live_table import TableColumn, TableDesign
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import count_text, printable_name, short_repr, size_text
 from transfer_queue.display.progress_text import notes_of, tier_name
-from transfer_queue.messages.progress import FieldProgress, PartitionProgress, TaskProgress
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.timeline.spans import SpanState
 
 NOTICED = 0.02  # a task that waits for a smaller share has nothing in the column "waits for"

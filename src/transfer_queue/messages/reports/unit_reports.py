@@ -13,7 +13,7 @@ from transfer_queue.messages.base import (
     Unit,
 )
 from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
-from transfer_queue.messages.progress import Timing
+from transfer_queue.messages.reports.progress import Timing
 from transfer_queue.messages.storage import UnitStatusReply
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from transfer_queue.messages.base import Finite, Message, Natural, Reply, Request
+from transfer_queue.messages.reports.unit_reports import ServerMeasures, UnitMeasures
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.messages.unit_reports import ServerMeasures, UnitMeasures
 
 MOST_PARTITIONS = 64
 """Partitions of a `ProgressReply`."""
