@@ -132,6 +132,13 @@ class Histories(RuleBasedStateMachine):
             self.h.ask(ClearPartition(partition), name)
             self.gone(rows, name)
 
+    @rule(name=WRITERS)
+    def reconnect(self, name: str) -> None:
+        """An event without rows, in each lane of the client."""
+        if name in self.h.clients:
+            self.h.disconnect(name)
+            self.h.connect(name)
+
     def gone(self, rows: list[int], name: str) -> None:
         self.note(rows, "cleared", name)
 
