@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
+from pathlib import Path
 
 import pytest
 from pipeline_scenarios import Expected, Scenario, grpo
@@ -336,6 +338,17 @@ def test_t_changes_between_dark_and_light() -> None:
         assert "#10151a" in top.app.export_screenshot()
 
     run_top(program, seen(SLOW))
+
+
+def test_the_picture_of_the_guide_is_small_and_loads_nothing() -> None:
+    picture = (Path(__file__).parents[3] / "docs" / "assets" / "tq-top.svg").read_text()
+    assert len(picture.encode()) < 100 * 1024
+    assert set(re.findall(r"https?://[^\s\"'<]+", picture)) == {
+        "http://www.w3.org/2000/svg",
+        "https://www.textualize.io",
+    }
+    assert not re.search(r"url\((?!#)|<image|<script|href", picture)
+    assert "tq\xa0top" in html.unescape(picture)
 
 
 def test_before_the_first_reply_it_says_what_it_does() -> None:

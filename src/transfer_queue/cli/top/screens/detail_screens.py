@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -37,7 +38,6 @@ from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
 
 SAMPLES_EVERY = 5.0  # seconds between two looks at the samples of a partition that has one page of them
 MOST_QUEUES = 3  # partitions that the screen of a task names
-NEARBY = 5000.0  # a moment of a monotonic clock in the past
 
 
 class DetailScreen(TopScreen):
@@ -298,7 +298,8 @@ class PartitionScreen(DetailScreen):
         self.samples = LiveTable(SAMPLES, "3", "samples")
         self._pages: list[SamplePage] = []
         self._reads = False
-        self._read_at = time.monotonic() - NEARBY
+        self._read_at = -math.inf
+        self._more_wanted = False
 
     def place(self) -> str:
         """See `TopScreen`."""
@@ -363,8 +364,6 @@ class PartitionScreen(DetailScreen):
             note = f"the first {len(samples):,}, {note}"
         self.samples.set_rows(samples, note)
         self.fit_tables()
-
-    _more_wanted = False
 
     @on(LiveTable.EndReached)
     def read_more(self, event: LiveTable.EndReached) -> None:
