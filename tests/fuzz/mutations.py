@@ -401,7 +401,8 @@ class Life:
             task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), ShowRows(partition, ["x"]),
             Lookup(partition, rows, None, ["x"]), ListKeys(), ListPartitions(), Explain(partition, 0, None, task),
             Status(), TakeSnapshot(partition), ReadProgress([partition]),
-            CountColumns(partition, 3, takes={"t": ["x"]}, group_task="t"), Cancel(max(1, self.sequences.get("r0", 1) - 1)),
+            CountColumns(partition, 3, takes={"t": ["x"]}, group_task="t"),
+            Cancel(max(1, self.sequences.get("r0", 1) - 1)),
             Introduce(task, 1, "host", 7), ReadTimeline("", self.rng.choice((None, 5))),
         )  # fmt: skip
         self.ask(self.rng.choice(requests), self.rng.choice(("w0", "r0")))
