@@ -52,6 +52,7 @@ from transfer_queue.messages.claims import (
 )
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.overview import CountColumns, ReadProgress
 from transfer_queue.messages.partitions import (
     ClearPartition,
     CreatePartition,
@@ -399,7 +400,9 @@ class Life:
             TakeGroupDemand(partition, task, 1), SetPolicyVersion(partition, self.rng.randrange(4)), Finish(partition,
             task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), ShowRows(partition, ["x"]),
             Lookup(partition, rows, None, ["x"]), ListKeys(), ListPartitions(), Explain(partition, 0, None, task),
-            Status(), TakeSnapshot(partition), Cancel(max(1, self.sequences.get("r0", 1) - 1)),
+            Status(), TakeSnapshot(partition), ReadProgress([partition]),
+            CountColumns(partition, 3, takes={"t": ["x"]}, group_task="t"),
+            Cancel(max(1, self.sequences.get("r0", 1) - 1)),
             Introduce(task, 1, "host", 7), ReadTimeline("", self.rng.choice((None, 5))),
         )  # fmt: skip
         self.ask(self.rng.choice(requests), self.rng.choice(("w0", "r0")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_a_partition_that_is_unknown_or_made_again_has_no_counts() -> None:
     h.put(1, ("x",))
     made = h.look(CountColumns("p", 1)).made
     assert not h.look(CountColumns("p", 1, made=made + 1)).known
+
+
+def test_any_numbers_are_answered() -> None:
+    h, most = Harness(), (1 << 63) - 1
+    h.put(10, ("x",))
+    for width, first, last, chunk, before in product(
+        (1, 3, most), (0, 5, most), (0, 7, most), (0, most), (0, 10, most)
+    ):
+        assert h.look(CountColumns("p", width, first, last, TAKES, "t", None, chunk, before)).known
 
 
 def test_an_empty_partition_has_no_columns() -> None:

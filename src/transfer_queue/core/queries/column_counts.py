@@ -18,6 +18,7 @@ from transfer_queue.messages.reports.overview import MOST_COLUMNS, MOST_FIELDS, 
 
 CELLS = 1 << 18  # values of rows that a step examines
 SKIPPED_ROWS = 256  # what a chunk outside of the columns costs, in rows
+MOST_NAMES = 4096  # fields of a task
 STATES = 4  # ready, claimed, consumed and passed over
 
 
@@ -57,7 +58,9 @@ class _Count:
         self._last = min(request.last, request.first + request.width * MOST_COLUMNS)
         self._fields = list(islice(partition.fields, MOST_FIELDS))
         takes = {task: request.takes.get(task, []) for task in [*request.takes, *sorted(partition.tasks)]}
-        self._takes: Mapping[str, list[str]] = dict(islice(takes.items(), MOST_TASKS))
+        self._takes: Mapping[str, list[str]] = {
+            task: fields[:MOST_NAMES] for task, fields in islice(takes.items(), MOST_TASKS)
+        }
         self.column = max(request.before - request.first, 0) // request.width
         """The first column of the step."""
         self.used = 0
