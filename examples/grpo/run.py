@@ -180,6 +180,11 @@ def warmed_up(settings: Settings, view: View) -> tuple[np.ndarray, float]:
     return found, right
 
 
+def names(processes: Roles) -> str:
+    """Return the names and process ids of the workers."""
+    return "processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items())
+
+
 def through_driver(settings: Settings, weights: np.ndarray, view: View) -> Figures:
     """Train stage after stage, as many steps as the time allows."""
     figures = Figures(settings, "stage after stage, through one driver")
@@ -190,6 +195,7 @@ def through_driver(settings: Settings, weights: np.ndarray, view: View) -> Figur
             view.training(figures)
 
         driver = Driver(settings, processes, weights, wait)
+        view.note(names(processes))
         while not figures.finished:
             driver.step(figures.version)
             figures.add(driver.events)
@@ -208,7 +214,7 @@ def through_queue(settings: Settings, weights: np.ndarray, view: View) -> Figure
             processes.start(f"rollout {number}", rollout)
         processes.start("reference", reference)
         processes.start("reward", reward)
-        view.note("processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items()))
+        view.note(names(processes))
         with summary_log(settings) as log:
             follow(figures, prompts, processes, view, log)
         figures.killed, figures.put_again = processes.killed, prompts.again

@@ -50,7 +50,7 @@ class Settings:
     """Mean seconds for which the reward of a group waits for a sandbox that runs its tests; 0: it does not wait."""
     learning_rate: float = 1e-4
     """The learning rate after the first few steps."""
-    warmup_accuracy: float = 0.25
+    warmup_accuracy: float = 0.33
     """The supervised warm-up stops when held-out accuracy reaches this value."""
     held_out: int = 400
     """Held-out problems on which accuracy is measured."""

@@ -42,8 +42,9 @@ class Run:
                 return found
         pytest.fail(f"the run ended without {pattern!r}:\n{self.printed}")
 
-    def workers(self) -> dict[str, psutil.Process]:
-        """The processes of the run by name."""
+    def workers(self, part: str = "2. GRPO") -> dict[str, psutil.Process]:
+        """The processes by name of the run through the driver ("1. ") or through the queue ("2. ")."""
+        self.until(part)
         words = self.until(r"processes: (.*)").group(1)
         return {name: psutil.Process(int(pid)) for name, pid in re.findall(r"([a-z]+(?: \d)?) \((\d+)\)", words)}
 
@@ -62,12 +63,12 @@ def run(tmp_path):
 
 
 def test_both_runs_are_compared_though_a_rollout_worker_is_killed(run):
-    name = run.until(r"tq top --name (\S+)").group(1)
     workers = run.workers()
     assert sorted(workers) == ["reference", "reward", "rollout 0", "rollout 1", "trainer 0", "trainer 1"]
     workers["rollout 1"].kill()
     run.until("the system is up until Ctrl-C")
-    assert run.until(r"tq top --name (\S+)").group(1) == name
+    name = run.until(r"tq top --name (\S+)").group(1)
+    assert run.printed.count(f"tq top --name {name}") == 2
     assert "rollout 1 was killed" in run.printed
     assert f"report: {run.out}" in run.printed
     figures = json.loads((run.out / "report.json").read_text())
@@ -115,8 +116,9 @@ def test_ctrl_c_ends_everything(run):
     assert not psutil.wait_procs(everything, timeout=120)[1]
 
 
-def test_a_worker_that_fails_ends_the_run_with_its_story(run):
-    workers = run.workers()
+@pytest.mark.parametrize("part", ["1. GRPO", "2. GRPO"], ids=["driver", "queue"])
+def test_a_worker_that_fails_ends_the_run_with_its_story(run, part):
+    workers = run.workers(part)
     workers["trainer 0"].kill()
     assert run.end() == 1
     assert re.search(r"trainer \d failed:", run.printed)
