@@ -52,7 +52,6 @@ from transfer_queue.messages.claims import (
 )
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.overview import CountColumns, ReadProgress
 from transfer_queue.messages.partitions import (
     ClearPartition,
     CreatePartition,
@@ -64,6 +63,7 @@ from transfer_queue.messages.partitions import (
 )
 from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
 from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ShowRows, TakeSnapshot, Watch
+from transfer_queue.messages.reports.overview import CountColumns, ReadProgress
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,

@@ -38,9 +38,9 @@ AHEAD = 1
 """A flag: the claim was ahead of the batch that its rank needed, so that its rank did not wait."""
 TIMED_OUT = 2
 """A flag of WAIT and HOLD: the wait ended without what it waited for."""
-NEW_ROWS = 16
+NEW_ROWS = 4
 """A flag of PUT: its rows did not exist before."""
-WHOLE = 32
+WHOLE = 8
 """A flag of CLEAR: all rows of the partition that were left, and the partition; `rows` is then 0."""
 DEMAND = 16
 """A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""

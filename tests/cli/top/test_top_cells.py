@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from transfer_queue.cli.top.tables import cells
-from transfer_queue.cli.top.tables.cells import Part
+from transfer_queue.cli.top.tables.cells import BarPart
 from transfer_queue.timeline.spans import SpanState
 
 shares = st.one_of(st.floats(-1, 2), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0]))
@@ -29,7 +29,7 @@ def test_a_bar_has_its_width(share: float, width: int) -> None:
 
 @given(st.lists(shares, max_size=5), widths)
 def test_a_stacked_bar_has_its_width(parts: list[float], width: int) -> None:
-    assert len(text_of(cells.stacked_bar([Part(share, "█", "works") for share in parts], width))) == width
+    assert len(text_of(cells.stacked_bar([BarPart(share, "█", "works") for share in parts], width))) == width
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=40), widths)

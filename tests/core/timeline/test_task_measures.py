@@ -19,7 +19,7 @@ from transfer_queue.core.timeline.event_ring import EventRing
 from transfer_queue.core.timeline.number_tables import LaneTable
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import SetPolicyVersion
+from transfer_queue.messages.partitions import SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.sampler import SequentialSampler
@@ -27,7 +27,7 @@ from transfer_queue.timeline.events import AHEAD, PACKING, EventKind
 
 T = TypeVar("T")
 TICKS = 20
-SAMPLES, CAPACITY = task_measures.REASONS
+SAMPLES, CAPACITY, DEMAND = task_measures.REASONS
 
 
 def finished(steps: Generator[None, None, T]) -> T:
@@ -104,6 +104,18 @@ def test_a_put_that_waits_for_space_counts_for_the_task_of_its_client(h: Harness
     h.now = 9.0
     assert waited(h, "rollout", CAPACITY) == 7.0
     assert waited(h, "rollout", SAMPLES) == 0.0
+
+
+def test_a_producer_that_waits_for_group_demand_has_a_reason_of_its_own(h: Harness) -> None:
+    h.put(1)
+    h.ask(Introduce("rollout"), "w")
+    h.send(TakeGroupDemand("p", "train", most=4, wait=10.0), "w")
+    h.now = 3.0
+    assert waited(h, "rollout", DEMAND) == 3.0, "it has not ended"
+    h.now = 5.0
+    h.ask(SetGroupDemand("p", "train", 3), "trainer")
+    h.now = 9.0
+    assert [waited(h, "rollout", reason) for reason in (SAMPLES, CAPACITY, DEMAND)] == [0.0, 0.0, 5.0]
 
 
 def test_how_long_a_batch_lay_ready_and_how_old_its_policy_was(h: Harness) -> None:

@@ -12,7 +12,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 
-from transfer_queue.cli.top.follower import Broken, ControllerQuestion, News, Source
+from transfer_queue.cli.top.follower import Broken, ControllerQuestion, News, NewsSource
 from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.screens.help_screen import HelpScreen
 from transfer_queue.cli.top.screens.overview_screen import OverviewScreen
@@ -43,7 +43,7 @@ class TopApp(App[int]):
         Binding("ctrl+z", "suspend_process", "Suspend", show=False),
     ]
 
-    def __init__(self, source: Source, every: float = 1.0, light: bool = False) -> None:
+    def __init__(self, source: NewsSource, every: float = 1.0, light: bool = False) -> None:
         super().__init__()
         self.source = source
         """Where the state of the system comes from."""

@@ -85,7 +85,7 @@ class ControllerQuestion:
     """Gets the result, or the error, in the thread that reads."""
 
 
-class Source(Protocol):
+class NewsSource(Protocol):
     """Where the screens get the state of the system from."""
 
     def start(self, deliver: Callable[[News], None]) -> None:
@@ -116,17 +116,17 @@ class Follower:
         self._deliver: Callable[[News], None] = lambda news: None
 
     def start(self, deliver: Callable[[News], None]) -> None:
-        """See `Source`."""
+        """See `NewsSource`."""
         self._deliver = deliver
         # As a daemon, because a request to a stopped controller must not delay the end of the command.
         threading.Thread(target=self._run, name="tq-top-reader", daemon=True).start()
 
     def ask(self, question: ControllerQuestion) -> None:
-        """See `Source`."""
+        """See `NewsSource`."""
         self._questions.put(question)
 
     def stop(self) -> None:
-        """See `Source`."""
+        """See `NewsSource`."""
         self._stopped.set()
         self._questions.put(None)
 

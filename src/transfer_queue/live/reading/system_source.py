@@ -45,7 +45,7 @@ class SystemSource:
         return "" if self._maker is None else self._maker.last
 
     def make(self) -> tuple[float, Parts]:
-        """See `hub.Source`."""
+        """See `hub.ViewSource`."""
         if self._maker is None and not self.find_successor():
             raise ConnectionLostError("the system is not up yet")
         assert self._maker is not None
@@ -57,15 +57,15 @@ class SystemSource:
         return self._maker.make()
 
     def full_parts(self) -> Parts:
-        """See `hub.Source`."""
+        """See `hub.ViewSource`."""
         return {} if self._maker is None else self._maker.full_parts()
 
     def renewed(self) -> bool:
-        """See `hub.Source`."""
+        """See `hub.ViewSource`."""
         return self._maker is not None and self._maker.renewed
 
     def ended_words(self) -> str:
-        """See `hub.Source`."""
+        """See `hub.ViewSource`."""
         system = self.system
         if system is None or system.is_alive():
             return ""
@@ -76,7 +76,7 @@ class SystemSource:
         return f"The system {system.name} has ended: {why}. Below is its last state."
 
     def find_successor(self) -> bool:
-        """See `hub.Source`."""
+        """See `hub.ViewSource`."""
         found = None
         with contextlib.suppress(TransferQueueError, OSError):  # it is still starting
             found = find(self.folder)
@@ -94,7 +94,7 @@ class SystemSource:
         self._maker = ViewMaker(self._reader, info)
 
     def forget(self) -> None:
-        """See `hub.Source`."""
+        """See `hub.ViewSource`."""
         if self.system is not None:
             self._close()
             self._begin(self.system)

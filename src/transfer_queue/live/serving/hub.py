@@ -32,7 +32,7 @@ RETRY_SECONDS = 0.5  # between two attempts to reach a controller or to find a s
 FORGET_SECONDS = 300.0  # after this time without viewers, the history begins again
 
 
-class Source(Protocol):
+class ViewSource(Protocol):
     """What a hub shows: the systems of one name, one after the other. Its methods run in one thread."""
 
     def make(self) -> tuple[float, Parts]:
@@ -106,7 +106,7 @@ class Viewer:
 class Hub:
     """The viewers and the loop that computes for them. Everything but the source runs in the event loop."""
 
-    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, source: ViewSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "live-view")

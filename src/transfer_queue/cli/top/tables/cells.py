@@ -36,7 +36,7 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """A part of a bar."""
 
     share: float
@@ -132,7 +132,7 @@ def bar(share: float, width: int, role: str) -> Cell:
     return [(filled, role), ("·" * (width - len(filled)), "faint")]
 
 
-def stacked_bar(parts: Sequence[Part], width: int) -> Cell:
+def stacked_bar(parts: Sequence[BarPart], width: int) -> Cell:
     """Return a bar of several parts, each with a fill of its own. What is left of the width is empty."""
     pieces, done, begin = [], 0.0, 0
     for part in parts:

@@ -14,8 +14,8 @@ from transfer_queue.cli.top.rows import (
 )
 from transfer_queue.cli.top.tables.cells import (
     FILLS,
+    BarPart,
     Cell,
-    Part,
     bar,
     count,
     duration,
@@ -69,10 +69,10 @@ def _where_time_goes(row: StageRow, width: int) -> Cell:
     only_puts = not its.takes  # a task that only puts works whenever it does not wait
     return stacked_bar(
         [
-            Part(its.works + (rest if only_puts else 0.0), FILLS[SpanState.WORKS], "works"),
-            Part(its.held, FILLS[SpanState.HELD], "held"),
-            Part(its.waits, FILLS[SpanState.WAITS], "waits"),
-            Part(0.0 if only_puts else rest, FILLS[SpanState.IDLE], "faint"),
+            BarPart(its.works + (rest if only_puts else 0.0), FILLS[SpanState.WORKS], "works"),
+            BarPart(its.held, FILLS[SpanState.HELD], "held"),
+            BarPart(its.waits, FILLS[SpanState.WAITS], "waits"),
+            BarPart(0.0 if only_puts else rest, FILLS[SpanState.IDLE], "faint"),
         ],
         width,
     )
@@ -391,7 +391,7 @@ def _memory_bar(row: MemoryRow, width: int) -> Cell:
         return [("", "")]
     held = row.held if row.held is not None else 0
     leased = max(row.leased - held, 0)
-    parts = [Part(held / row.capacity, "█", "works"), Part(leased / row.capacity, "▒", "held")]
+    parts = [BarPart(held / row.capacity, "█", "works"), BarPart(leased / row.capacity, "▒", "held")]
     used = max(row.leased, held) / row.capacity
     pieces = stacked_bar(parts, max(width - 6, 1))
     return [*pieces[:-1], ("·" * len(pieces[-1][0]), "faint"), (f" {percent(used):>5}", "gone" if used > 0.9 else "")]
