@@ -41,8 +41,8 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.reports.samples import SampleReport, StuckReport
-from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.reports.timeline import Verdict
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 T = TypeVar("T")
