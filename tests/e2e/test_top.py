@@ -75,6 +75,10 @@ class Terminal:
             pass
         return self.process.wait(LIMIT)
 
+    def hang_up(self) -> None:
+        """Close the terminal, as the end of an ssh connection does."""
+        os.close(self._terminal)
+
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -82,15 +86,23 @@ class Terminal:
         os.close(self._terminal)
 
 
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="tqt-") as path:
+@pytest.fixture(scope="module")
+def folder() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="tqt-") as path, pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TQ_RUNTIME_DIR", path)
         yield
 
 
-def start() -> RunningSystem:
-    return start_local(NAME, {"settings": Settings.from_config(None).to_json()})
+def start(name: str) -> RunningSystem:
+    return start_local(name, {"settings": Settings.from_config(None).to_json()})
+
+
+@pytest.fixture(scope="module")
+def shared(folder: None) -> Iterator[RunningSystem]:
+    """A system for several tests, which leave it as it is."""
+    system = start("shared")
+    yield system
+    system.stop()
 
 
 def put(system: RunningSystem, key: str) -> None:
@@ -104,9 +116,9 @@ def controller_of(system: RunningSystem) -> psutil.Process:
 
 
 def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) -> None:
-    system = start()
+    system = start(NAME)
     put(system, "a")
-    terminal = Terminal("top", "--name", NAME, "--every", "0.2")
+    terminal = Terminal("top", "--name", NAME, "--every", "0.5")
     try:
         terminal.wait("rollout")
         terminal.wait("Partitions")
@@ -122,7 +134,7 @@ def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) 
         terminal.press("p")
         system.stop()
         terminal.wait(f"The system {NAME} was stopped at ")
-        system = start()
+        system = start(NAME)
         terminal.press("p")
         terminal.wait(f"The system {NAME} is a new one, started by pid {os.getpid()}")
         terminal.press("q")
@@ -133,10 +145,11 @@ def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) 
         system.stop()
 
 
-def test_keys_work_while_the_controller_is_stopped_and_a_signal_leaves_the_terminal_in_order(folder: None) -> None:
-    system = start()
-    terminal = Terminal("top", "--name", NAME, "--every", "0.2", NO_COLOR="1")
-    controller = controller_of(system)
+def test_keys_work_while_the_controller_is_stopped_and_a_signal_leaves_the_terminal_in_order(
+    shared: RunningSystem,
+) -> None:
+    terminal = Terminal("top", "--name", "shared", "--every", "0.5", NO_COLOR="1")
+    controller = controller_of(shared)
     try:
         terminal.wait("Idle")
         controller.suspend()
@@ -156,14 +169,14 @@ def test_keys_work_while_the_controller_is_stopped_and_a_signal_leaves_the_termi
         with contextlib.suppress(psutil.NoSuchProcess):
             controller.resume()
         terminal.close()
-        system.stop()
 
 
 def test_without_a_system_it_says_what_to_do(folder: None) -> None:
     terminal = Terminal("top", "--name", "nobody")
     try:
         assert terminal.end() == 1
-        assert "no system is running under the name 'nobody'; start one with `tq start`" in terminal.text()
+        assert "tq: no system is running under the name 'nobody'" in terminal.text()
+        assert "start one with `tq start`, or name another one with `--name`" in terminal.text()
         assert b"\x1b[?1049h" not in terminal.raw
     finally:
         terminal.close()
@@ -189,3 +202,17 @@ def test_an_impossible_interval_is_a_usage_error(seconds: str, capsys: pytest.Ca
         main(["top", "--every", seconds])
     assert ended.value.code == 2
     assert "must be a number of seconds >= 0.2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_terminal_that_closes_ends_the_command(shared: RunningSystem, signalled: bool) -> None:
+    terminal = Terminal("top", "--name", "shared")
+    try:
+        terminal.wait("Idle")
+        terminal.hang_up()
+        if signalled:
+            terminal.process.send_signal(signal.SIGHUP)
+        assert terminal.process.wait(LIMIT) == 128 + signal.SIGHUP
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()

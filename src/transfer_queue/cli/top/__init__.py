@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
+import signal
 import sys
+import threading
 
 from transfer_queue.cli.common import Commands, add_name, find_system
 
 EVERY = 1.0  # default of --every: seconds between two refreshes
+HANG_UP = 128 + signal.SIGHUP  # exit code if the terminal is closed
 LEAST = 0.2  # the minimum of --every, in seconds
 
 
@@ -40,6 +44,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _end_without_terminal(failure: threading.ExceptHookArgs) -> None:
+    """End the process if the thread that writes to the terminal fails: the main thread would wait for it for ever."""
+    if isinstance(failure.exc_value, OSError):
+        os._exit(HANG_UP)
+    threading.__excepthook__(failure)
+
+
 def run(options: argparse.Namespace) -> int:
     """Show the system until the user quits."""
     if importlib.util.find_spec("textual") is None:
@@ -54,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.cli.top.app import TopApp
     from transfer_queue.cli.top.follower import Follower
 
+    signal.signal(signal.SIGHUP, lambda *_: os._exit(HANG_UP))
+    threading.excepthook = _end_without_terminal
     app = TopApp(Follower(options.name, system, options.every), options.every, options.light)
     code = app.run()
     return int(app.return_code or 0) if code is None else code

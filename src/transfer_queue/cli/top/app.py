@@ -60,10 +60,9 @@ class TopApp(App[int]):
     def on_mount(self) -> None:
         """Open the first screen, and begin to read."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            # It fails in a thread that is not the main one.
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self.exit, 128 + number)
+        # It fails in a thread that is not the main one.
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
         self.push_screen(OverviewScreen(self.state))
         self.source.start(self._deliver)
         self.set_interval(CLOCK, self._refresh_head)
