@@ -11,9 +11,7 @@ from transfer_queue.cli.common import Commands
 
 def add(commands: Commands) -> None:
     """Add the command to the help. `main` passes all arguments to the demo unchanged."""
-    commands.add_parser(
-        "demo", help="a GRPO training stage after stage, then streamed through a system (--help for its options)"
-    )
+    commands.add_parser("demo", help="a GRPO training stage after stage, then streamed (--help for its options)")
 
 
 def run(arguments: list[str]) -> int:
