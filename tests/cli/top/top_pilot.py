@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import html
 import re
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,6 +21,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.reports import samples
 from transfer_queue.messages.reports.progress import (
     FieldProgress,
     PartitionProgress,
@@ -29,11 +29,14 @@ from transfer_queue.messages.reports.progress import (
     Timing,
     UnitProgress,
 )
+from transfer_queue.messages.reports.samples import SampleEvent, SampleField, SampleReport, SampleTask
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS
 from transfer_queue.timeline.recording import Recording
 
 LIMIT = 60.0  # seconds for a program of a test
+NOW = 1000.0
+"""The time of the application, which stands still: a busy machine does not make what it shows old."""
 
 
 def slow_reward() -> Scenario:
@@ -69,7 +72,7 @@ def partition(name: str, rows: int = 10, produced: int = 10, consumed: int = 0, 
 
 
 def seen(picture: Picture, name: str = "test", age: float = 0.0) -> Seen:
-    return Seen(name, WALL, "/logs/controller.log", picture, time.monotonic() - age)
+    return Seen(name, WALL, "/logs/controller.log", picture, NOW - age)
 
 
 class FakeController:
@@ -85,10 +88,7 @@ class FakeController:
         if self.fails is not None:
             raise self.fails
         if isinstance(request, Explain):
-            which = request.key if request.key is not None else request.row
-            if request.count is not None:
-                return Done(f"Task {request.task!r} waits for {request.count} samples; 3 available.")
-            return Done(f"Sample {which!r} is missing the fields ['reward']; it is not consumed by task 'train'.")
+            return Done(f"Task {request.task!r} waits for {request.count} samples; 3 available.")
         assert isinstance(request, TakeSnapshot)
         rows = np.arange(request.start, request.start + self.samples)
         produced = np.ones((self.samples, 2), np.int8)
@@ -97,6 +97,17 @@ class FakeController:
             True, 7, rows.tobytes(), ["prompt", "reward"], produced.tobytes(),
             {"train": np.eye(1, self.samples, dtype=np.int8).tobytes()}, [f"key-{row}" for row in rows.tolist()],
             [{"prompt": row} for row in rows.tolist()], 100 if request.start == 0 and self.samples > 3 else None,
+        )  # fmt: skip
+
+    def describe_sample(self, partition: str, index: int | None, key: str | None) -> SampleReport:
+        if self.fails is not None:
+            raise self.fails
+        return SampleReport(
+            partition, samples.LIVE, WALL, 1 if index is None else index, key, {"prompt": 4},
+            fields=[SampleField("prompt", "tensor", "int64", [4], 32, 0, MEMORY, 1, -1, "abc", "rollout", 3, WALL)],
+            missing=["reward"], tasks=[SampleTask("train", samples.WAITING, ["reward"])],
+            history=[SampleEvent(WALL, samples.PUT, "abc", "rollout", 3, ["prompt"])],
+            explanation="Sample 1 is missing the fields ['reward']; it is not consumed by task 'train'.",
         )  # fmt: skip
 
 
@@ -177,7 +188,7 @@ def run_top(
 
     async def main() -> None:
         source = FakeSource()
-        app = TopApp(source, every, light)
+        app = TopApp(source, every, light, lambda: NOW)
         async with app.run_test(size=size) as pilot:
             top = TopPilot(app, source, pilot)
             await top.give(*given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ class TopApp(App[int]):
         source: Where the state of the system comes from.
         every: The seconds between two refreshes.
         light: Whether the terminal is light.
+        clock: The time in seconds, as in `Seen.read_at`.
     """
 
     TITLE = "tq top"
@@ -43,11 +45,17 @@ class TopApp(App[int]):
         Binding("ctrl+z", "suspend_process", "Suspend", show=False),
     ]
 
-    def __init__(self, source: NewsSource, every: float = 1.0, light: bool = False) -> None:
+    def __init__(
+        self,
+        source: NewsSource,
+        every: float = 1.0,
+        light: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
         self.source = source
         """Where the state of the system comes from."""
-        self.state = LiveState(every, self._ask)
+        self.state = LiveState(every, self._ask, clock)
         """What is known of the system."""
         for theme in make_themes():
             self.register_theme(theme)

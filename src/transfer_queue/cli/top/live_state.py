@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer_queue.cli.top.follower import Followed, News, Seen, Silent, SystemEnded
-from transfer_queue.cli.top.tables.cells import clock
+from transfer_queue.cli.top.tables.cells import clock as clock_time
 
 OLD_AFTER = 3.0  # refreshes without a reply until the data counts as old
 LEAST_OLD = 3.0  # the same in seconds, at least
@@ -23,10 +23,12 @@ class LiveState:
     Args:
         every: The seconds between two refreshes.
         ask: Asks the controller without blocking.
+        clock: The time in seconds, as in `Seen.read_at`.
     """
 
-    def __init__(self, every: float, ask: Ask) -> None:
-        self._begun = time.monotonic()
+    def __init__(self, every: float, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = clock()
         self.every = every
         """The seconds between two refreshes."""
         self.ask = ask
@@ -68,12 +70,12 @@ class LiveState:
     @property
     def age(self) -> float:
         """The age of what is shown, in seconds."""
-        return time.monotonic() - self.shown.read_at if self.shown is not None else 0.0
+        return self._clock() - self.shown.read_at if self.shown is not None else 0.0
 
     @property
     def silent_for(self) -> float:
         """The seconds since the newest state was read, or since the first one is waited for."""
-        return time.monotonic() - (self.seen.read_at if self.seen is not None else self._begun)
+        return self._clock() - (self.seen.read_at if self.seen is not None else self._begun)
 
     @property
     def is_old(self) -> bool:
@@ -100,7 +102,7 @@ class LiveState:
         gap = picture.gap
         if gap is not None and picture.now - gap.end < GAP_SHOWN:
             what = f"{gap.missed:,} events were missed" if gap.missed else "The controller restarted: no events"
-            found.append(f"{what} between {clock(gap.start)} and {clock(gap.end)}.")
+            found.append(f"{what} between {clock_time(gap.start)} and {clock_time(gap.end)}.")
         if self.followed and picture.now - shown.started_at < GAP_SHOWN:
             found.append(self.followed)
         return found

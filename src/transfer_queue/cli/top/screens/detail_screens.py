@@ -13,6 +13,8 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Static
 
+from transfer_queue.cli.samples.report_text import lines_of
+from transfer_queue.cli.shell.terminal import LEAST_WIDTH, Styles
 from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
 from transfer_queue.cli.top.rows import UNKNOWN, PartitionRow, RankRow, SampleRow, StageRow, WaitRow
@@ -31,7 +33,7 @@ from transfer_queue.cli.top.tables.cells import (
 )
 from transfer_queue.cli.top.tables.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
 from transfer_queue.cli.top.tables.live_table import LiveTable
-from transfer_queue.display import count_text, listed_names, short_repr
+from transfer_queue.display import count_text, listed_names
 from transfer_queue.display.progress_text import notes_of
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
@@ -184,12 +186,12 @@ class ExplainedScreen(DetailScreen):
         self._asked = False
         self._explanation = Static(id="explanation", markup=False)
 
-    def words(self) -> Widget:
-        """Return the widget that shows the explanation."""
-        return VerticalScroll(self._explanation, id="words", can_focus=False)
+    def words(self, can_focus: bool = False) -> Widget:
+        """Return the widget that shows the explanation. can_focus: whether keys scroll it."""
+        return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
 
     def question(self) -> Callable[[Any], str]:
-        """Return what is to be asked of a `ControlClient`."""
+        """Return what a `ControlClient` is asked for: the text to show."""
         raise NotImplementedError
 
     def show_picture(self, picture: Picture) -> None:
@@ -200,7 +202,7 @@ class ExplainedScreen(DetailScreen):
 
     def _show_words(self, words: Any) -> None:
         self._asked = False
-        self.put(self._explanation, [(_sentences(str(words)), "waits" if isinstance(words, Exception) else "")])
+        self.put(self._explanation, [(str(words), "waits" if isinstance(words, Exception) else "")])
 
 
 def _sentences(words: str) -> str:
@@ -239,7 +241,7 @@ class WaitScreen(ExplainedScreen):
             request = Explain(row.partition, task=row.task, fields=list(row.fields))
         else:
             request = Explain(row.partition, task=row.task, fields=list(row.fields), count=row.rows)
-        return lambda client: str(client.request(request, Done).value)
+        return lambda client: _sentences(str(client.request(request, Done).value))
 
     def show_picture(self, picture: Picture) -> None:
         """See `TopScreen`."""
@@ -385,9 +387,7 @@ class PartitionScreen(DetailScreen):
         text = text.strip()
         known = any(each.key == text for each in self.samples.rows)
         index = int(text) if text.isascii() and text.isdigit() and not known else None
-        rows = (each for each in self.samples.rows if (each.index == index if index is not None else each.key == text))
-        self.app.push_screen(SampleScreen(self.state, self.partition, index, None if index is not None else text,
-                                          next(rows, None)))  # fmt: skip
+        self.app.push_screen(SampleScreen(self.state, self.partition, index, None if index is not None else text))
 
     # ------------------------------------------------------------ keys
 
@@ -406,7 +406,7 @@ class PartitionScreen(DetailScreen):
         """Open a sample, a task, or the task that puts a field."""
         row = event.row
         if isinstance(row, SampleRow):
-            self.app.push_screen(SampleScreen(self.state, self.partition, row.index, None, row))
+            self.app.push_screen(SampleScreen(self.state, self.partition, row.index, None))
         elif isinstance(row, TaskRow):
             self.app.push_screen(TaskScreen(self.state, row.progress.name))
         elif isinstance(row, FieldRow) and row.producers:
@@ -422,19 +422,20 @@ def _partition_facts(row: PartitionRow) -> Cell:
 
 
 class SampleScreen(ExplainedScreen):
-    """A sample: what it has, who has consumed it, and why it is not dealt.
+    """A sample: its fields, who put them, its state for each task, its history, and why it is not dealt.
 
     Args:
         state: What is known of the system.
         partition: The name of its partition.
         index: Its global index; None if `key` names it.
         key: Its key; None if `index` names it.
-        row: Its line in the table of samples; None if that is not known.
     """
 
-    def __init__(
-        self, state: LiveState, partition: str, index: int | None, key: str | None, row: SampleRow | None
-    ) -> None:
+    DEFAULT_CSS = """
+    SampleScreen #words { height: 1fr; max-height: 100%; }
+    """
+
+    def __init__(self, state: LiveState, partition: str, index: int | None, key: str | None) -> None:
         super().__init__(state)
         self.partition = partition
         """The name of its partition."""
@@ -442,8 +443,6 @@ class SampleScreen(ExplainedScreen):
         """Its global index; None if `key` names it."""
         self.key = key
         """Its key; None if `index` names it."""
-        self.row = row
-        """Its line in the table of samples; None if that is not known."""
 
     def place(self) -> str:
         """See `TopScreen`."""
@@ -452,35 +451,13 @@ class SampleScreen(ExplainedScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.facts
-        yield self.words()
+        yield self.words(can_focus=True)
 
     def question(self) -> Callable[[Any], str]:
         """See `ExplainedScreen`."""
-        request = Explain(self.partition, self.index, self.key)
-        return lambda client: str(client.request(request, Done).value)
+        partition, index, key, width = self.partition, self.index, self.key, max(LEAST_WIDTH, self.size.width - 2)
 
-    def show_picture(self, picture: Picture) -> None:
-        """See `TopScreen`."""
-        super().show_picture(picture)
-        row = self.row
-        if row is None:
-            self.show_facts([("", "")])
-            return
-        fields: list[Piece] = []
-        for name, has in zip(row.fields, row.produced):
-            fields += [("● " if has else "○ ", "works" if has else "waits"),
-                       (f"{name_text(name)}   ", "" if has else "dim")]  # fmt: skip
-        tasks: list[Piece] = []
-        for name, took in zip(row.tasks, row.consumed):
-            tasks += [
-                ("● " if took else "○ ", "good" if took else "dim"),
-                (f"{task_text(name)}   ", "" if took else "dim"),
-            ]
-        lines: list[tuple[str, Cell]] = [("index", [(str(row.index), "strong")])]
-        if row.key is not None:
-            lines.append(("key", [(name_text(row.key), "strong")]))
-        if row.tag:
-            lines.append(("tag", [(short_repr(dict(row.tag), 200), "")]))
-        lines += [("fields", fields or [("none", "dim")]), ("consumed", tasks or [("by no task", "dim")])]
-        self.show_facts(_labelled(lines))
+        def report(client: Any) -> str:
+            return "\n".join(lines_of(client.describe_sample(partition, index, key), {}, width, Styles(False)))
+
+        return report
