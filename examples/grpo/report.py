@@ -29,7 +29,7 @@ DETAIL = 8.0
 RUNS = ("driver", "queue")
 HONEST = (
     "No computation became faster: the queue fills the time in which a worker had to wait for another stage or for a "
-    "sandbox, so the gain depends on how much of that there is (--sandbox 0 has less) and on free cores."
+    "sandbox, so the gain depends on how much of that there is (none may be left with --sandbox 0) and on free cores."
 )
 
 
