@@ -138,7 +138,7 @@ def list_stages(account: Account, verdict: Verdict) -> Iterator[StageRow]:
             its, verdict.stage == name, place,
             tuple((field, maker, share / total) for (field, maker), share in missing if field and share > 0),
             account.ages.get(name, UNKNOWN), account.staleness.get(name, UNKNOWN),
-            float(nbytes[numbers[name] + 1]) / seconds, tuple(history.tolist()),
+            float(nbytes[numbers[name] + 1]) / seconds, tuple(history.tolist()), account.hold_causes.get(name, ""),
         )  # fmt: skip
 
 
@@ -175,11 +175,11 @@ def _pipeline_order(account: Account) -> list[str]:
 def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
     """Return the open claims, puts and reservations, grouped by what they wait for."""
     recording, workers = account.table.recording, account.table.workers
-    groups: dict[tuple[str, str, str, tuple[str, ...]], list[WaitMember]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, tuple[str, ...], bool], list[WaitMember]] = defaultdict(list)
     for wait in recording.open:
         worker = int(workers.of_lane[wait.lane])
         kind = "held" if wait.holds else "early" if wait.ahead else "waits"
-        key = kind, recording.lanes[wait.lane].task, wait.partition, tuple(wait.fields)
+        key = kind, recording.lanes[wait.lane].task, wait.partition, tuple(wait.fields), wait.demand
         name = workers.name(worker) if worker >= 0 else ""
         groups[key].append(WaitMember(name, max(recording.now - wait.since, 0.0), wait.rows))
     makers: dict[str, list[str]] = defaultdict(list)
@@ -188,7 +188,7 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
             makers[name].append(task)
     progress = {each.name: each for each in status.partitions}
     found = []
-    for (kind, task, partition, fields), members in groups.items():
+    for (kind, task, partition, fields, demand), members in groups.items():
         members.sort(key=lambda each: -each.seconds)
         its = progress.get(partition)
         produced = {} if its is None else {each.name: each.produced for each in its.fields if each.name in fields}
@@ -196,7 +196,7 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         others = tuple(maker for maker in makers.get(rarest, ()) if maker != task)
         oldest = members[0]
         found.append(
-            WaitRow(task, partition, fields, kind, oldest.seconds, oldest.rows, tuple(members), rarest, others)
+            WaitRow(task, partition, fields, kind, oldest.seconds, oldest.rows, tuple(members), rarest, others, demand)
         )
     yield from sorted(found, key=lambda row: (row.kind == "early", -row.seconds))
 

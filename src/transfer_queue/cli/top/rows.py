@@ -34,6 +34,8 @@ class StageRow:
     """The bytes that it puts, in bytes per second."""
     history: tuple[float, ...]
     """The rows per second that it claimed, or put if it claims none, in equal parts of the last minute."""
+    hold_cause: str
+    """What holds its puts back, as in `Account.hold_causes`; "" if nothing does, or it is not known."""
 
     @property
     def name(self) -> str:
@@ -85,6 +87,8 @@ class WaitRow:
     """The field of them that the fewest samples of the partition have; "" for puts."""
     producers: tuple[str, ...]
     """The tasks that put the rarest field."""
+    demand: bool = False
+    """True if producers wait for group demand."""
 
 
 @dataclass(frozen=True)

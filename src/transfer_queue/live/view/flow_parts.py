@@ -32,6 +32,11 @@ LETTERS = {
     SpanState.UNKNOWN: "x", SpanState.IDLE: "i", SpanState.WORKS: "W", SpanState.HELD: "h", SpanState.WAITS: "w",
     SpanState.GONE: "x",
 }  # fmt: skip
+HELD_WORDS = {
+    "policy": "Its puts wait until the policy version advances (set_policy_version).",
+    "capacity": "Its puts wait for free space.",
+    "demand": "It waits until more groups are wanted (client.want).",
+}
 STATE_OF = {"W": "works", "w": "waits", "h": "held", "i": "idle", "x": "gone"}
 
 
@@ -347,9 +352,7 @@ def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[s
 
 
 def _held_words(account: Account, task: str) -> str:
-    if account.hold_causes.get(task) == "policy":
-        return "Its puts wait until the policy version advances (set_policy_version)."
-    return "Its puts wait for free space."
+    return HELD_WORDS[account.hold_causes.get(task, "capacity")]
 
 
 def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:

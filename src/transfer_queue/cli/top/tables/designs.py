@@ -34,6 +34,7 @@ from transfer_queue.display import count_text, printable_name, short_repr, size_
 from transfer_queue.display.progress_text import notes_of, tier_name
 from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.timeline.spans import SpanState
+from transfer_queue.timeline.verdict import HOLDS
 
 NOTICED = 0.02  # a task that waits for a smaller share has nothing in the column "waits for"
 WIDE = 60  # the width of a column for texts, at most
@@ -93,7 +94,7 @@ def _growth(row: StageRow, width: int) -> Cell:
 def _waits_for(row: StageRow, width: int) -> Cell:
     its = row.account
     if its.held > its.waits and its.held >= NOTICED:
-        return [("held: no space or policy", "held")]
+        return [(f"held: {HOLDS.get(row.hold_cause, 'capacity or policy version')}", "held")]
     if its.waits < NOTICED or not row.missing:
         return [("", "")]
     field, maker, _ = row.missing[0]
@@ -145,7 +146,7 @@ STAGES: TableDesign[StageRow] = TableDesign(
 
 def _wait_fields(row: WaitRow, width: int) -> Cell:
     if row.kind == "held":
-        return [("space or policy version", "held")]
+        return [(HOLDS["demand"] if row.demand else "capacity or policy version", "held")]
     others = [name for name in row.fields if name != row.rarest]
     rest = [(", " + ", ".join(map(name_text, others)), "dim")] if others else []
     return [(name_text(row.rarest), "strong"), *rest]

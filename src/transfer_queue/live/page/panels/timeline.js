@@ -8,6 +8,11 @@ import { draw, GONE, HELD, IDLE, secondsIn, spanAt, timeAt, WAITS, WORKS, xOf } 
 
 const KEY = [...STATES_KEY, ["cross", "gone"], ["tick", "policy version"]];
 const STEP = 5; // seconds of an arrow key
+const HELD_UNTIL = {
+  policy: " until the policy version advances",
+  capacity: " until there is free space",
+  demand: " until more groups are wanted",
+};
 const STATES = ["is idle", "works", "is held back", "waits", "is gone"];
 
 const laneName = (lane) => {
@@ -19,7 +24,7 @@ const laneName = (lane) => {
 function reasonOf(span, why) {
   const reason = plain(why[span[3]] ?? "");
   if (span[2] === WAITS && reason) return ` for ${reason}`;
-  if (span[2] === HELD && reason) return reason === "policy" ? " until the policy version advances" : " until there is room";
+  if (span[2] === HELD && reason) return HELD_UNTIL[reason] ?? HELD_UNTIL.capacity;
   return "";
 }
 
