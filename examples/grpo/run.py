@@ -137,7 +137,8 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
                 settings = replace(settings, steps=runs[0].version)  # the second run does as many
             stack.enter_context(System(settings))
             view.begin(f"2. GRPO streamed, through the queue{control}")
-            view.note(f"live: {places_to_look(settings)}")
+            for place in places_to_look(settings):
+                view.note(f"look at it: {place}")
             limit = limits[2] + (RAY_SECONDS if settings.runtime == "ray" else 0.0)
             runs.append(through_queue(begun(settings, limit), weights, view))
         found = report.summary(runs, before, time.time() - begin)
@@ -145,7 +146,9 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
         report.show(runs, found, console)
         console.print(f"report: {settings.out}   {time.time() - begin:.0f} s", highlight=False, soft_wrap=True)
         if settings.keep:
-            console.print("the system is up until Ctrl-C:", places_to_look(settings), sep="\n", highlight=False)
+            console.print(
+                "the system is up until Ctrl-C:", *places_to_look(settings), sep="\n", highlight=False, soft_wrap=True
+            )
             with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
 
@@ -156,9 +159,9 @@ def begun(settings: Settings, seconds: float) -> Settings:
     return replace(settings, deadline=time.time() + seconds)
 
 
-def places_to_look(settings: Settings) -> str:
+def places_to_look(settings: Settings) -> tuple[str, str]:
     """Return what shows the system of the run: the address of the live page, and the command for the terminal."""
-    return f"{tq.get_live_address() or f'tq live --name {settings.system}'}   tq top --name {settings.system}"
+    return tq.get_live_address() or f"tq live --name {settings.system}", f"tq top --name {settings.system}"
 
 
 def warmed_up(settings: Settings, view: View) -> tuple[np.ndarray, float]:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 RUN = Path(__file__).resolve().parents[2] / "examples" / "grpo" / "run.py"
+SECONDS = 600  # after which a run is killed, so that a test that waits for a line fails
 pytestmark = pytest.mark.slow
 
 
@@ -33,6 +35,8 @@ class Run:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
         self.printed = ""
+        self.limit = threading.Timer(SECONDS, os.killpg, (self.process.pid, signal.SIGKILL))
+        self.limit.start()
 
     def until(self, pattern: str) -> re.Match[str]:
         assert self.process.stdout is not None
@@ -50,6 +54,7 @@ class Run:
 
     def end(self) -> int:
         self.printed += self.process.communicate()[0]
+        self.limit.cancel()
         return self.process.returncode
 
 
@@ -57,6 +62,7 @@ class Run:
 def run(tmp_path):
     made = Run(tmp_path)
     yield made
+    made.limit.cancel()
     if made.process.poll() is None:
         os.killpg(made.process.pid, signal.SIGKILL)
         made.end()
@@ -67,6 +73,7 @@ def test_both_runs_are_compared_though_a_rollout_worker_is_killed(run):
     assert sorted(workers) == ["reference", "reward", "rollout 0", "rollout 1", "trainer 0", "trainer 1"]
     workers["rollout 1"].kill()
     run.until("the system is up until Ctrl-C")
+    assert run.until(r"http://127.0.0.1:\d+/\?token=\S+$")
     name = run.until(r"tq top --name (\S+)").group(1)
     assert run.printed.count(f"tq top --name {name}") == 2
     assert "rollout 1 was killed" in run.printed
