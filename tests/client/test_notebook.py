@@ -137,7 +137,7 @@ class TestConfiguration:
         """A copy, which the user may change, and a section print in full."""
         assert repr(pickle.loads(pickle.dumps(config))) == repr(config)
         assert "'num_data_storage_units': None" in repr(copy.deepcopy(config))
-        assert repr(config.metrics) == "{'enabled': False, 'port': 0, 'host': '127.0.0.1'}"
+        assert repr(config.metrics) == "{'enabled': False, 'port': 0, 'host': '127.0.0.1', 'compatible_names': False}"
 
     def test_a_configuration_that_was_cut_is_no_error(self, config: Any) -> None:
         cut = pickle.loads(pickle.dumps(config))

@@ -1699,8 +1699,8 @@ class GeneratedMethods(ABC):
             >>> report = client.describe_sample("train_0", key="a")
             >>> [(field.name, field.shape, field.nbytes) for field in report.fields], report.tags
             ([('prompt', [3], 12)], {'length': 3})
-            >>> [(event.kind, event.task) for event in report.history]
-            [('put', ''), ('claimed', 'reward')]
+            >>> [event.kind for event in report.history], report.history[-1].task
+            (['put', 'claimed'], 'reward')
         """
         return self._run(self._operations.describe_sample(partition_id, global_index, key, timeout=timeout))
 
@@ -1735,8 +1735,8 @@ class GeneratedMethods(ABC):
             >>> report = await client.async_describe_sample("train_0", key="a")
             >>> [(field.name, field.shape, field.nbytes) for field in report.fields], report.tags
             ([('prompt', [3], 12)], {'length': 3})
-            >>> [(event.kind, event.task) for event in report.history]
-            [('put', ''), ('claimed', 'reward')]
+            >>> [event.kind for event in report.history], report.history[-1].task
+            (['put', 'claimed'], 'reward')
         """
         return await self._run_async(self._operations.describe_sample(partition_id, global_index, key, timeout=timeout))
 

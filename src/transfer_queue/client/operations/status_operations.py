@@ -270,8 +270,8 @@ class StatusOperations(DataPath):
             >>> report = client.describe_sample("train_0", key="a")
             >>> [(field.name, field.shape, field.nbytes) for field in report.fields], report.tags
             ([('prompt', [3], 12)], {'length': 3})
-            >>> [(event.kind, event.task) for event in report.history]
-            [('put', ''), ('claimed', 'reward')]
+            >>> [event.kind for event in report.history], report.history[-1].task
+            (['put', 'claimed'], 'reward')
         """
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         key = arguments.validated_text_or_none(key, "key")
