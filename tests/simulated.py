@@ -94,7 +94,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # A copy: a tensor of one element counts as contiguous whatever its stride is, and `view` refuses some strides.
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def failure(cluster: Cluster, client: Client, operation: Any) -> BaseException:

@@ -59,10 +59,10 @@ def as_tensors(values: list[Any], live: list[torch.Tensor]) -> list[torch.Tensor
         elif isinstance(value, np.ndarray):
             made.append(torch.from_numpy(value.copy()))
         elif type(value) in (bool, int, float):
-            dtype = torch.result_type(torch.empty(1, dtype=own), value)
-            if type(value) is int and dtype is torch.int8 and not -128 <= value < 128:
-                dtype = torch.int64
             try:
+                dtype = torch.result_type(torch.empty(1, dtype=own), value)
+                if type(value) is int and dtype is torch.int8 and not -128 <= value < 128:
+                    dtype = torch.int64
                 made.append(torch.tensor(value, dtype=dtype))
             except (OverflowError, RuntimeError):
                 return None

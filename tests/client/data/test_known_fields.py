@@ -85,6 +85,14 @@ def test_numbers_take_the_dtype_of_the_field_where_they_fit_it(a: Client) -> Non
     assert a.get_data(meta)["n"].tolist() == [0, 255, 256]
 
 
+@pytest.mark.parametrize("number", [-(2**63) - 1, 2**64])
+def test_an_integer_that_torch_cannot_hold_is_refused(a: Client, number: int) -> None:
+    a.kv_batch_put(["x", "y"], "p", {"f": torch.zeros(2)})
+    with pytest.raises(FieldTypeError, match="nothing was put"):
+        a.kv_batch_put(["z"], "p", {"f": [number]})
+    assert list(a.kv_list("p")["p"]) == ["x", "y"]
+
+
 def test_a_value_that_is_not_a_number_is_refused_with_cause_and_remedy(a: Client, cluster: Cluster) -> None:
     a.kv_put("k", "p", {"x": torch.zeros(2)})
     leased = cluster.unit.table.leased
