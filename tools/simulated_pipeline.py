@@ -24,6 +24,10 @@ CLAIM_SECONDS = 5.0  # timeout of one claim
 ROWS = 256  # samples of one partition
 
 
+class RankFailure(Exception):
+    """A rank fails. A client that an exception closes counts as gone, and not as closed in order."""
+
+
 @dataclass(frozen=True)
 class SimulatedStage:
     """A stage whose ranks all do the same: claim, sleep, put."""
@@ -88,11 +92,11 @@ class SimulatedPipeline:
 
     def _work(self, stage: SimulatedStage, rank: int) -> None:
         dice = random.Random(rank)
-        with TransferQueueClient(self._system, task=stage.name, rank=rank) as client:
+        with contextlib.suppress(RankFailure), TransferQueueClient(self._system, task=stage.name, rank=rank) as client:
             step = 0
             while not self._ends.is_set():
                 if rank in stage.dies and time.monotonic() - self._begun > self.dying:
-                    return
+                    raise RankFailure
                 seconds = stage.seconds * (0.7 + 0.6 * dice.random())
                 with contextlib.suppress(TransferQueueError):
                     if stage.takes:

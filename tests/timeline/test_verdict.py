@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,9 @@ from pipeline_scenarios import Expected, Scenario, Stage, grpo, scenarios
 from pipeline_simulation import Pipeline
 from timeline_replies import LANES, event, reply
 
+from transfer_queue.messages.reports.progress import TaskProgress
 from transfer_queue.messages.reports.timeline import OpenWait
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.events import EVENT, EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.trace import trace_json
@@ -68,6 +71,24 @@ def test_verdict_works_without_a_status_but_knows_no_queue():
     pipeline = Pipeline(SCENARIOS["reward takes 3.0 times as long"]).run(200)
     verdict = judge(pipeline.recording())
     assert (verdict.state, verdict.stage, verdict.field, verdict.queue_rows) == ("slow", "reward", "reward", 0)
+
+
+def test_the_queue_has_partitions_to_which_the_stage_will_come_and_no_others():
+    """A partition counts if a task of the same pipeline claims from it, and does not if only another task does."""
+    pipeline = Pipeline(SCENARIOS["reward takes 3.0 times as long"]).run(200)
+    recording, status = pipeline.recording(), pipeline.status()
+    before = judge(recording, status).queue_rows
+    first = status.partitions[0]
+    fields = [msgspec.structs.replace(each, produced=100) for each in first.fields]
+
+    def with_partition(task: str) -> SystemStatus:
+        tasks = [TaskProgress(task, 100, 0, 0.0)]
+        more = msgspec.structs.replace(first, name="more", fields=fields, tasks=tasks, passed={})
+        return msgspec.structs.replace(status, partitions=[*status.partitions, more])
+
+    assert "reference" in {each.name for each in first.tasks}
+    assert judge(recording, with_partition("reference")).queue_rows == before + 100
+    assert judge(recording, with_partition("evaluation")).queue_rows == before
 
 
 def test_since_is_when_ranks_ended():

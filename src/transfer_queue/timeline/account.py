@@ -353,14 +353,22 @@ def _partitions_at_limit(status: SystemStatus | None) -> dict[str, int]:
 
 
 def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...], produced: _ProducedRows) -> int:
-    """Return the rows that are ready for a task and that it has not claimed."""
+    """Return the rows that are ready for a task and that it has not claimed.
+
+    A partition from which the task has not claimed yet counts if a task claims from it that shares other partitions
+    with this one: the task will come to it. Partitions of other pipelines, such as an evaluation, do not count.
+    """
+    partitions = [] if status is None or not takes else status.partitions
+    own = [{each.name: each for each in partition.tasks} for partition in partitions]
+    companions = set().union(*(tasks for tasks in own if task in tasks))
     total = 0
-    for each in [] if status is None or not takes else status.partitions:
-        progress = next((part for part in each.tasks if part.name == task), None)
-        if progress is not None:
-            ready = min(produced.of(each, name) for name in takes)
-            passed = sum(each.passed.get(task, {}).values())
-            total += max(ready - progress.consumed - progress.claimed - passed, 0)
+    for partition, tasks in zip(partitions, own):
+        progress = tasks.get(task)
+        if progress is not None or not companions.isdisjoint(tasks):
+            ready = min(produced.of(partition, name) for name in takes)
+            passed = sum(partition.passed.get(task, {}).values())
+            taken = 0 if progress is None else progress.consumed + progress.claimed
+            total += max(ready - taken - passed, 0)
     return total
 
 
