@@ -50,8 +50,8 @@ def nothing_is_left() -> Iterator[None]:
 # What takes longest comes first, so that of several processes none is left alone with it at the end: names of files,
 # which are each there once.
 LONGEST = [
-    "test_interleavings.py", "test_worker_processes.py", "test_processes.py", "test_node.py", "test_grpo_run.py",
-    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_typing.py", "test_cli.py", "test_lease_delivery.py",
+    "test_interleavings.py", "test_worker_processes.py", "test_processes.py", "test_node.py", "test_top.py",
+    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_lifecycle.py", "test_cli.py", "test_lease_delivery.py",
     "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py", "test_object_codec.py",
     "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py", "test_planted.py",
     "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py", "test_cli_doctor.py", "test_disk_tier.py",
@@ -61,7 +61,7 @@ LONGEST = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make chaos` runs more schedules, `make fuzz` more examples."""
-    parser.addoption("--schedules", type=int, default=500, help="how many schedules are drawn for equal ends")
+    parser.addoption("--schedules", type=int, default=200, help="how many schedules are drawn for equal ends")
     parser.addoption("--examples-factor", type=int, default=1, help="multiplies the examples of differential tests")
 
 
