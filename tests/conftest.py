@@ -51,11 +51,11 @@ def nothing_is_left() -> Iterator[None]:
 # which are each there once.
 LONGEST = [
     "test_interleavings.py", "test_worker_processes.py", "test_processes.py", "test_node.py", "test_top.py",
-    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_lifecycle.py", "test_cli.py", "test_lease_delivery.py",
-    "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py", "test_object_codec.py",
-    "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py", "test_planted.py",
-    "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py", "test_cli_doctor.py", "test_disk_tier.py",
-    "test_differencing.py",
+    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_lifecycle.py", "test_cli.py",
+    "test_lease_delivery.py", "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py",
+    "test_object_codec.py", "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py",
+    "test_planted.py", "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py",
+    "test_cli_doctor.py", "test_disk_tier.py", "test_differencing.py",
 ]  # fmt: skip
 
 
