@@ -26,7 +26,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 SCRIPTS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "text", "yaml", "toml", "json", "mermaid", "diff"}
-SECONDS = 300  # for one page or script
+SECONDS = 120  # for one page or script
 MAKE = "make "
 
 
