@@ -162,7 +162,8 @@ def begun(settings: Settings, seconds: float) -> Settings:
 def places_to_look(settings: Settings) -> tuple[str, str]:
     """Return what shows the system of the run: the address of the live page, and the command for the terminal."""
     command = os.path.relpath(Path(sys.executable).with_name("tq"))  # `make demo` does not activate its environment
-    return tq.get_live_address() or f"{command} live --name {settings.system}", f"{command} top --name {settings.system}"
+    name = settings.system
+    return tq.get_live_address() or f"{command} live --name {name}", f"{command} top --name {name}"
 
 
 def warmed_up(settings: Settings, view: View) -> tuple[np.ndarray, float]:

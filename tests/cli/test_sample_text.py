@@ -94,6 +94,22 @@ class TestReport:
         first = lines_of(cleared, {}, 160, PLAIN)[0]
         assert first.endswith(f"cleared at {clock_text(995.0, 1000.0)} by train/1 abcdef01")
 
+    @pytest.mark.parametrize(
+        ("events", "how"),
+        [
+            ([SampleEvent(990.0, "put", "w", "", -1)], " with its partition"),
+            ([], ", at the latest with its partition"),
+        ],
+    )
+    def test_a_sample_that_was_cleared_with_its_partition(self, events: list[SampleEvent], how: str) -> None:
+        end = SampleEvent(995.0, "partition cleared", "abcdef0123", "train", 1)
+        cleared = report(
+            state="cleared", fields=[], missing=[], tasks=[], group=None, tags={}, history=[*events, end],
+            complete=bool(events),
+        )  # fmt: skip
+        first = lines_of(cleared, {}, 160, PLAIN)[0]
+        assert first.endswith(f"cleared{how} at {clock_text(995.0, 1000.0)} by train/1 abcdef01")
+
     def test_colors(self) -> None:
         assert "\x1b[32mlive\x1b[0m" in lines_of(report(), {}, 160, COLORED)[0]
         assert not any("\x1b" in line for line in lines_of(report(), {}, 160, PLAIN))

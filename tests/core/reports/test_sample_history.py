@@ -42,7 +42,8 @@ class Histories(RuleBasedStateMachine):
         self.produced: dict[int, set[str]] = {}
         self.leases: list[tuple[str, str, ClaimReply]] = []
         self.keys: dict[tuple[str, str], int] = {}
-        self.cleared_keys: dict[tuple[str, str], int] = {}
+        self.dropped: dict[int, str] = {}
+        """Sample -> the client that cleared its partition first, after which it did not exist."""
 
     def teardown(self) -> None:
         row_history.PAGE_EVENTS, row_history.PAGE_ROWS = self.before
@@ -130,7 +131,10 @@ class Histories(RuleBasedStateMachine):
         rows = self.live(partition)
         if partition in self.h.state.partitions:
             self.h.ask(ClearPartition(partition), name)
-            self.gone(rows, name)
+            self.gone(rows, name, "partition cleared")
+            for row, of in self.partition.items():
+                if of == partition and row not in self.dropped:
+                    self.dropped[row] = name
 
     @rule(name=WRITERS)
     def reconnect(self, name: str) -> None:
@@ -139,8 +143,8 @@ class Histories(RuleBasedStateMachine):
             self.h.disconnect(name)
             self.h.connect(name)
 
-    def gone(self, rows: list[int], name: str) -> None:
-        self.note(rows, "cleared", name)
+    def gone(self, rows: list[int], name: str, kind: str = "cleared") -> None:
+        self.note(rows, kind, name)
 
     # ------------------------------------------------------------ the comparison
 
@@ -158,6 +162,9 @@ class Histories(RuleBasedStateMachine):
             if len(found) == len(expected):
                 assert found == expected
                 assert report.complete or len(found) <= 32
+            elif [entry[0] for entry in found] == ["partition cleared"] and expected[-1][0] == "cleared":
+                assert found == [("partition cleared", self.dropped[row], "", ())]  # what is left of a longer history
+                assert not report.complete
             else:
                 assert len(found) < len(expected)
                 assert [entry[1:] for entry in found] == [entry[1:] for entry in end]
@@ -171,6 +178,18 @@ class Histories(RuleBasedStateMachine):
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
+
+
+def test_the_clear_of_a_partition_is_not_said_to_have_cleared_a_sample_whose_own_clear_is_not_kept() -> None:
+    h = Harness(SequentialSampler())
+    h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=2)
+    (row,) = rows_of(h.ask(h.publish(1, ("x",), "p", "w", keys=["k"]), "w"))
+    h.ask(ClearKeys("p", ["k"]), "a")
+    h.ask(h.publish(1, ("x",), "p", "w"), "w")
+    h.ask(ClearPartition("p"), "b")
+    report = describe(h, row)
+    assert (report.state, report.complete) == ("cleared", False)
+    assert [(event.kind, event.client) for event in report.history] == [("partition cleared", "b")]
 
 
 class TestRowHistory:

@@ -127,7 +127,7 @@ class TestAbsent:
         h.ask(ClearPartition("p"), "d")
         report = describe(h, rows[0])
         assert report.state == "cleared"
-        assert [(event.kind, event.client) for event in report.history] == [("put", "w"), ("cleared", "c")]
+        assert [(event.kind, event.client) for event in report.history] == [("put", "w"), ("partition cleared", "c")]
 
     def test_rows_that_free_when_has_cleared_name_the_task(self, h: Harness) -> None:
         h.create(free_when=["t"])

@@ -25,6 +25,7 @@ COLORS = {
     samples.CONSUMED: "green", samples.CLAIMED: "cyan", samples.READY: "yellow", samples.WAITING: "red",
     samples.SKIPPED: "red", samples.PUT: "green", samples.REPLACED: "yellow", samples.TAGGED: "green",
     samples.CLAIM: "cyan", samples.ACK: "cyan", samples.RETURNED: "red", samples.CLEAR: "red",
+    samples.PARTITION_CLEAR: "red",
 }  # fmt: skip
 STATES = {
     samples.LIVE: "live", samples.RESERVED: "reserved, nothing was put into it yet",
@@ -89,10 +90,14 @@ class ReportText:
 
     def _end(self) -> str:
         """Return when and by whom the sample was cleared; "" if it was not, or this is not known."""
-        clear = next((event for event in self._report.history if event.kind == samples.CLEAR), None)
+        report = self._report
+        clear = next((event for event in report.history if event.kind in samples.CLEARS), None)
         if clear is None:
             return ""
-        return f" at {clock_text(clear.time, self._report.now)} by {who(clear.task, clear.rank, clear.client)}"
+        how = ""
+        if clear.kind == samples.PARTITION_CLEAR:
+            how = ", at the latest with its partition" if report.history[0] is clear else " with its partition"
+        return f"{how} at {clock_text(clear.time, report.now)} by {who(clear.task, clear.rank, clear.client)}"
 
     def _group(self, group: SampleGroup) -> str:
         size = f" of {group.size}" if group.size is not None else ""

@@ -89,7 +89,7 @@ class ReportPages:
         report = self._report
         events = _with_replaced(self._history)
         cut = len(events) > MAX_HISTORY or report.before is not None
-        cleared = bool(events) and events[-1].kind == samples.CLEAR and report.state == samples.UNKNOWN
+        cleared = bool(events) and events[-1].kind in samples.CLEARS and report.state == samples.UNKNOWN
         return msgspec.structs.replace(
             report,
             state=samples.CLEARED if cleared else report.state,
@@ -122,7 +122,7 @@ def _with_replaced(events: Iterable[SampleEvent]) -> list[SampleEvent]:
             known.update(event.fields)
             event = msgspec.structs.replace(event, kind=samples.REPLACED) if again else event
         found.append(event)
-        if event.kind == samples.CLEAR:
+        if event.kind in samples.CLEARS:
             break  # the end of the partition is about all its rows, cleared ones included
     return found
 

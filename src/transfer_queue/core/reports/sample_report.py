@@ -32,7 +32,7 @@ from transfer_queue.messages.reports.samples import (
     SampleTask,
 )
 from transfer_queue.messages.reports.timeline import Lane
-from transfer_queue.timeline.events import EVENT, NEW_ROWS, EventKind
+from transfer_queue.timeline.events import EVENT, NEW_ROWS, WHOLE, EventKind
 
 MAX_HISTORY = 32
 """Events of a reply."""
@@ -135,6 +135,8 @@ def _history(timeline: TimelineRecorder, partition: str, row: int, before: int |
         kind = _KINDS.get(int(event["kind"]))  # type: ignore[call-overload]
         if kind is None or event["partition"] != place:
             continue
+        if kind == samples.CLEAR and event["flags"] & WHOLE:
+            kind = samples.PARTITION_CLEAR
         if kind == samples.PUT and event["flags"] & NEW_ROWS:
             events, complete, rest = [], True, None
         events.append(_event(timeline, kind, event))

@@ -13,6 +13,7 @@ from transfer_queue.messages.reports.samples import (
     ACK,
     CLAIM,
     CLEAR,
+    PARTITION_CLEAR,
     PUT,
     REPLACED,
     RETURNED,
@@ -98,6 +99,7 @@ def _event(event: SampleEvent) -> answers.SampleEventView:
     words = {
         PUT: f"put {named}", REPLACED: f"put again: {named}", TAGGED: "changed its tags", CLAIM: "claimed",
         ACK: "acknowledged", RETURNED: "returned without an acknowledgement", CLEAR: "cleared",
+        PARTITION_CLEAR: "cleared the partition",
     }.get(event.kind, event.kind)  # fmt: skip
     who = event.task or event.client
     return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0, event.rows)

@@ -17,10 +17,13 @@ CONSUMED, CLAIMED, READY, WAITING, SKIPPED = "consumed", "claimed", "ready", "wa
 """The states of a sample for a task: the task has consumed it; it is in a batch under a lease, or not acknowledged; a
 claim may take it; it lacks fields of the task's claims; the task is never dealt it."""
 
-PUT, REPLACED, TAGGED, CLAIM, ACK, RETURNED, CLEAR = (
-    "put", "replaced", "tagged", "claimed", "acknowledged", "returned", "cleared"
+PUT, REPLACED, TAGGED, CLAIM, ACK, RETURNED, CLEAR, PARTITION_CLEAR = (
+    "put", "replaced", "tagged", "claimed", "acknowledged", "returned", "cleared", "partition cleared"
 )  # fmt: skip
 """What an event of a history is."""
+
+CLEARS = frozenset({CLEAR, PARTITION_CLEAR})
+"""Events after which the sample does not exist."""
 
 
 class DescribeSample(Request, frozen=True):
@@ -124,7 +127,8 @@ class SampleEvent(Message, frozen=True):
     """When it happened."""
     kind: str
     """"put", "replaced" (some of its fields were put before), "tagged", "claimed", "acknowledged", "returned" (a lease
-    ended without an acknowledgement) or "cleared"."""
+    ended without an acknowledgement), "cleared", or "partition cleared" (with all samples that the partition still had;
+    if this is the only event of an incomplete history, the sample may have been cleared before)."""
     client: str
     """The client; "" for the controller itself."""
     task: str
