@@ -52,7 +52,7 @@ async def take(system: RunningSystem, size: tuple[int, int], light: bool, keys: 
 
 
 def smaller(picture: str) -> str:
-    """Return a picture that loads no fonts from other hosts, without elements that nobody sees."""
+    """Return a picture that loads no fonts from other hosts, without invisible elements."""
     picture = re.sub(r"@font-face\s*{[^}]*}", "", picture)
     picture = picture.replace("font-family: Fira Code, monospace", "font-family: monospace")
     picture = re.sub(r"<text [^>]*>(&#160;|\s)*</text>", "", picture)

@@ -139,7 +139,7 @@ def test_stuck(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> Non
     code, out, _ = told(capsys, "stuck", "--for", "1e8")
     assert (code, out) == (0, "no sample that is not finished has been unchanged for 1157 d 9 h or longer\n")
     code, _, errors = told(capsys, "stuck", "--partition", "train_9")
-    assert (code, errors) == (1, "tq: there is no partition 'train_9'; did you mean 'train_0'?\n")
+    assert (code, errors) == (1, "tq: partition 'train_9' does not exist; did you mean 'train_0'?\n")
 
 
 def test_explain_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,7 @@ def run_top(
     every: float = 1.0,
     light: bool = False,
 ) -> None:
-    """Run a program with an application that has got some news."""
+    """Run a program with an application that has received some news."""
 
     async def main() -> None:
         source = FakeSource()
