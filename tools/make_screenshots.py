@@ -26,8 +26,8 @@ from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "assets" / "tq-top.svg"
 NAME = "screenshots"
-SECONDS = 55.0  # of the pipeline before the picture
-DYING = 20.0  # after which two ranks of reward end
+SECONDS = 55.0  # how long the pipeline runs before the picture
+DYING = 20.0  # seconds after which two ranks of reward end
 SIZES = ((80, 24), (120, 40), (200, 60))
 KEYS = {
     "overview": (), "partitions": ("3",), "memory": ("4",), "controller": ("5",), "task": ("1", "enter"),

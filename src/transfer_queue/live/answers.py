@@ -55,7 +55,7 @@ class MatrixAnswer(Part, frozen=True):
     column_rows: int
     """The rows of a column; the last one may have fewer. A multiple of the group size if there is one."""
     group_size: int
-    """The samples of a group; 0 if there are no groups or their size is not known."""
+    """The samples of a group; 0 if the partition has no groups or their size is not known."""
     index: list[tuple[int, int, int]]
     """[column, index, step]: from this column on, the first row of column c has the global index
     `index + step * (c - column)`."""

@@ -314,7 +314,7 @@ class PolicyView(Part, frozen=True):
     admitted: int
     """The rows admitted so far."""
     admit_max: Union[int, None]
-    """The rows that may be admitted at this version; None if there is no limit."""
+    """The rows that may be admitted at this version; None without a limit."""
 
 
 class AgeView(Part, frozen=True):

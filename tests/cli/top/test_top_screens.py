@@ -67,7 +67,7 @@ def test_a_large_terminal_shows_every_table(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1)])
-def test_a_tiny_terminal_is_no_error(size: tuple[int, int]) -> None:
+def test_a_tiny_terminal_is_not_an_error(size: tuple[int, int]) -> None:
     async def program(top: TopPilot) -> None:
         await top.press("3", "enter", "3", "enter", "question_mark")
 
@@ -379,7 +379,7 @@ def test_an_empty_system_has_tables_that_say_so() -> None:
     run_top(program, seen(empty_picture()), size=(120, 40))
 
 
-def test_old_data_is_said_to_be_old() -> None:
+def test_old_data_is_marked_as_old() -> None:
     async def program(top: TopPilot) -> None:
         words = top.words()
         assert re.search(

@@ -97,7 +97,7 @@ class CannedServer(ThreadingHTTPServer):
             write(b"".join(events))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that closes a stream is no error."""
+        """Log nothing: a browser that closes a stream is not an error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

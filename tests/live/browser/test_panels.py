@@ -60,7 +60,7 @@ def test_the_flow_shows_tasks_fields_queues_and_the_slowest_stage(page: Page, se
     assert "queues for reward 24 s" in text_of(page, ".life")
 
 
-def test_who_waits_is_said_with_a_link_to_the_sample(page: Page, server: CannedServer) -> None:
+def test_who_waits_is_shown_with_a_link_to_the_sample(page: Page, server: CannedServer) -> None:
     opened(page, server)
     first = text_of(page, ".waits li")
     assert first.startswith("train 6 of 8 ranks wait now 63 % of the last 60 s")
@@ -134,10 +134,10 @@ def test_the_matrix_shows_what_each_sample_has_and_how_far_it_is(simple: Page) -
     assert half == [MISSING, PUT]  # filled from below
     assert [pixel(simple, "matrix", cell(simple, at), task) for at in range(4)] == [PUT, CLAIMED, CONSUMED, MISSING]
     assert "lost" in text_of(simple, ".matrix .key")
-    assert "train_42 lacks advantage of 168 samples, for which train waits." in text_of(simple, ".matrix")
+    assert "168 samples of train_42 lack advantage, for which train waits." in text_of(simple, ".matrix")
 
 
-def test_the_matrix_is_a_table_for_who_cannot_see_it(simple: Page) -> None:
+def test_the_matrix_is_a_table_for_users_who_cannot_see_it(simple: Page) -> None:
     simple.evaluate("document.querySelector('.matrix details').open = true")
     simple.wait_for("!!document.querySelector('.matrix details table')")
     table = text_of(simple, ".matrix details table")
@@ -238,7 +238,7 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert_clean(page, server)
 
 
-def test_the_search_opens_a_sample_by_key_or_says_that_there_is_none(page: Page, server: CannedServer) -> None:
+def test_the_search_opens_a_sample_by_key_or_says_that_it_does_not_exist(page: Page, server: CannedServer) -> None:
     opened(page, server)
     page.type("/")
     page.type("q15690/0")

@@ -8,7 +8,7 @@ from tests.live.browser.canned_server import CannedServer
 from tests.live.browser.test_panels import assert_clean, opened, press, text_of
 
 
-def test_an_empty_system_says_who_waits_and_what_makes_it_appear(page: Page, server: CannedServer) -> None:
+def test_an_empty_system_says_who_waits_and_how_to_put_samples(page: Page, server: CannedServer) -> None:
     server.full = invented.empty()
     opened(page, server)
     words = text_of(page, "main")
@@ -96,7 +96,7 @@ def test_an_ended_system_keeps_its_last_state_on_the_page(page: Page, server: Ca
     assert "Flowing" in text_of(page, ".verdict h1")
 
 
-def test_a_lost_server_is_said_and_asked_again_until_it_is_back(page: Page, server: CannedServer) -> None:
+def test_a_lost_server_is_reported_and_asked_again_until_it_is_back(page: Page, server: CannedServer) -> None:
     opened(page, server)
     server.stop_streams()
     page.wait_for("document.querySelector('.banner')?.innerText.startsWith('The server of this page does not answer.')")
@@ -126,7 +126,7 @@ def test_a_hidden_tab_closes_its_stream_and_opens_it_again(page: Page, server: C
     assert server.requests.count("/api/live") == count + 1
 
 
-def test_deltas_change_what_has_changed_and_do_not_chatter(page: Page, server: CannedServer) -> None:
+def test_deltas_update_only_what_has_changed(page: Page, server: CannedServer) -> None:
     opened(page, server)
     page.evaluate("""(() => {
         window.said = 0;

@@ -21,8 +21,8 @@ const STEPS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], PageDown: [16, 0], PageU
 function Lacking({ partition, last }) {
   if (!partition.missing || !partition.field) return null;
   const sample = partition.sample === null ? null : { partition: partition.name, index: partition.sample };
-  return html`<b><${Name} of=${partition.name} /></b> lacks <${Name} of=${partition.field} /> of ${counted(partition.missing, "sample")}${last && html`, for which <${Name} of=${last} /> waits`}.
-    ${sample && html` First of them: <${SampleLink} sample=${sample} />. `} `;
+  return html`${counted(partition.missing, "sample")} of <b><${Name} of=${partition.name} /></b> ${partition.missing === 1 ? "lacks" : "lack"} <${Name} of=${partition.field} />${last && html`, for which <${Name} of=${last} /> waits`}.
+    ${sample && html` The first one: <${SampleLink} sample=${sample} />. `} `;
 }
 
 function nothingWords(partitions, stale) {
