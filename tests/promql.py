@@ -43,7 +43,7 @@ def nodes(parsed: Any) -> Iterator[Any]:
 
 
 def names_served() -> dict[str, set[str]]:
-    """Name of a series -> its labels, of everything that an endpoint may tell."""
+    """Name of a series -> its labels, of everything that an endpoint may serve."""
     served: dict[str, set[str]] = {}
     for name, family in FAMILIES.items():
         labels = {*family.labels, *OF_SCRAPES}

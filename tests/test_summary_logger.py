@@ -316,7 +316,7 @@ def flags_of_the_end(task: str) -> int:
 def test_which_errors_count_as_a_failure(
     error: BaseException | None, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "last_value", error, raising=False)  # as after an exception that nobody has caught
+    monkeypatch.setattr(sys, "last_value", error, raising=False)  # as after an uncaught exception
     assert client_module._is_failing() == fails
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert not client_module._is_failing()

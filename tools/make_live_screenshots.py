@@ -22,7 +22,7 @@ DOCS = ROOT / "docs" / "assets" / "live"
 WIDE, PHONE = (1440, 900), (390, 844)
 STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", "sample", "hostile", "large")
 
-# Name of a picture in the documentation -> state, size, dark, whether all of the page is in it.
+# Name of a picture in the documentation -> state, size, dark, whether it shows the complete page.
 PICTURES = {
     "live-light": ("slow", WIDE, False, True),
     "live-dark": ("slow", WIDE, True, True),

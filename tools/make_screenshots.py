@@ -26,8 +26,8 @@ from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "assets" / "tq-top.svg"
 NAME = "screenshots"
-SECONDS = 55.0  # of the pipeline before the picture
-DYING = 20.0  # after which two ranks of reward end
+SECONDS = 55.0  # how long the pipeline runs before the picture
+DYING = 20.0  # seconds after which two ranks of reward end
 SIZES = ((80, 24), (120, 40), (200, 60))
 KEYS = {
     "overview": (), "partitions": ("3",), "memory": ("4",), "controller": ("5",), "task": ("1", "enter"),
@@ -52,7 +52,7 @@ async def take(system: RunningSystem, size: tuple[int, int], light: bool, keys: 
 
 
 def smaller(picture: str) -> str:
-    """Return a picture that loads no fonts from other hosts, without elements that nobody sees."""
+    """Return a picture that loads no fonts from other hosts, without invisible elements."""
     picture = re.sub(r"@font-face\s*{[^}]*}", "", picture)
     picture = picture.replace("font-family: Fira Code, monospace", "font-family: monospace")
     picture = re.sub(r"<text [^>]*>(&#160;|\s)*</text>", "", picture)

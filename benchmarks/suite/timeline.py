@@ -27,7 +27,7 @@ from transfer_queue.node.system.launcher import start_local
 
 QUESTION = "What does the timeline add to a put and to a claim?"
 NOTE = (
-    "An event costs the controller one to two microseconds, whatever the request is. The figures of the core leave out "
+    "An event costs the controller one to two microseconds for every request. The figures of the core leave out "
     "what else a request costs the controller: decoding, the journal and the socket."
 )
 LIMIT = 1.02

@@ -43,10 +43,10 @@ Stage = Callable[..., Any]
 
 
 class Driver:
-    """Calls the workers of all stages, and has all data in between."""
+    """Calls the workers of all stages, and holds all data between them."""
 
     def __init__(self, settings: Settings, processes: Processes, weights: np.ndarray, wait: Callable[[], None]) -> None:
-        """Start the workers. `wait` is called again and again while a stage works."""
+        """Start the workers. `wait` is called repeatedly while a stage works."""
         self._settings, self._processes, self._wait = settings, processes, wait
         self._rollouts = [self._start(f"rollout {number}", answering) for number in range(ROLLOUT_WORKERS)]
         self._reward = [self._start("reward", rewarding)]
@@ -78,7 +78,7 @@ class Driver:
         return pipe
 
     def _call(self, workers: Sequence[Connection], requests: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send each worker its request; return the results when all are there."""
+        """Send each worker its request; return the results when all have arrived."""
         results = []
         try:
             for worker, request in zip(workers, requests, strict=True):
@@ -96,7 +96,7 @@ class Driver:
 
 
 def micro_batches(rows: Rows, share: range) -> list[dict[str, Any]]:
-    """Return a share of the samples, as they arrived, in batches that one process trains on at once."""
+    """Return a share of the samples, as they arrived, in the batches that one process trains on."""
     batches = []
     for start in range(share.start, share.stop, MICRO_BATCH):
         part = range(start, min(start + MICRO_BATCH, share.stop))

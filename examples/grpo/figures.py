@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     end: float
 
     def within(self, start: float, end: float) -> Piece:
-        """Return the part of it between two moments; it has no length if there is none."""
+        """Return the part of it between two moments; its length is 0 if they do not overlap."""
         return self._replace(start=min(max(self.start, start), end), end=max(min(self.end, end), start))
 
 
@@ -48,7 +48,7 @@ class Figures:
     version: int = 0
     """The newest version of the policy: updates done."""
     updates: dict[int, float] = field(default_factory=dict)
-    """Version -> when it was there, in seconds since the epoch."""
+    """Version -> when it was published, in seconds since the epoch."""
     finished: bool = False
     """Whether the last update is done."""
     scored: int = 0
@@ -120,7 +120,7 @@ class Figures:
         return 1 - sum(busy_seconds(self.pieces()).values()) / total if total else 0.0
 
     def moment(self, version: int) -> float:
-        """Return when a version of the policy was there; for version 0, when the run began."""
+        """Return when a version of the policy was published; for version 0, when the run began."""
         return self.updates[version] if version else min(event["start"] for event in self.events)
 
     def seconds_per_step(self) -> float:
@@ -146,10 +146,10 @@ class Figures:
             if event["stage"] == "train":
                 pairs = zip(event["indexes"], event["lengths"], strict=True)
                 dealt[event["step"]][event["worker"]] += pairs
-        whole = [ranks for ranks in dealt.values() if sum(map(len, ranks.values())) == self.settings.samples]
+        complete = [ranks for ranks in dealt.values() if sum(map(len, ranks.values())) == self.settings.samples]
         return {
-            "balanced": [[sum(n for _, n in ranks[name]) for name in sorted(ranks)] for ranks in whole],
-            "in_order": [self._in_turn([pair for mine in ranks.values() for pair in mine]) for ranks in whole],
+            "balanced": [[sum(n for _, n in ranks[name]) for name in sorted(ranks)] for ranks in complete],
+            "in_order": [self._in_turn([pair for mine in ranks.values() for pair in mine]) for ranks in complete],
         }
 
     def _in_turn(self, samples: Sequence[tuple[int, int]]) -> list[int]:
@@ -159,7 +159,7 @@ class Figures:
 
 
 def without_overlaps(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces by start, without the parts in which a worker has work already: in several sandboxes."""
+    """Return the pieces by start, without overlaps: a worker can wait for several sandboxes."""
     until: dict[str, float] = defaultdict(float)
     found = []
     for piece in sorted(pieces, key=lambda piece: piece.start):

@@ -21,7 +21,7 @@ import transfer_queue as tq
 from settings import Settings
 
 PRELOADED = ["torch._dynamo", "transfer_queue", "matplotlib.figure", "rich.live", "rich.table"]
-"""What every process imports: optimizers import the first, and `run.py`, which a new process imports, the others."""
+"""The modules that every process imports: optimizers import the first, and `run.py` imports the others."""
 GRACE = 5.0
 """Seconds that a process has to end when it is asked to, before it is killed."""
 

@@ -1,4 +1,4 @@
-"""The prompts of each step; puts them as the policy advances, and again if their worker has died."""
+"""Puts the prompts of each step as the policy advances, and puts them again if their worker has died."""
 
 from __future__ import annotations
 

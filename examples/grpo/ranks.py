@@ -22,7 +22,7 @@ def leave() -> None:
 
 
 def meet() -> None:
-    """Wait until all ranks have come to this point, so that the wait is not measured as work."""
+    """Wait until all ranks have reached this point, so that the wait is not measured as work."""
     dist.barrier()
 
 

@@ -25,7 +25,7 @@ SMOOTH = 10
 """Steps over which the reward is averaged."""
 WAITING = "#eeeeee"
 DETAIL = 8.0
-"""Seconds of the first run of which the report shows the timelines, at least one step."""
+"""The seconds of the first run whose timelines the report shows; at least one step."""
 RUNS = ("driver", "queue")
 HONEST = (
     "No computation became faster: the queue fills the time in which a worker had to wait for another stage or for a "
@@ -79,7 +79,7 @@ def of_run(run: Figures) -> dict[str, Any]:
 
 
 def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
-    """Print both runs side by side, and what the difference is."""
+    """Print both runs side by side, and the difference."""
     table = Table(box=None, padding=(0, 3, 0, 0))
     table.add_column("")
     for run in runs:
@@ -129,7 +129,7 @@ def write(runs: list[Figures], found: dict[str, Any]) -> None:
 
 
 def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
-    """Draw some steps of both runs above each other, the reward over time, and the tokens of the trainer ranks."""
+    """Draw some steps of both runs below each other, the reward over time, and the tokens of the trainer ranks."""
     canvas = Figure(figsize=(12, 4 + 2.6 * len(runs)), layout="constrained")
     rows: Any = canvas.subfigures(2, 1, height_ratios=[2.6 * len(runs) + 0.6, 3.2])
     both_timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs)
@@ -158,7 +158,7 @@ def both_timelines(all_axes: Any, runs: list[Figures]) -> None:
 
 
 def typical_steps(runs: list[Figures]) -> tuple[int, int]:
-    """Return the first of the steps to show, and their number: in both runs they took most nearly the mean time."""
+    """Return the first step to show, and the number of steps: those with times nearest to the means of both runs."""
     count = min(run.version for run in runs)
     steps = max(1, min(count - 1, round(DETAIL / runs[0].seconds_per_step())))
 

@@ -62,7 +62,7 @@ SMOKE = 5.0, 8.0, 12.0
 START_SECONDS = 120
 """Seconds in which the servers of the queue have to start; on busy cores Ray needs more than the default."""
 RAY_SECONDS = 15.0
-"""What is added for Ray, where every actor imports torch by itself."""
+"""The time that is added for Ray, where every actor imports torch separately."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,11 +134,11 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
             if settings.runtime == "local":
                 view.begin(f"1. GRPO stage after stage, through one driver{control}")
                 runs.append(through_driver(begun(settings, limits[1]), weights, view))
-                settings = replace(settings, steps=runs[0].version)  # the second run does as many
+                settings = replace(settings, steps=runs[0].version)  # the second run has as many steps
             stack.enter_context(System(settings))
             view.begin(f"2. GRPO streamed, through the queue{control}")
             for place in places_to_look(settings):
-                view.note(f"look at it: {place}")
+                view.note(f"watch it: {place}")
             limit = limits[2] + (RAY_SECONDS if settings.runtime == "ray" else 0.0)
             runs.append(through_queue(begun(settings, limit), weights, view))
         found = report.summary(runs, before, time.time() - begin)
@@ -155,12 +155,12 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
 
 def begun(settings: Settings, seconds: float) -> Settings:
     """Return the settings of a part of the run that begins now."""
-    settings.rendezvous.unlink(missing_ok=True)  # left by the part before it, or by a run that was killed
+    settings.rendezvous.unlink(missing_ok=True)  # left by the previous part, or by a run that was killed
     return replace(settings, deadline=time.time() + seconds)
 
 
 def places_to_look(settings: Settings) -> tuple[str, str]:
-    """Return what shows the system of the run: the address of the live page, and the command for the terminal."""
+    """Return the ways to watch the run: the address of the live page, and the command for the terminal."""
     command = os.path.relpath(Path(sys.executable).with_name("tq"))  # `make demo` does not activate its environment
     name = settings.system
     return tq.get_live_address() or f"{command} live --name {name}", f"{command} top --name {name}"

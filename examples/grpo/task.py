@@ -18,7 +18,7 @@ from itertools import accumulate
 ALPHABET = "#0123456789+=,."
 PAD, END = ALPHABET.index("#"), ALPHABET.index(".")
 FEWEST_TERMS, MOST_TERMS, TAIL = 2, 12, 2.0
-"""The number of terms is exponentially distributed between these; `TAIL` is the mean of what exceeds the fewest."""
+"""The number of terms is exponentially distributed between these; `TAIL` is the mean above the smallest number."""
 LONGEST_ANSWER = 40
 """The maximum length of a sampled answer; the longest correct answer has 34 characters."""
 

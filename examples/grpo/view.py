@@ -23,8 +23,8 @@ MOST_COLUMNS, BAR = 4, 9
 """The number of partitions shown, and of characters in a bar, so that the view fits in 80 columns."""
 WINDOW = 8.0
 """Seconds of the timelines."""
-BESIDE, WIDEST = 22, 140
-"""Characters beside a timeline, and of the widest view."""
+LABEL_WIDTH, WIDEST = 22, 140
+"""Characters of the labels next to a timeline, and of the widest view."""
 LEVELS = "·▁▂▃▄▅▆▇█"
 WAITING = "grey35"
 COLOURS = {
@@ -126,7 +126,7 @@ def bar(count: int, whole: int, colour: str) -> Text:
 
 def cells(console: Console) -> int:
     """Return the number of characters of a timeline."""
-    return max(20, min(console.width, WIDEST) - BESIDE)
+    return max(20, min(console.width, WIDEST) - LABEL_WIDTH)
 
 
 def summary(figures: Figures) -> str:

@@ -96,8 +96,8 @@ assert numbers(loader_of("with_workers", workers=2)) == [[0, 1], [2], [6, 7], [8
 # %% [markdown]
 # ## In an event loop
 #
-# `async for` waits for a batch without blocking the event loop, with and without workers. A wait may be cancelled: no
-# sample is lost, and the next iteration continues there.
+# `async for` waits for a batch without blocking the event loop, with and without workers. A wait can be cancelled: no
+# sample is lost, and the next iteration continues at the same position.
 
 
 # %%

@@ -27,7 +27,7 @@ class Tracker(NamedTuple):
     begin: str
     """The call that begins a run."""
     active_run: Callable[[Any], Any]
-    """Returns the active run of the module; None if there is none. It may also raise an error then."""
+    """Returns the active run of the module. Without an active run it returns None or raises an error."""
 
 
 TRACKERS = {
@@ -40,7 +40,7 @@ FLUSH_SECONDS = 10
 """TensorBoard's files are at most this old, in seconds."""
 
 Write = Callable[[dict[str, float], int | None], None]
-"""Writes figures at a step; None: at a step of the destination's own choice."""
+"""Writes figures at a step; None: the destination chooses the step."""
 
 
 class SummaryLogger:
@@ -153,7 +153,7 @@ class SummaryLogger:
         self.close()
 
     def _repeat(self, every: float) -> None:
-        """Log until `close`. What fails is logged as a warning once, so that a training does not end because of it."""
+        """Log until `close`. An error is logged as a warning once, so that it does not end the training."""
         failed = ""
         while not self._stop.wait(every):
             try:

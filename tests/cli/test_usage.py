@@ -62,11 +62,11 @@ def test_a_folder_in_place_of_a_file_of_settings_is_an_error(
         (("start", "--name", "../x"), "the name of a system is '../x'"),
         (("status", "--jsn"), "unrecognized arguments: --jsn; did you mean '--json'?"),
         (("dashboard", "grafana"), "unrecognized arguments: grafana"),
-        (("strat",), "there is no command 'strat'; did you mean 'start'?; there are: demo, start,"),
+        (("strat",), "unknown command 'strat'; did you mean 'start'? (the commands are: demo, start,"),
         (("show", "p"), "the following arguments are required: KEY|INDEX"),
         (("stuck", "--for", "-1"), "must be a number of seconds from 0 to 1e9, got '-1'"),
         (("stuck", "--limit", "0"), "must be a whole number from 1 to 10000, got '0'"),
-        (("bench",), "there is no command 'bench': the package has no benchmarks; run `python -m benchmarks`"),
+        (("bench",), "unknown command 'bench': the package has no benchmarks; run `python -m benchmarks`"),
         (("bench", "kv", "--quick"), "run `python -m benchmarks` in a checkout of the repository"),
     ],
 )

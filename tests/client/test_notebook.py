@@ -84,7 +84,7 @@ def client_system() -> Any:
     return interface._TQ_CONTROLLER
 
 
-def test_a_system_that_cannot_be_reached_is_no_error(tmp_path: Path) -> None:
+def test_a_system_that_cannot_be_reached_is_not_an_error(tmp_path: Path) -> None:
     client = TransferQueueClient(Unreachable(tmp_path))
     text = check_html(client._repr_html_()).text
     assert text.startswith(
@@ -139,7 +139,7 @@ class TestConfiguration:
         assert "'num_data_storage_units': None" in repr(copy.deepcopy(config))
         assert repr(config.metrics) == "{'enabled': False, 'port': 0, 'host': '127.0.0.1', 'compatible_names': False}"
 
-    def test_a_configuration_that_was_cut_is_no_error(self, config: Any) -> None:
+    def test_a_configuration_that_was_cut_is_not_an_error(self, config: Any) -> None:
         cut = pickle.loads(pickle.dumps(config))
         del cut["backend"]
         assert repr(cut) == "ConfigInForce()"

@@ -1,4 +1,4 @@
-"""`async for` over datasets and loaders of a real system: order, an event loop that goes on, and cancelled waits."""
+"""`async for` over datasets and loaders of a real system: order, no blocking of the event loop, cancelled waits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def dataset(system: Any, partition: str) -> Build:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(system: Any) -> Iterator[None]:
-    """Neither threads of loaders nor worker processes."""
+    """Check that no thread of a loader and no worker process runs."""
     yield
     gc.collect()
     for thread in loader_threads():  # it has given its result and is about to end
@@ -182,7 +182,7 @@ def test_without_workers_there_are_no_threads(dataset: Build, partition: str) ->
 
 
 class TestCancellation:
-    def test_a_cancelled_wait_ends_at_once_and_its_claim_is_withdrawn(self, dataset: Build, partition: str) -> None:
+    def test_a_cancelled_wait_ends_immediately_and_its_claim_is_withdrawn(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
             is_waiting = waiting(partition)
             task = asyncio.ensure_future(values(dataset()))
@@ -209,7 +209,7 @@ class TestCancellation:
     def test_no_samples_are_lost_when_they_arrive_at_the_same_time(
         self, dataset: Build, partition: str, delivery: str
     ) -> None:
-        """The put and the cancellation race; whoever wins, the next iteration has every sample once."""
+        """The put and the cancellation race. In both orders, the next iteration has every sample once."""
         loader = StreamingDataLoader(dataset(delivery=delivery))
 
         async def main() -> list[int]:
@@ -461,7 +461,7 @@ class TestEnds:
 
 
 def test_a_step_that_is_cancelled_gives_its_result_to_the_steps() -> None:
-    """They keep it, and go no further."""
+    """The steps keep it, and do not continue."""
     leave = threading.Event()
     kept: list[str] = []
 

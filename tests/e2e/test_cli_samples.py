@@ -59,20 +59,20 @@ def system() -> Iterator[RunningSystem]:
             os.environ["TQ_SYSTEM"] = before
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(words)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    code, out, _ = told(capsys, *words, "--json")
+    code, out, _ = output_of(capsys, *words, "--json")
     return code, json.loads(out)
 
 
 class TestShow:
     def test_a_sample(self, system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, _ = told(capsys, "show", "train_0", "p1_0")
+        code, out, _ = output_of(capsys, "show", "train_0", "p1_0")
         assert code == 0
         assert out.startswith("sample 'p1_0' of partition train_0, index 0: live\n")
         for words in (
@@ -99,7 +99,7 @@ class TestShow:
         assert as_json(capsys, "show", "train_0", "7", "--no-values")[1]["key"] == "7"
 
     def test_a_cleared_sample(self, system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, _ = told(capsys, "show", "train_0", "gone")
+        code, out, _ = output_of(capsys, "show", "train_0", "gone")
         assert code == 0
         assert "cleared at " in out.splitlines()[0]
         assert "by rollout/3" in out.splitlines()[0]
@@ -115,12 +115,12 @@ class TestShow:
     def test_what_does_not_exist(
         self, system: RunningSystem, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
     ) -> None:
-        code, out, errors = told(capsys, "show", *words)
+        code, out, errors = output_of(capsys, "show", *words)
         assert (code, out) == (1, "")
         assert said in errors
 
     def test_hostile_names(self, system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, _ = told(capsys, "show", HOSTILE, HOSTILE)
+        code, out, _ = output_of(capsys, "show", HOSTILE, HOSTILE)
         assert code == 0
         assert "\x1b" not in out
         assert "0, 0" in out
@@ -136,10 +136,10 @@ def test_stuck(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> Non
     assert [(each["key"], each["prompt"], each["task"], each["rank"]) for each in found["samples"]] == [
         ("p1_1", "p1", "rollout", 3), ("p1_2", "p1", "rollout", 3),
     ]  # fmt: skip
-    code, out, _ = told(capsys, "stuck", "--for", "1e8")
+    code, out, _ = output_of(capsys, "stuck", "--for", "1e8")
     assert (code, out) == (0, "no sample that is not finished has been unchanged for 1157 d 9 h or longer\n")
-    code, _, errors = told(capsys, "stuck", "--partition", "train_9")
-    assert (code, errors) == (1, "tq: there is no partition 'train_9'; did you mean 'train_0'?\n")
+    code, _, errors = output_of(capsys, "stuck", "--partition", "train_9")
+    assert (code, errors) == (1, "tq: partition 'train_9' does not exist; did you mean 'train_0'?\n")
 
 
 def test_explain_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,7 @@ def test_list(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None
     )  # fmt: skip
     assert (mine["partitions"], mine["detached"]) == (3, True)
     assert mine["memory"] > 0
-    assert f"{NAME}  running" in told(capsys, "list")[1]
+    assert f"{NAME}  running" in output_of(capsys, "list")[1]
 
 
 def test_list_shows_a_system_that_crashed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_list_shows_a_system_that_crashed(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    code, out, _ = told(capsys, "completion", shell)
+    code, out, _ = output_of(capsys, "completion", shell)
     assert code == 0
     for word in ("show", "stuck", "_tq_systems", "no-values"):
         assert word in out
@@ -192,7 +192,7 @@ def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
 
 def test_bash_completes_commands_and_systems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "tq.bash"
-    script.write_text(told(capsys, "completion", "bash")[1])
+    script.write_text(output_of(capsys, "completion", "bash")[1])
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     ask = (
         f"source {script}; COMP_WORDS=({{}}); COMP_CWORD={{}}; "
@@ -212,6 +212,6 @@ def test_without_the_extra_it_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
-    code, _, errors = told(capsys, "completion", "bash")
+    code, _, errors = output_of(capsys, "completion", "bash")
     assert code == 1
     assert "pip install 'transfer_queue[completion]'" in errors

@@ -68,7 +68,7 @@ def run(tmp_path):
         made.end()
 
 
-def test_both_runs_are_compared_though_a_rollout_worker_is_killed(run):
+def test_both_runs_are_compared_even_if_a_rollout_worker_is_killed(run):
     workers = run.workers()
     assert sorted(workers) == ["reference", "reward", "rollout 0", "rollout 1", "trainer 0", "trainer 1"]
     workers["rollout 1"].kill()
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_everything(run):
 
 
 @pytest.mark.parametrize("part", ["1. GRPO", "2. GRPO"], ids=["driver", "queue"])
-def test_a_worker_that_fails_ends_the_run_with_its_story(run, part):
+def test_a_worker_that_fails_ends_the_run_with_its_error(run, part):
     workers = run.workers(part)
     workers["trainer 0"].kill()
     assert run.end() == 1

@@ -1,4 +1,4 @@
-"""Dashboards that exist for this interface show a system that serves the names which they query."""
+"""Existing dashboards for this interface show a system that serves the names that they query."""
 
 from __future__ import annotations
 

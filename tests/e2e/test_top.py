@@ -47,7 +47,7 @@ class Terminal:
         self._from = 0
 
     def press(self, keys: str) -> None:
-        """Press keys. What is on the screen before does not count for the next `wait`."""
+        """Press keys. Earlier contents of the screen do not count for the next `wait`."""
         self._from = len(self.raw)
         os.write(self._terminal, keys.encode())
 

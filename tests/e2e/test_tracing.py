@@ -152,7 +152,7 @@ def test_an_error_is_the_status_of_its_span(
         assert (event.attributes or {})["exception.type"] == f"transfer_queue.errors.{error}"
 
 
-def test_a_claim_that_was_cancelled_says_so_and_is_no_error(
+def test_a_claim_that_was_cancelled_says_so_and_is_not_an_error(
     client: tq.TransferQueueClient, exporter: InMemorySpanExporter, partition: str
 ) -> None:
     async def parked() -> bool:

@@ -216,7 +216,7 @@ def example() -> bytes:
     parts = {
         "full": example_view(), "delta": example_delta(), "matrix": example_matrix(), "sample": example_sample(),
         "explain": a.ExplainAnswer("the claim waits: 3 of 8 samples are ready."),
-        "problem": a.Problem("there is no partition 'x'"),
+        "problem": a.Problem("partition 'x' does not exist"),
     }  # fmt: skip
     lines = [msgspec.json.encode(name) + b":" + p.to_json(part) for name, part in parts.items()]
     return b"{" + b",\n".join(lines) + b"}\n"

@@ -34,7 +34,7 @@ class Page:
 
     @contextmanager
     def browser(self, **options: Any) -> Iterator[httpx.Client]:
-        """Yield a client that has traded the token for the cookie."""
+        """Yield a client that has exchanged the token for the cookie."""
         with httpx.Client(base_url=self.base, timeout=SECONDS, **options) as client:
             assert client.get(self.address).status_code == 303
             yield client
@@ -47,7 +47,7 @@ class Page:
             yield read_events(response)
 
     def view_when(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the first view for which a condition holds, put together from the stream."""
+        """Return the first view for which a condition holds, combined from the stream."""
         with self.stream() as events:
             return view_when(events, condition)
 

@@ -24,13 +24,13 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 
 
 @pytest.fixture
-def anybody(page: Page) -> Any:
+def stranger(page: Page) -> Any:
     with httpx.Client(base_url=page.base, timeout=60) as client:
         yield client
 
 
-def test_the_token_is_traded_for_a_cookie_that_scripts_cannot_read(page: Page, anybody: httpx.Client) -> None:
-    found = anybody.get(page.address)
+def test_the_token_is_exchanged_for_a_cookie_that_scripts_cannot_read(page: Page, stranger: httpx.Client) -> None:
+    found = stranger.get(page.address)
     assert (found.status_code, found.headers["location"], found.content) == (303, "/", b"")
     cookie = found.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -38,30 +38,30 @@ def test_the_token_is_traded_for_a_cookie_that_scripts_cannot_read(page: Page, a
     token = page.address.partition("token=")[2]
     assert len(token) >= 43
     assert token not in cookie
-    assert anybody.get("/").status_code == 200
+    assert stranger.get("/").status_code == 200
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_without_the_cookie_nothing_is_served(anybody: httpx.Client, path: str) -> None:
-    found = anybody.get(path)
+def test_without_the_cookie_nothing_is_served(stranger: httpx.Client, path: str) -> None:
+    found = stranger.get(path)
     assert found.status_code == 401
     assert "transfer_queue" not in found.text.replace("<title>transfer_queue</title>", "")
-    assert anybody.get(path, headers={"cookie": "tq_live=1; tq_live_000000000000=x"}).status_code == 401
+    assert stranger.get(path, headers={"cookie": "tq_live=1; tq_live_000000000000=x"}).status_code == 401
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "x" * 43, "ä", "%00"])
-def test_a_wrong_token_is_refused(anybody: httpx.Client, token: str) -> None:
-    found = anybody.get(f"/?token={quote(token)}")
+def test_a_wrong_token_is_refused(stranger: httpx.Client, token: str) -> None:
+    found = stranger.get(f"/?token={quote(token)}")
     assert found.status_code == 401
     assert "set-cookie" not in found.headers
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_answer_has_the_security_headers(page: Page, anybody: httpx.Client, path: str) -> None:
+def test_every_answer_has_the_security_headers(page: Page, stranger: httpx.Client, path: str) -> None:
     with page.browser() as browser:
         with browser.stream("GET", path) as response:
             answers = [response]
-        answers += [anybody.get(path), browser.post(path), browser.get(path, headers={"host": "evil.example"})]
+        answers += [stranger.get(path), browser.post(path), browser.get(path, headers={"host": "evil.example"})]
     for answer in answers:
         assert answer.headers["content-security-policy"].startswith(POLICY)
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]

@@ -129,10 +129,10 @@ def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> 
         page.view_when(state_is("live"))
         assert server.is_running()
         server.kill()  # the supervisor starts it again, under the same address
-        with httpx.Client(timeout=SECONDS, transport=httpx.HTTPTransport(retries=5)) as anybody:
+        with httpx.Client(timeout=SECONDS, transport=httpx.HTTPTransport(retries=5)) as stranger:
             while True:
                 try:
-                    assert anybody.get(page.address).status_code == 303
+                    assert stranger.get(page.address).status_code == 303
                     break
                 except httpx.TransportError:
                     continue

@@ -1,4 +1,4 @@
-"""The files of the live page: what others wrote is unchanged, and nothing is fetched from outside."""
+"""The files of the live page: files of others are unchanged, and the page fetches nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_no_module_makes_html_of_text() -> None:
     assert [path.name for path in own(".js") if re.search(pattern, path.read_text("utf-8"))] == []
 
 
-def test_no_module_is_longer_than_a_person_reads_at_once() -> None:
+def test_no_module_is_too_long_to_read() -> None:
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in own(".js")}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
 

@@ -153,15 +153,15 @@ def test_a_slow_viewer_does_not_hold_up_another_one(page: Page) -> None:
             assert [next(events)[0] for _ in range(4)] == ["full", "delta", "delta", "delta"]
 
 
-def test_nothing_is_computed_while_nobody_looks(client: tq.TransferQueueClient) -> None:
-    class Nobody:
+def test_nothing_is_computed_without_a_viewer(client: tq.TransferQueueClient) -> None:
+    class UnreadSource:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"{name} was called")
 
     import asyncio
 
     async def run() -> None:
-        hub = Hub(Nobody())  # type: ignore[arg-type]
+        hub = Hub(UnreadSource())  # type: ignore[arg-type]
         running = asyncio.create_task(hub.run())
         for _ in range(100):
             await asyncio.sleep(0)

@@ -105,7 +105,7 @@ def test_the_parts_have_the_numbers_of_the_account(simulated: Any) -> None:
         assert np.mean(recent) == pytest.approx(account.tasks[last].claim_rate, rel=0.5, abs=2.0)
 
 
-def test_deltas_of_the_timeline_add_up_to_the_whole() -> None:
+def test_deltas_of_the_timeline_add_up_to_the_complete_timeline() -> None:
     """A page that cuts each lane at `since` and appends has what a new viewer gets."""
     lanes = [Lane(0, "a", "train", 0), Lane(1, "b", "train", 1)]
     recording, position = Recording(), 0

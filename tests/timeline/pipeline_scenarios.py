@@ -70,7 +70,7 @@ def grpo() -> tuple[Stage, ...]:
     )
 
 
-PROMPTS = Stage("driver", 1, (), ("prompt",), 16384, 0.01, hangs=0.005)  # puts all prompts at once
+PROMPTS = Stage("driver", 1, (), ("prompt",), 16384, 0.01, hangs=0.005)  # puts all prompts together
 
 
 def _with_prompts(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -79,7 +79,7 @@ def _with_prompts(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 
 def long_steps(slow: str, times: float) -> tuple[Stage, ...]:
-    """Rollout puts many rows at once, and a step takes 40 s."""
+    """Rollout puts many rows together, and a step takes 40 s."""
     stages = (
         Stage("rollout", 4, (), ("prompt", "response"), 64, 40.0, spread=0.2),
         Stage("reference", 2, ("prompt", "response"), ("ref_log_prob",), 16, 5.0),

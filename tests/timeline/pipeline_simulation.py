@@ -203,7 +203,7 @@ class Pipeline:
         ]
 
     def reply(self, position: int = 0, size: int = 1 << 30) -> TimelineReply:
-        """Return the reply to a reader that has read so many events."""
+        """Return the reply to a reader that has read this many events."""
         chosen = self.events[position : position + size]
         end = position + len(chosen)
         open_ = []

@@ -37,7 +37,7 @@ def test_work_is_between_an_answer_and_the_next_claim():
     assert states_of(spans, 0) == [(2, 5, "WORKS"), (5, 8, "WAITS"), (8, 10, "WORKS")]
 
 
-def test_a_claim_ahead_is_no_wait():
+def test_a_claim_ahead_is_not_a_wait():
     spans = spans_of([event(CLAIM, 2, 0), event(WAIT, 8, 0, 3, flags=AHEAD), event(CLAIM, 8, 0, 3, flags=AHEAD)], 10)
     assert states_of(spans, 0) == [(2, 10, "WORKS")]
 

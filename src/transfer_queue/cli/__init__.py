@@ -40,10 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return demo.run(given[1:])
     parser = _parser()
     if given and given[0] in REMOVED:
-        parser.error(f"there is no command {given[0]!r}: {REMOVED[given[0]]}")
+        parser.error(f"unknown command {given[0]!r}: {REMOVED[given[0]]}")
     if given and not given[0].startswith("-") and given[0] not in _names(parser):
         names = _names(parser)
-        parser.error(f"there is no command {given[0]!r}{did_you_mean(given[0], names)}; there are: {', '.join(names)}")
+        nearest = did_you_mean(given[0], names)
+        parser.error(f"unknown command {given[0]!r}{nearest} (the commands are: {', '.join(names)})")
     options, strange = parser.parse_known_args(given)
     if strange:
         _refuse(options.parser, strange)
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add(commands)
     for each in commands.choices.values():
-        each.set_defaults(parser=each, whole=parser)
+        each.set_defaults(parser=each, top_parser=parser)
     return parser
 
 

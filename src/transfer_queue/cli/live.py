@@ -16,14 +16,14 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "live", help="show a running system in a browser",
         description="Serves a page that shows where the training waits, and prints its address. The address has a "
-        "secret token: who knows it can see the page. The page only reads. It stays when the system ends, and shows a "
-        "system that is started in its place. Needs the extra [live]. From another machine, forward the port with "
-        "`ssh -L PORT:127.0.0.1:PORT`. Ends with Ctrl-C.",
+        "secret token: everyone who knows it can see the page. The page only reads. It stays when the system ends, and "
+        "shows a system that is started in its place. Needs the extra [live]. From another machine, forward the port "
+        "with `ssh -L PORT:127.0.0.1:PORT`. Ends with Ctrl-C.",
     )  # fmt: skip
     command.add_argument("--host", help="the address to listen on (default: live.host of the system, 127.0.0.1)")
     command.add_argument("--port", type=_port, help="the port (default: live.port of the system, 0: a free one)")
     command.add_argument(
-        "--values", action="store_true", help="also show values: of a sample that is opened, the first values and text"
+        "--values", action="store_true", help="also show the first values and text of a sample that is opened"
     )
     command.add_argument("--open", action="store_true", help="open the page in this machine's browser")
     add_name(command)
@@ -79,4 +79,4 @@ def _open(address: str) -> None:
     import webbrowser
 
     if not webbrowser.open(address):
-        print("tq: there is no browser on this machine; open the address in one", file=sys.stderr)
+        print("tq: no browser was found on this machine; open the address in another one", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`tq list`: the systems of this user on this machine, and what each of them is for."""
+"""`tq list`: the systems of this user on this machine, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles
     from transfer_queue.node.system.paths import SystemFolder
 
-ANSWER_SECONDS = 1.0  # how long to wait for a controller
-AT_ONCE = 8  # systems that are asked at the same time
+REPLY_SECONDS = 1.0  # how long to wait for the reply of a controller
+PARALLEL = 8  # systems that are asked at the same time
 
 
 class ListedSystem(msgspec.Struct, frozen=True):
-    """What `tq list` knows of a system."""
+    """What `tq list` knows about a system."""
 
     name: str
     """The name."""
@@ -62,8 +62,8 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
         "list", help="the systems of this user on this machine",
-        description="Prints each system of this user on this machine: whether it runs, since when and by whom it was "
-        "started, where it stores values, and how much memory it holds.",
+        description="Prints each system of this user on this machine: whether it runs, when and by which command it "
+        "was started, where it stores values, and how much memory it holds.",
     )  # fmt: skip
     add_json(command)
     command.set_defaults(run=run)
@@ -87,7 +87,7 @@ def find_systems() -> list[ListedSystem]:
 
     paths = [path for path in runtime_dir().iterdir() if not path.name.startswith(".") and path.is_dir()]
     folders = [SystemFolder(path) for path in sorted(paths)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL) as pool:
         return [each for each in pool.map(_look_at, folders) if each is not None]
 
 
@@ -112,7 +112,7 @@ def _look_at(system: SystemFolder) -> ListedSystem | None:
     known = ListedSystem(
         name, "silent", folder, pid=description.pid, started_at=description.started_at,
         starter=description.starter_command, detached=description.detached, memory=_held_memory(system),
-        words=f"its controller did not reply within {ANSWER_SECONDS:g} s; its log is {system.log('controller')}",
+        words=f"its controller did not reply within {REPLY_SECONDS:g} s; its log is {system.log('controller')}",
     )  # fmt: skip
     return _ask(known)
 
@@ -127,8 +127,8 @@ def _ask(known: ListedSystem) -> ListedSystem:
         if running is None:
             return known
         with ControlClient(running) as onlooker:
-            topology, settings = onlooker.topology(timeout=ANSWER_SECONDS)
-            status = onlooker.status(timeout=ANSWER_SECONDS)
+            topology, settings = onlooker.topology(timeout=REPLY_SECONDS)
+            status = onlooker.status(timeout=REPLY_SECONDS)
     except (TransferQueueError, OSError):
         return known
     return msgspec.structs.replace(
@@ -151,7 +151,7 @@ def _held_memory(system: SystemFolder) -> int | None:
         return None
     nbytes = 0
     for path in arenas.rglob("*"):
-        with contextlib.suppress(OSError):  # removed meanwhile
+        with contextlib.suppress(OSError):  # removed in the meantime
             nbytes += path.lstat().st_blocks * 512
     return nbytes
 

@@ -61,5 +61,5 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(f"wrote {len(recording.events)} events to {options.file}; open it at https://ui.perfetto.dev")
     if recording.gaps:
-        print(f"tq: {len(recording.gaps)} gaps in it, in which the controller restarted", file=sys.stderr)
+        print(f"tq: the trace has {len(recording.gaps)} gaps, in which the controller restarted", file=sys.stderr)
     return 0

@@ -175,7 +175,7 @@ class TransferQueueClient(Subscriptions):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not connected yet" if self._state is None else "connected"
-        context = self._state  # another thread may close the client meanwhile
+        context = self._state  # another thread may close the client in the meantime
         own = "" if context is None else f", client_id={short_repr(context.client_id[:8])}"
         return f"TransferQueueClient(system={short_repr(getattr(self._system, 'name', None))}{own}, {state})"
 

@@ -46,7 +46,7 @@ class Tracing:
     """Makes the spans of the operations of a client.
 
     Args:
-        own: The provider that is used while the program has not set one; None: there are no spans then.
+        own: The provider that is used while the program has not set one; None: no spans are made.
     """
 
     def __init__(self, own: TracerProvider | None = None) -> None:
@@ -55,7 +55,7 @@ class Tracing:
         self._tracer: Tracer | None = None
 
     def tracer(self) -> Tracer | None:
-        """Return the tracer for spans that begin now; None if nobody would get them."""
+        """Return the tracer for spans that begin now; None if no exporter would receive them."""
         api: Any = sys.modules.get(API)  # a program that traces has imported it
         if api is None:
             return None
@@ -181,7 +181,7 @@ _made: list[Tracing] = []
 
 
 def find_tracing() -> Tracing | None:
-    """Return what makes the spans of this process; None if the environment disables OpenTelemetry."""
+    """Return the maker of the spans of this process; None if the environment disables OpenTelemetry."""
     if environment.otel_sdk_disabled():
         return None
     with _lock:
@@ -235,10 +235,10 @@ def _exporter(name: str) -> SpanExporter | None:
         return next(iter(found)).load()()  # type: ignore[no-any-return]
     except StopIteration:
         logger.info(
-            "the environment asks for traces (OTEL_*), but no installed package has the exporter %r, so there are "
-            "none: pip install 'transfer_queue[otel]'",
+            "the environment asks for traces (OTEL_*), but no installed package has the exporter %r, so no spans are "
+            "exported to it: pip install 'transfer_queue[otel]'",
             name,
         )
     except Exception:
-        logger.warning("the exporter of traces %r cannot be used, so there are none", name, exc_info=True)
+        logger.warning("the exporter of traces %r cannot be used, so no spans are exported to it", name, exc_info=True)
     return None

@@ -191,8 +191,8 @@ otel_endpoint = EnvironmentVariable[str | None](
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     None,
     _text,
-    "A variable of OpenTelemetry: the URL of the collector. The exporter reads it, and the other variables of "
-    "OpenTelemetry, such as OTEL_SERVICE_NAME, by itself.",
+    "A variable of OpenTelemetry: the URL of the collector. OpenTelemetry's exporter reads it, and the other "
+    "variables of OpenTelemetry, such as OTEL_SERVICE_NAME.",
 )
 
 otel_traces_endpoint = EnvironmentVariable[str | None](

@@ -25,11 +25,11 @@ T = TypeVar("T")
 CANCEL_SECONDS = 2.0
 """Seconds that a cancelled task waits for the end of its request. Then the request is dropped."""
 
-_Outcome = tuple[Any, "asyncio.CancelledError | None"]  # the result of a step; the cancellation meanwhile
+_Outcome = tuple[Any, "asyncio.CancelledError | None"]  # the result of a step; a cancellation during it
 
 
 class AsyncItems:
-    """The items of a loader, as an asynchronous iterator. `aclose` ends it, and the end of the stream does, too.
+    """The items of a loader, as an asynchronous iterator. It ends with `aclose` or at the end of the stream.
 
     A wait for an item may be cancelled, for example by `asyncio.wait_for`; the next wait continues it.
 
@@ -60,7 +60,7 @@ class AsyncItems:
 
     async def __anext__(self) -> Any:
         if self._waiting:
-            raise RuntimeError("another task already waits for the next item of this iterator; use one iterator a task")
+            raise RuntimeError("another task already waits for the next item of this iterator; use one for each task")
         if self._ended:
             raise StopAsyncIteration
         self._waiting = True
@@ -73,7 +73,7 @@ class AsyncItems:
             self._waiting = False
 
     async def _next(self) -> Any:
-        await asyncio.sleep(0)  # other tasks run, and a cancellation arrives, also between the items of a batch
+        await asyncio.sleep(0)  # so that other tasks run, and a cancellation arrives, between the items of a batch
         if self._prepare is not None:
             await run_steps_async(_call(self._prepare))
             self._prepare = None
@@ -173,7 +173,7 @@ async def _run_operation(step: OperationStep) -> _Outcome:
     try:
         await asyncio.wait((task,))
     except asyncio.CancelledError as cancelled:
-        if request.is_leased:  # a withdrawn lease returns its samples, also if they are on their way to this client
+        if request.is_leased:  # a withdrawn lease returns its samples, even if they are on their way to this client
             task.cancel()
         withdrawal = asyncio.ensure_future(request.withdraw())
         try:
@@ -188,7 +188,7 @@ async def _run_operation(step: OperationStep) -> _Outcome:
 
 
 class _Request:
-    """An operation of a client that can be withdrawn: a waiting claim then ends with what it has got."""
+    """An operation of a client that can be withdrawn: a waiting claim then ends with the samples that it has."""
 
     def __init__(self, step: OperationStep) -> None:
         self._step = step
@@ -209,7 +209,7 @@ class _Request:
         return isinstance(request, Claim) and request.lease is not None
 
     async def withdraw(self) -> None:
-        """Cancel a claim that waits at the controller. It is answered at once: with its samples, if it was met."""
+        """Cancel a claim that waits at the controller. The reply comes immediately, with samples if they were ready."""
         call = self._call
         if call is not None and isinstance(call.request, Claim) and call.sequence and not self.is_leased:
             with contextlib.suppress(TransferQueueError):

@@ -30,13 +30,13 @@ class OperationStep(NamedTuple):
 
 
 class FunctionStep(NamedTuple):
-    """Call a function of the user, which may block. It runs to its end, even if nobody waits for it any more."""
+    """Call a function of the user, which may block. It runs to its end, even if no caller waits for it any more."""
 
     function: Callable[[], Any]
 
 
 class Reception(Protocol):
-    """Something that arrives, which can be awaited in any thread. If nobody takes it, it stays for the next caller."""
+    """An item that will arrive, which any thread can await. If it is not taken, it stays for the next caller."""
 
     def begin(self) -> Future[None]:
         """Return a future that is done when `take` does not block."""
@@ -90,7 +90,7 @@ def _run_step(step: Step, ask: Callable[..., Any]) -> Any:
 
 
 def call_in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own, because calls that wait long would fill an executor."""
+    """Call a function in a separate thread, because long calls would fill an executor."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # it cannot be cancelled
     context = contextvars.copy_context()

@@ -333,7 +333,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         return None if self._open is None else (self._take(self._open),)
 
     def _open_following(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
-        """Open the batch at the position, if there is one after a wait. Return False if there will be none."""
+        """Wait for the batch at the position, and open it. Return False if the stream has ended before it."""
         # the first item after a batch is requested here, so the iterating process has finished the previous batch
         yield from self._finish_previous()
         return (yield from self._open_next(source, finish))

@@ -128,8 +128,8 @@ def _claim_batch(
 class ItemReception:
     """Receives the items of torch's loader, in the thread that needs one, or in a thread for an event loop.
 
-    A thread that nobody waits for any more, because its task was cancelled, keeps its item for the next caller. It ends
-    with the workers.
+    If the waiting task was cancelled, the thread keeps its item for the next caller. It ends with the
+    workers.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class ItemReception:
         return item
 
     def close(self) -> Iterator[Fetched] | None:
-        """Wait for the thread, after the workers were told to end. Return torch's iterator."""
+        """Wait for the thread, after the workers received the request to end. Return torch's iterator."""
         items, self.items = self.items, None
         if self._arrival is not None:
             wait((self._arrival,), 2 * GRACE_SECONDS)

@@ -81,7 +81,7 @@ def listed(names: Iterable[object], most: int = MOST_NAMES_LISTED, characters: i
 
 
 def listed_names(names: Iterable[object], most: int = MOST_ROWS, characters: int = 24) -> str:
-    """Return names separated by commas, with the number of those that are left out; "none" if there are none."""
+    """Return names separated by commas, with the number of those that are left out; "none" if the list is empty."""
     every = list(names)
     left = len(every) - most
     shown = [short_name(name, characters) for name in every[:most]]

@@ -1,1 +1,1 @@
-"""The live page: a process of its own that shows one system in a browser, as a client that only reads."""
+"""The live page: a separate process that shows one system in a browser, as a client that only reads."""

@@ -15,7 +15,7 @@ class MatrixField(Part, frozen=True):
     """The rows of the partition that have it."""
     share: str
     """Base64 of run-length bytes: pairs of a count (1 to 255) and a value. There is one value for each column: the
-    share of its rows that have the field, from 0 to 255. 0 is none and 255 is all, exactly. "": 0 everywhere."""
+    share of its rows that have the field, from 0 to 255. 0 means no row and 255 means all rows. "": 0 everywhere."""
     lost: str
     """The same for the share that was lost and not put again; "" if none was."""
 
@@ -37,7 +37,7 @@ class MatrixAnswer(Part, frozen=True):
     """The answer to `GET /api/matrix?partition=&from=&to=&columns=`. 304 if nothing has changed: send the `ETag` back.
 
     `from` and `to` are positions among the live rows (default: all), `columns` is at most 1,024 (default: 256).
-    404 with `Problem` if there is no such partition.
+    404 with `Problem` if the partition does not exist.
     """
 
     partition: str
@@ -55,7 +55,7 @@ class MatrixAnswer(Part, frozen=True):
     column_rows: int
     """The rows of a column; the last one may have fewer. A multiple of the group size if there is one."""
     group_size: int
-    """The samples of a group; 0 if there are no groups or their size is not known."""
+    """The samples of a group; 0 if the partition has no groups or their size is not known."""
     index: list[tuple[int, int, int]]
     """[column, index, step]: from this column on, the first row of column c has the global index
     `index + step * (c - column)`."""
@@ -80,14 +80,14 @@ class SampleFieldView(Part, frozen=True):
     put_by: str
     """The task and rank that put it, or the client; "" if it is not known."""
     put_at: Union[float, None]
-    """When; None if the timeline does not reach back so far."""
+    """When it was put; None if the timeline does not reach back to it."""
     lost: bool = False
     head: Union[str, None] = None
     """The first 16 values as text, if the page may show values."""
     text: Union[str, None] = None
     """The first 2,000 characters, if the value is text and the page may show values."""
     note: str = ""
-    """Why there is no head, such as "pickled, 1,024 bytes" or "values are hidden: start tq live with --values"."""
+    """Why `head` is None, such as "pickled, 1,024 bytes" or "values are hidden: start tq live with --values"."""
 
 
 class SampleEventView(Part, frozen=True):
@@ -101,7 +101,7 @@ class SampleEventView(Part, frozen=True):
     rank: int
     """-1 if it is not known."""
     lease: int
-    """The number of the lease; 0 if there is none, or if it is not known."""
+    """The number of the lease; 0 if the event has no lease, or if it is not known."""
     rows: int = 0
     """The number of samples of the event; 0 if it is not known."""
 
@@ -133,13 +133,13 @@ class SampleTaskView(Part, frozen=True):
     lacks: list[str]
     """The fields that the claims of the task name and the sample does not have."""
     who: str
-    """The rank or client that has it or had it last; "" if there is none."""
+    """The rank or client that has it or had it last; "" if it is not known."""
     reason: str
     """Why the task skips it; "" if it does not."""
 
 
 class SampleAnswer(Part, frozen=True):
-    """The answer to `GET /api/sample?partition=&index=` or `&key=`. 404 with `Problem` if there is none."""
+    """The answer to `GET /api/sample?partition=&index=` or `&key=`. 404 with `Problem` if it does not exist."""
 
     partition: str
     index: int

@@ -51,7 +51,7 @@ class SystemInfo(Part, frozen=True):
 
 
 class SystemState(Part, frozen=True):
-    """Whether what is shown is of now."""
+    """Whether the data is up to date, and why not."""
 
     state: str
     """"live"; "empty": nothing was put yet; "restarting": the controller does not answer; "ended": the system ended.
@@ -76,7 +76,7 @@ class VerdictView(Part, frozen=True):
     detail: str
     """The rest of `text`."""
     stage: Union[str, None] = None
-    """The slowest task; None if nothing is slow, or if it is no single task."""
+    """The slowest task; None if nothing is slow, or if it is not a single task."""
     field: Union[str, None] = None
     """The field that is missing, which the slowest task puts."""
     last: str = ""
@@ -224,7 +224,7 @@ class WaitView(Part, frozen=True):
     field: str
     """The field that is missing; "" if it is not known."""
     producer: str
-    """The task that puts it; "" if nobody does."""
+    """The task that puts it; "" if no task does."""
     partition: str
     since: float
     """When the oldest of these waits began."""
@@ -233,7 +233,7 @@ class WaitView(Part, frozen=True):
     words: str
     """The reason, in words of `TransferQueueClient.explain`; "" until the controller has answered."""
     sample: Union[int, None] = None
-    """The sample that is nearest to ready; None if there is none."""
+    """The sample that is nearest to ready; None if it is not known."""
 
 
 class LaneView(Part, frozen=True):
@@ -308,13 +308,13 @@ class PolicyView(Part, frozen=True):
     since: Union[float, None]
     """When it was set; None if this is not recorded."""
     limit: Union[int, None]
-    """By how many versions a sample may be old (`max_staleness`); None if there is no limit."""
+    """The largest allowed age of a sample in versions (`max_staleness`); None if it has no limit."""
     partition: str
     """The partition that the two following numbers are about: the one that admits most."""
     admitted: int
     """The rows admitted so far."""
     admit_max: Union[int, None]
-    """The rows that may be admitted at this version; None if there is no limit."""
+    """The rows that may be admitted at this version; None without a limit."""
 
 
 class AgeView(Part, frozen=True):
@@ -345,7 +345,7 @@ class GroupView(Part, frozen=True):
     passed_over: int
     """Samples that the task will never be dealt."""
     dropped: int
-    """Samples that were dropped, such as over-long ones."""
+    """Samples that were dropped, for example because they were too long."""
 
 
 class ListedPartition(Part, frozen=True):
@@ -443,9 +443,9 @@ class ServerView(Part, frozen=True):
     up: bool
     """Whether it answered within 1 s."""
     cpu: Union[float, None]
-    """The share of one core that it used since the last measurement; None if there was none."""
+    """The share of one core that it used since the last measurement; None at the first one."""
     p99: Union[float, None]
-    """The seconds that 99 % of its requests took at most since the last measurement; None if there was none."""
+    """The seconds that 99 % of its requests took at most since the last measurement; None at the first one."""
     longest: float
     """The longest recent event in its loop, in seconds."""
     connections: int
@@ -454,7 +454,7 @@ class ServerView(Part, frozen=True):
     ended: int
     """The number of connections that have ended so far."""
     resident: int
-    """Bytes of memory that the process occupies."""
+    """The resident memory of the process in bytes."""
 
 
 class JournalView(Part, frozen=True):
@@ -465,7 +465,7 @@ class JournalView(Part, frozen=True):
     records: int
     """Records since then, which a restart replays."""
     bytes: int
-    """The bytes of these."""
+    """The bytes of these records."""
     trouble: str
     """Why the controller cannot write it; "" if it can."""
 

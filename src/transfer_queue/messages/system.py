@@ -81,7 +81,7 @@ class SystemStatus(Reply, frozen=True):
     longest: tuple[str, float] = ("", 0.0)
     """The longest recent event in the controller's loop, and its time in seconds."""
     verdict: Verdict = Verdict("", "")
-    """What slows the training, at most a second old. `TransferQueueClient.verdict` returns the verdict of now."""
+    """What slows the training, at most a second old. `TransferQueueClient.verdict` returns a new verdict."""
 
     def __repr__(self) -> str:
         from transfer_queue.display.progress_text import status_line

@@ -147,7 +147,7 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_global_index_reusable_total": Family(
         "gauge",
-        "Always 0: this system never uses a global index again.",
+        "Always 0: this system never reuses a global index.",
         (),
         sample=_of_controller(lambda snapshot: 0),
     ),
@@ -180,7 +180,7 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_partition_production_progress": Family(
         "gauge",
-        "The share of the samples of a partition that have the fields of the task's last fetch, or that it has got.",
+        "The share of the samples of a partition that have the fields of the task's last fetch, or that it received.",
         ("partition_id", "task_name"),
         sample=_progress(_produced),
         combine=max,
@@ -206,7 +206,7 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_storage_capacity_total": Family(
         "gauge",
-        "About how many values of the present mean size fit into a storage unit, whose capacity is in bytes. A unit "
+        "About how many values of the current mean size fit into a storage unit, whose capacity is in bytes. A unit "
         "without values has no such series.",
         UNIT,
         sample=_capacity,

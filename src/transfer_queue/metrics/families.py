@@ -124,7 +124,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_ready_rows": Family(
             "gauge",
-            "Samples that a task could fetch now: they have the fields of its last fetch, and it has not got them yet.",
+            "Samples that a task could fetch now: they have the fields of its last fetch, and it has not fetched them.",
             ("partition", "task"),
             sample=series("ready_rows"),
             panel="Ready samples",

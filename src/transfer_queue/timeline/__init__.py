@@ -1,1 +1,1 @@
-"""Evaluates the timeline of the controller: who waited when and for what, who worked, and what slows a training."""
+"""Evaluates the timeline of the controller: which rank waited or worked when, and what slows a training."""

@@ -16,7 +16,7 @@ from transfer_queue.timeline.events import AHEAD, DEMAND, TIMED_OUT, EventKind
 from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
 
 HOLD_CAUSES = ("capacity", "policy", "demand")
-SAME_TIME = 1e-6  # two events of one moment of the controller's loop differ by less, in seconds
+SAME_TIME = 1e-6  # events whose times differ by less, in seconds, belong to one step of the controller's loop
 MOST_CAUSES = 16
 
 
@@ -31,7 +31,7 @@ class TaskAccount:
     alive: int
     """The number of workers that are connected."""
     gone: int
-    """The number of workers that were connected and are not, that did not close, and that nothing replaces."""
+    """The number of workers whose connection has ended, that did not close, and that were not replaced."""
     gone_since: float | None
     """When the last one of them ended, in Unix seconds; None if none did, or before the recording began."""
     waits: float
@@ -41,7 +41,7 @@ class TaskAccount:
     works: float
     """The share between the answer of a claim and the next claim."""
     idle: float
-    """The share of the rest."""
+    """The share of the remaining time."""
     takes: tuple[str, ...]
     """The fields that its claims name."""
     puts: tuple[str, ...]
@@ -101,18 +101,18 @@ class Account:
     """The account of time of all tasks in a window."""
 
     table: EventTable
-    """The events that it is made of."""
+    """The events from which it was computed."""
     spans: WorkerSpans
     """What each worker did."""
     tasks: dict[str, TaskAccount]
     """The tasks by name."""
     missing: dict[str, dict[tuple[str, str | None], float]]
     """Task -> (field, task that puts it) -> the seconds for which it waited for this. The putting task is None if
-    nobody puts the field; the field is "" if it is not known."""
+    no task puts the field; the field is "" if it is not known."""
     ended_by: dict[str, dict[int, float]]
     """Task -> worker -> the seconds of waiting that puts of this worker ended."""
     flows: list[FieldFlow]
-    """Who puts which field at what rate."""
+    """Which task puts which field at what rate."""
     policy_tasks: frozenset[str] = frozenset()
     """The tasks that set the policy version."""
     hold_causes: dict[str, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Account:
         return np.bincount(worker, events.rows[first:], minlength=len(self.table.workers) + 1)[1:]
 
     def usual_rows(self, kind: EventKind, task: str) -> float:
-        """Return the median of the rows of the events of one kind of a task; 1 if there are none."""
+        """Return the median of the rows of the events of one kind of a task; 1 without such events."""
         events = self.table.of(kind)
         rows = events.rows[events.task == self.table.workers.tasks.index(task)]
         return max(quantile(rows, 0.5), 1.0) if len(rows) else 1.0
@@ -199,7 +199,7 @@ class _Window:
 
     @cached_property
     def flows(self) -> list[FieldFlow]:
-        """Who puts which field at what rate."""
+        """Which task puts which field at what rate."""
         puts = self.table.of(EventKind.PUT)
         first = puts.first_after(self.start)
         rows: dict[tuple[str, str], float] = defaultdict(float)
@@ -218,7 +218,7 @@ class _Window:
         return {self.table.task_name(number): total / self.seconds for (number,), total in sums}
 
     def ended_waits(self) -> tuple[Missing, dict[str, dict[int, float]]]:
-        """Return for what each task waited, and whose puts ended it (`Account.missing`, `Account.ended_by`)."""
+        """Return what each task waited for, and whose puts ended the wait (`Account.missing`, `Account.ended_by`)."""
         waits, puts, table = self.table.of(EventKind.WAIT), self.table.of(EventKind.PUT), self.table
         chosen = np.flatnonzero(waits.flags & (AHEAD | TIMED_OUT) == 0)
         chosen = chosen[np.searchsorted(chosen, waits.first_after(self.start)) :]
@@ -242,7 +242,7 @@ class _Window:
         return missing, ended_by
 
     def _before(self, ended: KindColumns, chosen: np.ndarray, causes: KindColumns) -> np.ndarray:
-        """Return for each event its cause: the last one before it of the same moment and partition; -1 if none."""
+        """Return for each event its cause: the last one before it of the same moment and partition; -1 without one."""
         last = np.searchsorted(causes.position, ended.position[chosen]) - 1
         time, partition = ended.time[chosen], ended.partition[chosen]
         found = np.full(len(chosen), -1, np.int64)
@@ -286,7 +286,7 @@ class _Window:
         for (task, partition, fields), total in seconds.items():
             its = progress.get(partition)
             rows = {name: put.get(name, 0.0) if its is None else produced.of(its, name) for name in fields}
-            # Where several fields have equally many rows, the one that most tasks wait for is made first.
+            # If several fields have equally many rows, the one that most tasks wait for is made first.
             name = min(fields, key=lambda each: (rows[each], -len(wanted_by[each])), default="")
             makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)

@@ -14,10 +14,10 @@ from transfer_queue.timeline.spans import SpanState
 
 NOTICED = 0.15  # a last task that waits less is not slowed down
 WAITS_AS_WELL = 0.1  # a task that waits or is held for less counts as one that works
-WAITS_LESS = 0.25  # so does one that waits for less than this part of what the task that waits for it does
+WAITS_LESS = 0.25  # so does a task whose share of waiting is less than this part of that of the task behind it
 BUSY = 0.9  # a task with a growing queue is the slowest if it works for more
-SINGLE = 0.6  # one task is the slowest if so much of the waiting leads to it
-LEADS = 0.15  # in a circle of tasks, the slowest works for so much more than the next one
+SINGLE = 0.6  # one task is the slowest if at least this part of the waiting leads to it
+LEADS = 0.15  # in a cycle of tasks, the share of working of the slowest is larger than that of the next by this
 SLOW_RANK = 2.0  # a rank is slow if it takes this many times as long as the others
 GROWS = 0.1  # a queue grows if this share of the rows that arrive stays in it
 HOPS = 16
@@ -35,7 +35,7 @@ class Hop:
     field: str
     """The field that it waits for; "" if it is not known, or if the task is held."""
     producer: str | None
-    """The task that puts the field; None if nobody puts it."""
+    """The task that puts the field; None if no task puts it."""
     held: str = ""
     """What holds the task: "policy", "capacity" or "demand"; "" if it waits for a field."""
 
@@ -49,7 +49,7 @@ class Walk:
     hops: tuple[Hop, ...]
     """The steps."""
     stage: str | None
-    """The task at the end; None if the way ends in no single task."""
+    """The task at the end; None if the way does not end in a single task."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Bottleneck:
     """Where the waiting leads."""
 
     stage: str | None
-    """The slowest stage; None if it is no single task."""
+    """The slowest stage; None if it is not a single task."""
     walks: tuple[Walk, ...]
-    """The ways to it, or if there is none, the ways to all; the heaviest first. Empty if only the queue shows it."""
+    """The ways to it, or all ways if no single task is slowest; heaviest first. Empty if only the queue shows it."""
     slow_rank: SlowRank | None = None
     """The rank of the stage that is much slower than the others."""
 
@@ -124,7 +124,7 @@ def find_slow_rank(account: Account, task: str) -> SlowRank | None:
         return None
     mine, rows, seconds = mine[there], rows[there], seconds[there]
     claim = _rows_of_a_claim(account, task)
-    # A count of whole claims is on average half a claim too small for the seconds.
+    # A count of complete claims is on average half a claim too small for the seconds.
     cost = seconds / np.maximum(rows + claim / 2, claim)
     worst = int(np.argmax(cost))
     others = float(np.median(np.delete(cost, worst)))
@@ -159,7 +159,7 @@ def _falls_behind(account: Account, task: TaskAccount) -> bool:
 
 
 def _rows_of_a_burst(account: Account, task: TaskAccount) -> float:
-    """Return how many rows come at once if all ranks of a producer put at the same time."""
+    """Return how many rows arrive together if all ranks of a producer put at the same time."""
     names = {name for each in task.takes for name in account.producers_of(each) if name in account.tasks}
     makers = [account.tasks[name] for name in names]
     return max((each.alive * account.usual_rows(EventKind.PUT, each.name) for each in makers), default=0.0)

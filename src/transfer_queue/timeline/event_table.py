@@ -11,7 +11,7 @@ import numpy as np
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 
-DENSE = 1 << 22  # sums over at most this many cells are made without sorting
+DENSE = 1 << 22  # sums over at most this many cells are computed without sorting
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TaskWorkers:
     clients: list[str]
     """The newest client of each worker."""
     tasks: list[str]
-    """The names of the tasks; "" for clients that have neither claimed nor said their task."""
+    """The names of the tasks; "" for clients that have neither claimed nor reported their task."""
     of_lane: np.ndarray
     """The worker of each lane; -1 for the lane that is not known."""
 

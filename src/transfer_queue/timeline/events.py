@@ -41,18 +41,18 @@ TIMED_OUT = 2
 NEW_ROWS = 4
 """A flag of PUT: its rows did not exist before."""
 WHOLE = 8
-"""A flag of CLEAR: all rows of the partition that were left, and the partition; `rows` is then 0."""
+"""A flag of CLEAR: the partition was cleared with all its remaining rows; `rows` is then 0."""
 DEMAND = 16
 """A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""
 CLOSED = 32
-"""A flag of GONE: the client had said that it closes, so that its end is no failure."""
+"""A flag of GONE: the client had announced that it closes, so its end is not a failure."""
 
 PACKING = struct.Struct("<ddBBHIIIIIQQfi")
 """How the controller packs one event."""
 EVENT = np.dtype(
     [
         ("time", "<f8"),  # the controller's time
-        ("since", "<f8"),  # when the request arrived or was parked; equal to `time` if it was answered at once
+        ("since", "<f8"),  # when the request arrived or was parked; equal to `time` if it was answered immediately
         ("kind", "u1"),  # an EventKind
         ("flags", "u1"),  # AHEAD, TIMED_OUT, NEW_ROWS, WHOLE, DEMAND, CLOSED
         ("_unused", "<u2"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 BINS = 60
-CHANGE = 0.25  # of the rate before
+CHANGE = 0.25  # the least change, as a part of the previous rate
 CERTAINTY = 3.0  # a change is larger than the scatter of the means by this factor
 SHORTEST = 3  # bins on each side of a change
 

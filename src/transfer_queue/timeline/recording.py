@@ -17,8 +17,8 @@ SECONDS = 300.0  # how much time a recording keeps, by default
 EVENTS = 1 << 18  # how many events a recording keeps, by default
 NAMES = 1 << 16  # a table with more names forgets those that no event refers to
 GAPS = 64
-FIRST = 4096  # events among which the one with the earliest beginning is
-FIELDS = 1024  # of whose producers a recording keeps the memory
+FIRST = 4096  # the event with the earliest beginning is searched among this many first events
+FIELDS = 1024  # the number of fields whose producers a recording remembers
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class Recording:
         self.connected: frozenset[str] = frozenset()
         """The clients that were connected at `now`; empty if this is not known."""
         self.closed: set[str] = set()
-        """The clients that closed in order; they do not come back."""
+        """The clients that closed in order; they will not connect again."""
         self.gaps: list[Gap] = []
         """The times of which events are missing."""
         self.producers: dict[str, dict[str, float]] = {}
@@ -202,7 +202,7 @@ class Recording:
         self.connected = frozenset(reply.connected) if self.caught_up else frozenset()
         begins = [self.now, *(each.since for each in self.open), *self.events["since"][:FIRST].tolist()]
         self.start = max(min(begins), self.now - self.seconds)
-        if len(self.events) >= self.limit:  # the controller has older ones, which the waits do not stand for
+        if len(self.events) >= self.limit:  # the controller has older ones, which the open waits do not cover
             self.start = max(self.start, float(self.events["time"][0]))
 
     def _learn(self, reply: TimelineReply) -> None:
@@ -257,7 +257,7 @@ class Recording:
                 self.closed.intersection_update(lane.client for lane in self.lanes)
 
     def _remember(self, dropped: np.ndarray) -> None:
-        """Keep in mind which task put which field, so that a stage that ended long ago still has a name."""
+        """Remember which task put which field, so that a stage that ended long ago still has a name."""
         puts = dropped[dropped["kind"] == EventKind.PUT]
         pairs, last = np.unique((puts["lane"].astype(np.int64) << 32 | puts["fields"])[::-1], return_index=True)
         for pair, at in zip(pairs.tolist(), last.tolist()):

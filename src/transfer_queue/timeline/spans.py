@@ -1,4 +1,4 @@
-"""What each rank of a task did when: spans of waiting, work and back-pressure, and their shares of a window."""
+"""At which times each rank waited, worked or was held: spans of these states, and their shares of a window."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
 
 
 class SpanState(enum.IntEnum):
-    """What a worker does. Where several are true, the one with the largest number counts."""
+    """What a worker does. If several states apply, the one with the largest number counts."""
 
     UNKNOWN = 0
     """Nothing is known: the worker has not appeared yet, or has closed in order, or events are missing."""
     IDLE = 1
-    """None of the others, for example after the end of the partition. A worker that only puts is idle as well."""
+    """No other state applies, for example after the end of the partition. A worker that only puts is idle as well."""
     WORKS = 2
     """A claim was answered with rows, and the next claim has not begun."""
     HELD = 3
@@ -32,7 +32,7 @@ class SpanState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class WorkerSpans:
-    """What the workers did in a window. The spans of a worker cover the window without overlap, but for UNKNOWN."""
+    """What the workers did in a window. The spans of a worker cover the window without overlap, except UNKNOWN."""
 
     workers: TaskWorkers
     """The workers."""
@@ -84,13 +84,13 @@ def measure_spans(table: EventTable, start: float, end: float) -> WorkerSpans:
         merge(closed),
     ]
     places, layer = paint(layers)
-    shown = layer < len(layers) - 1  # of the time after a close there is nothing to show
+    shown = layer < len(layers) - 1  # the time after a close is not shown
     places = Intervals(places.start[shown], places.end[shown])
     return WorkerSpans(table.workers, line, *line.locate(places), layer[shown] + 1)
 
 
 def _parked(table: EventTable, line: Line, *, holds: bool) -> Intervals:
-    """Return the times for which claims waited that were needed at once, or for which puts waited."""
+    """Return the times for which claims waited that were needed immediately, or for which puts waited."""
     ended = table.of(EventKind.HOLD if holds else EventKind.WAIT)
     first = ended.first_after(line.start)
     needed = ended.flags[first:] & AHEAD == 0
@@ -176,7 +176,7 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     begin = np.searchsorted(at, at)  # where the events of the same worker begin
     last = np.maximum.accumulate(np.where(leaving, order, -1))
     away = last >= begin
-    returns = ~leaving & (~away | (since > time[last]))  # an older request that ends now is no sign of life
+    returns = ~leaving & (~away | (since > time[last]))  # an older request does not count
     back = np.minimum.accumulate(np.where(returns, order, len(at))[::-1])[::-1]
     back = np.where(back < len(at), back, 0)
     until = np.where((back > order) & (at[back] == at), since[back], line.end)

@@ -13,7 +13,7 @@ from transfer_queue.timeline.recording import Recording
 
 WINDOW = 60.0  # seconds of the first figures
 MOST_TASKS = 16
-MOST_CHARACTERS = 64  # of a task in a name
+MOST_CHARACTERS = 64  # the length of a task in a name
 PREFIX = "tq"
 TIERS = (MEMORY, DISK, STORE)
 
@@ -79,7 +79,7 @@ def make_stats(recording: Recording, status: SystemStatus, since: float | None, 
 
 
 def _first_moment(recording: Recording, since: float | None) -> float:
-    """Return the first moment that is measured: nothing before it is known, or wanted."""
+    """Return the first moment that is measured: earlier times are not known, or not requested."""
     start = max(recording.now - WINDOW if since is None else since, recording.now - recording.seconds)
     if since is None and recording.from_boot:
         start = max(start, recording.start)

@@ -80,7 +80,7 @@ class _Trace:
                 yield self._slice(STATES[SpanState(state)], worker, 0, when, long, args)
 
     def _waited_for(self) -> dict[tuple[int, float, int], TraceEvent]:
-        """Return what a worker waited for, or how much it waited to put, by worker, end and state."""
+        """Return the fields that a worker waited for, or the rows that it waited to put, by worker, end and state."""
         found: dict[tuple[int, float, int], TraceEvent] = {}
         for kind, state in ((EventKind.WAIT, SpanState.WAITS), (EventKind.HOLD, SpanState.HELD)):
             waits = self.table.of(kind)
@@ -122,7 +122,7 @@ class _Trace:
             yield self._slice(name, worker, track, when, round(long, 3), args)
 
     def _apart(self, events: KindColumns) -> tuple[np.ndarray, np.ndarray]:
-        """Return start and end of the slices of a track, shortened where they would overlap."""
+        """Return start and end of the slices of a track, shortened if they would overlap."""
         order = np.argsort(events.worker, kind="stable")
         worker, end = events.worker[order], self.ticks(events.time[order])
         start = np.maximum(self.ticks(events.since[order]), 0.0)
@@ -208,7 +208,7 @@ class _Trace:
 def find_sources(puts: KindColumns, claims: KindColumns) -> np.ndarray:
     """Return for each claim the put of the row that it names, as a position in `puts`; -1 if it is not recorded.
 
-    This is the put with the block of the claim. If there is none in the partition, because the block of the row has
+    This is the put with the block of the claim. If the partition has no such put, because the block of the row has
     been merged into another one, it is the put with the largest smaller number.
     """
     found = np.full(len(claims), -1, np.int64)

@@ -24,14 +24,14 @@ from transfer_queue.timeline.rate_changes import last_rate_change
 from transfer_queue.timeline.recording import Recording
 
 WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recording has as much
-STEPS = 4  # the window has so many steps of the task with the longest steps
-WARM_UP = 20.0  # seconds after the first rows of the last tasks, at least, that say nothing yet
+STEPS = 4  # the window has this many steps of the task with the longest steps
+WARM_UP = 20.0  # at least this many seconds after the first rows of the last tasks are not judged
 WARM_UP_STEPS = 2  # the same in steps of the task with the longest steps
 STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system counts as stopped
 STOPPED_STEPS = 3  # the same in steps of the slowest task
 CLAIMS_AGAIN = 1.0  # seconds in which a client whose claim got nothing claims again
-SCATTER = 0.05  # of rates; so much more than a whole number of ranks is that number
-MOST_HOPS = 4  # that a text describes
+SCATTER = 0.05  # the scatter of rates: a number of ranks that exceeds an integer by less is that integer
+MOST_HOPS = 4  # the number of steps that a text describes
 HOLDS = {"policy": "policy version", "capacity": "capacity", "demand": "group demand"}
 REASONS = {
     "policy": "the policy version has to advance",
@@ -103,7 +103,7 @@ def _has_just_timed_out(table: EventTable) -> bool:
 
 
 def _first_dealt(table: EventTable) -> float | None:
-    """Return when each of the last tasks has had its first rows; None if none of them has."""
+    """Return when each of the last tasks got its first rows; None if no task has got rows."""
     claims, tasks = table.of(EventKind.CLAIM), table.workers.tasks
     numbers = [tasks.index(name) for name in find_last_tasks(table) if name in tasks]
     firsts = [np.flatnonzero(claims.task == number)[:1] for number in numbers]
@@ -174,8 +174,8 @@ def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
     clauses = [*_ways(found), "" if stage is None else _queue_words(stage), "" if _is_held(found, stage) else cause]
     if stage is None:
         field = next((hop.field for hop in reversed(hops) if hop.field), None)
-        nobody = bool(hops) and hops[-1].producer is None and not hops[-1].held
-        subject = "" if state == STOPPED or nobody or not hops else "no single task is the slowest"
+        no_producer = bool(hops) and hops[-1].producer is None and not hops[-1].held
+        subject = "" if state == STOPPED or no_producer or not hops else "no single task is the slowest"
         return Verdict(_sentence(subject, clauses), state, found.stage, field, share, cause=cause)
     subject = "" if state == STOPPED else f"{_task(stage.name)} is the slowest stage"
     field = hops[-1].field if hops and hops[-1].producer == stage.name else None
@@ -227,7 +227,7 @@ def _queue_words(stage: TaskAccount) -> str:
 
 
 def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> str:
-    """Return why the stage is slow, or why there is no single one; "" if the timeline does not show it."""
+    """Return why the stage is slow, or why no single one is; "" if the timeline does not show it."""
     if stage is not None and stage.gone:
         return _gone_words(stage)
     if stage is not None and stage.closed and not stage.alive:
@@ -262,7 +262,7 @@ def _gone_words(stage: TaskAccount) -> str:
 
 
 def _long_work_words(account: Account, stage: TaskAccount) -> str:
-    """Say that all ranks of a stage have worked on their last claim for the whole window."""
+    """Return the reason that all ranks of a stage have worked on their last claim during the complete window."""
     if not stage.takes or not stage.alive or stage.claim_rate > 0 or stage.works < 0.999:
         return ""
     claims = account.table.of(EventKind.CLAIM)

@@ -1,4 +1,4 @@
-"""Bars, strips and numbers have the width that they are given, whatever the values are."""
+"""Bars, strips and numbers have the requested width for all values."""
 
 from __future__ import annotations
 

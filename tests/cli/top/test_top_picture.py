@@ -1,4 +1,4 @@
-"""The state that `tq top` shows: computed of simulated pipelines, whose ranks and queues are known."""
+"""The state that `tq top` shows, computed from simulated pipelines, whose ranks and queues are known."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_stages_are_in_the_order_of_the_pipeline() -> None:
     assert [row.place for row in picture.stages] == [0, 1, 2, 3]
 
 
-def test_stages_in_a_circle_have_an_order() -> None:
+def test_stages_in_a_cycle_have_an_order() -> None:
     first = dataclasses.replace(grpo()[1], takes=("prompt", "reward"), puts=("ref_log_prob",))
     second = dataclasses.replace(grpo()[2], takes=("ref_log_prob",), puts=("reward",))
     recording = Recording()

@@ -67,7 +67,7 @@ def test_a_large_terminal_shows_every_table(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1)])
-def test_a_tiny_terminal_is_no_error(size: tuple[int, int]) -> None:
+def test_a_tiny_terminal_is_not_an_error(size: tuple[int, int]) -> None:
     async def program(top: TopPilot) -> None:
         await top.press("3", "enter", "3", "enter", "question_mark")
 
@@ -242,7 +242,7 @@ def test_a_filter_shows_only_what_contains_a_text() -> None:
         await top.press("slash", *"x", "escape")
         assert "contain" not in top.words()
         await top.press("slash", *"nothing-like-it", "enter")
-        assert "Nothing contains 'nothing-like-it'." in top.words()
+        assert "No row contains 'nothing-like-it'." in top.words()
         await top.press("escape")
         assert "contain" not in top.words()
 
@@ -356,7 +356,7 @@ def test_the_picture_of_the_guide_is_small_and_loads_nothing() -> None:
 def test_before_the_first_reply_it_says_what_it_does() -> None:
     async def program(top: TopPilot) -> None:
         assert "Reading the timeline" in top.words()
-        assert "There are no partitions" not in top.words(), "nothing is known yet"
+        assert "The system has no partitions" not in top.words(), "nothing is known yet"
         await top.press("1", "enter", "3", "enter", "slash", "x", "enter", "p", "s", "5")
         await top.give(Silent("The controller did not reply within 10 s."))
         assert "! The controller did not reply within 10 s." in top.words()
@@ -371,15 +371,15 @@ def test_an_empty_system_has_tables_that_say_so() -> None:
         for sentence in (
             "No task has claimed",
             "Nothing waits",
-            "There are no partitions.",
-            "There are no storage units.",
+            "The system has no partitions.",
+            "The system has no storage units.",
         ):
             assert sentence in words
 
     run_top(program, seen(empty_picture()), size=(120, 40))
 
 
-def test_old_data_is_said_to_be_old() -> None:
+def test_old_data_is_marked_as_old() -> None:
     async def program(top: TopPilot) -> None:
         words = top.words()
         assert re.search(

@@ -60,7 +60,7 @@ def with_system(status: SystemStatus, more: list[PartitionProgress] | None = Non
 
 
 def picture_at(until: float, scenario: Scenario | None = None, more: list[PartitionProgress] | None = None) -> Picture:
-    """Return the picture of a pipeline after so many seconds."""
+    """Return the picture of a pipeline after this many seconds."""
     pipeline = Pipeline(scenario or slow_reward(), 1).run(until)
     return make_picture(pipeline.recording(), with_system(pipeline.status(), more))
 
@@ -184,7 +184,7 @@ def run_top(
     every: float = 1.0,
     light: bool = False,
 ) -> None:
-    """Run a program with an application that has got some news."""
+    """Run a program with an application that has received some news."""
 
     async def main() -> None:
         source = FakeSource()

@@ -58,7 +58,7 @@ class Stage:
 
 
 def when(cluster: Cluster, done: Callable[[], bool], then: Callable[[], None]) -> None:
-    """Look every POLL seconds whether something is done."""
+    """Check every POLL seconds whether something is done."""
     if done():
         then()
     else:
@@ -66,7 +66,7 @@ def when(cluster: Cluster, done: Callable[[], bool], then: Callable[[], None]) -
 
 
 def run_pipeline(cluster: Cluster, seconds: dict[str, float], until: float) -> dict[str, Stage]:
-    """Run rollout, reward and train, which take so many seconds for a batch."""
+    """Run rollout, reward and train, which take this many seconds for a batch."""
     fields = {"rollout": (None, "tokens"), "reward": ("tokens", "score"), "train": ("score", None)}
     stages = {}
     for task, (takes, puts) in fields.items():
@@ -131,7 +131,7 @@ def test_a_producer_that_waits_for_group_demand_is_held(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("ends", "cause"), [("die", "1 of 1 reward worker is gone"), ("close", "every reward worker")])
-def test_a_client_that_closed_is_told_from_one_that_died(start: Start, ends: str, cause: str) -> None:
+def test_a_client_that_closed_is_distinguished_from_one_that_died(start: Start, ends: str, cause: str) -> None:
     cluster = start(seed=1)
     stages = run_pipeline(cluster, {"rollout": 0.5, "reward": 0.5, "train": 0.5}, 60.0)
     stages["reward"].stopped = True

@@ -1,4 +1,4 @@
-"""Counts of a partition by columns: they are those of a naive count, whatever the widths, the pages and the clears."""
+"""Counts of a partition by columns: they equal those of a naive count for all widths, pages and clears."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_large_partition_is_counted_in_pages(monkeypatch: pytest.MonkeyPatch) 
     assert part["lines"]["index"] == [CHUNK - 5, CHUNK + 5]
 
 
-def test_groups_are_whole_or_lack_a_field_or_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_complete_or_lack_a_field_or_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_counts, "CELLS", 1)
     h = Harness()
     h.ask(h.publish(12, {"x": tensor()}, groups=[f"g{number // 4}" for number in range(12)]))

@@ -180,7 +180,7 @@ Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, 
 TestHistories = Histories.TestCase
 
 
-def test_the_clear_of_a_partition_is_not_said_to_have_cleared_a_sample_whose_own_clear_is_not_kept() -> None:
+def test_the_clear_of_a_partition_is_not_reported_for_a_sample_whose_own_clear_is_not_kept() -> None:
     h = Harness(SequentialSampler())
     h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=2)
     (row,) = rows_of(h.ask(h.publish(1, ("x",), "p", "w", keys=["k"]), "w"))
@@ -193,7 +193,7 @@ def test_the_clear_of_a_partition_is_not_said_to_have_cleared_a_sample_whose_own
 
 
 class TestRowHistory:
-    """The ring of rows by itself."""
+    """The ring of rows without a controller."""
 
     @pytest.mark.parametrize("page", [2, 1 << 16])
     def test_more_rows_than_it_has_space_for(self, monkeypatch: pytest.MonkeyPatch, page: int) -> None:

@@ -82,7 +82,7 @@ def test_only_one_partition(h: Harness) -> None:
     st.integers(0, 12),
     st.integers(1, 5),
 )  # fmt: skip
-def test_it_finds_what_a_look_at_each_sample_finds(steps: list[tuple[str, int]], seconds: int, limit: int) -> None:
+def test_it_finds_the_same_as_a_check_of_each_sample(steps: list[tuple[str, int]], seconds: int, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(stuck_samples, "MAX_COLUMNS", 1)
         patched.setattr(publication_times, "MAX_CHECKPOINTS", 10_000)

@@ -61,7 +61,7 @@ class TestPuts:
         assert events[2][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
         assert events[3][1:3] == (4.0, 1.0)
 
-    def test_a_put_that_waited_in_vain(self, reader, h):
+    def test_a_put_that_waited_without_success(self, reader, h):
         h.controller.state.capacity = 2
         h.put(2)
         h.send(h.publish(2, wait=20.0, name="late"), "late")
@@ -81,7 +81,7 @@ class TestPuts:
 
 
 class TestClaims:
-    def test_a_claim_that_is_answered_at_once(self, h, reader):
+    def test_a_claim_that_is_answered_immediately(self, h, reader):
         h.put(4)
         h.claim(2)
         assert reader.read()[1:] == [(EventKind.CLAIM, 0.0, 0.0, "r", "t", "p", ("x",), 2, 0)]
@@ -189,7 +189,7 @@ class TestOtherEvents:
             ("GONE", "r", "t"), ("GONE", "r", "u")
         ]  # fmt: skip
 
-    def test_a_client_that_said_so_has_closed(self, h, reader):
+    def test_a_client_that_announced_its_end_has_closed(self, h, reader):
         h.put(1)
         h.claim(1, "t")
         h.ask(Leave(), "r")

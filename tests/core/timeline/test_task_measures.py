@@ -69,7 +69,7 @@ def test_waits_that_ended_and_those_that_have_not(h: Harness) -> None:
     assert waited(h, "t") == 15.0, "a wait that gets nothing is one, too"
 
 
-def test_two_waits_of_a_client_at_once_count_once_and_those_of_two_clients_twice(h: Harness) -> None:
+def test_simultaneous_waits_of_a_client_count_once_and_those_of_two_clients_twice(h: Harness) -> None:
     h.claim(2, "t", wait=100.0)
     h.now = 4.0
     h.claim(5, "t", wait=100.0)
@@ -83,7 +83,7 @@ def test_two_waits_of_a_client_at_once_count_once_and_those_of_two_clients_twice
     assert waited(h, "t") == 104.0 + 100.0
 
 
-def test_a_claim_ahead_is_no_wait(h: Harness) -> None:
+def test_a_claim_ahead_is_not_a_wait(h: Harness) -> None:
     h.claim(2, "t", wait=100.0, ahead=1)
     h.now = 5.0
     assert waited(h, "t") == 0.0
@@ -118,7 +118,7 @@ def test_a_producer_that_waits_for_group_demand_has_a_reason_of_its_own(h: Harne
     assert [waited(h, "rollout", reason) for reason in (SAMPLES, CAPACITY, DEMAND)] == [0.0, 0.0, 5.0]
 
 
-def test_how_long_a_batch_lay_ready_and_how_old_its_policy_was(h: Harness) -> None:
+def test_how_long_a_batch_was_ready_and_how_old_its_policy_was(h: Harness) -> None:
     h.create()
     h.ask(SetPolicyVersion("p", 1))
     h.put(4)
@@ -199,7 +199,7 @@ waits = st.lists(
 def test_seconds_are_those_in_which_a_client_waits(
     requests: list[tuple[str, str, int, int, bool]], now: int, capacity: int, scrapes: list[int]
 ) -> None:
-    """Whatever overlaps, whenever a scrape comes: a tick of a client and task counts once."""
+    """A tick of a client and task counts once, with all overlaps and at all times of scrapes."""
     requests = [(client, task, min(ends), max(ends), ahead) for client, task, *ends, ahead in requests]
     system = _System(capacity)
     last: dict[tuple[str, ...], float] = {}

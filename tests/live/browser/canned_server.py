@@ -97,7 +97,7 @@ class CannedServer(ThreadingHTTPServer):
             write(b"".join(events))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that closes a stream is no error."""
+        """Log nothing: a browser that closes a stream is not an error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts.path == "/api/matrix":
             self._matrix(query)
         elif parts.path == "/api/sample":
-            self._json(self.server.samples.get(query.get("index", query.get("key", ""))), "there is no such sample")
+            self._json(self.server.samples.get(query.get("index", query.get("key", ""))), "the sample does not exist")
         elif parts.path == "/api/explain":
             self._json({"words": self.server.words})
         else:
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         if tag and self.headers.get("If-None-Match") == tag:
             self._send(HTTPStatus.NOT_MODIFIED, b"", "application/json", tag)
         else:
-            self._json(answer, f"there is no partition {query['partition']!r}", tag)
+            self._json(answer, f"partition {query['partition']!r} does not exist", tag)
 
     def _json(self, answer: Any, otherwise: str = "", tag: str = "") -> None:
         status = HTTPStatus.NOT_FOUND if answer is None else HTTPStatus.OK

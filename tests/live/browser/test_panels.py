@@ -60,7 +60,7 @@ def test_the_flow_shows_tasks_fields_queues_and_the_slowest_stage(page: Page, se
     assert "queues for reward 24 s" in text_of(page, ".life")
 
 
-def test_who_waits_is_said_with_a_link_to_the_sample(page: Page, server: CannedServer) -> None:
+def test_who_waits_is_shown_with_a_link_to_the_sample(page: Page, server: CannedServer) -> None:
     opened(page, server)
     first = text_of(page, ".waits li")
     assert first.startswith("train 6 of 8 ranks wait now 63 % of the last 60 s")
@@ -72,7 +72,7 @@ def test_who_waits_is_said_with_a_link_to_the_sample(page: Page, server: CannedS
 def test_policy_memory_and_servers_show_their_numbers(page: Page, server: CannedServer) -> None:
     opened(page, server)
     assert "version 42, set 31 s ago; limit 2 behind" in text_of(page, ".policy")
-    assert "train_42 107 of 128 whole" in text_of(page, ".policy")
+    assert "train_42 107 of 128 complete" in text_of(page, ".policy")
     memory = text_of(page, ".memory")
     assert "unit 3 node-07 0.40 of 1 GiB" in memory
     assert "Delivered again: 16. Lost values: 0. Poison: 0." in memory
@@ -134,15 +134,15 @@ def test_the_matrix_shows_what_each_sample_has_and_how_far_it_is(simple: Page) -
     assert half == [MISSING, PUT]  # filled from below
     assert [pixel(simple, "matrix", cell(simple, at), task) for at in range(4)] == [PUT, CLAIMED, CONSUMED, MISSING]
     assert "lost" in text_of(simple, ".matrix .key")
-    assert "train_42 lacks advantage of 168 samples, for which train waits." in text_of(simple, ".matrix")
+    assert "168 samples of train_42 lack advantage, for which train waits." in text_of(simple, ".matrix")
 
 
-def test_the_matrix_is_a_table_for_who_cannot_see_it(simple: Page) -> None:
+def test_the_matrix_is_a_table_for_users_who_cannot_see_it(simple: Page) -> None:
     simple.evaluate("document.querySelector('.matrix details').open = true")
     simple.wait_for("!!document.querySelector('.matrix details table')")
     table = text_of(simple, ".matrix details table")
     assert "tokens 15 of 40 put" in table
-    assert "25 % consumed, 25 % claimed, 25 % ready, 0 % passed over" in table
+    assert "25 % consumed, 25 % claimed, 25 % ready, 0 % skipped" in table
 
 
 ANSWERS = "performance.getEntriesByType('resource').filter(each => each.name.includes('api/matrix'))"
@@ -223,7 +223,7 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert "prompt int64 [1,536] 1, 2, 3, … rollout rank 3" in words
     assert "advantage missing" in words
     assert "reward ○ ready, and not claimed yet train … lacks advantage" in words
-    assert "Others of its group 107,169 107,170" in words
+    assert "Other samples of its group 107,169 107,170" in words
     assert "What is 2 + 2?" in words
     assert "policy_version: 41" in words
     assert "claimed by reference rank 0, lease 77" in words
@@ -238,7 +238,7 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert_clean(page, server)
 
 
-def test_the_search_opens_a_sample_by_key_or_says_that_there_is_none(page: Page, server: CannedServer) -> None:
+def test_the_search_opens_a_sample_by_key_or_says_that_it_does_not_exist(page: Page, server: CannedServer) -> None:
     opened(page, server)
     page.type("/")
     page.type("q15690/0")
@@ -252,7 +252,7 @@ def test_the_search_opens_a_sample_by_key_or_says_that_there_is_none(page: Page,
         "(() => { document.querySelector('#find').value = '12'; document.querySelector('.search').requestSubmit() })()"
     )
     page.wait_for("!!document.querySelector('dialog [role=alert]')")
-    assert text_of(page, "dialog [role=alert]") == "there is no such sample"
+    assert text_of(page, "dialog [role=alert]") == "the sample does not exist"
 
 
 def test_other_partitions_are_listed_filtered_and_shown_on_request(page: Page, server: CannedServer) -> None:

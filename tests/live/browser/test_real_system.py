@@ -60,7 +60,7 @@ def test_each_panel_shows_what_the_system_did(client: tq.TransferQueueClient, ad
     assert "reward 16 of 32 put" in table
     assert "25 % consumed" in table or "25 % claimed" in table
     assert "controller ✓ up" in text_of(page, ".servers")
-    assert "4 of 4" not in text_of(page, ".policy") or "whole" in text_of(page, ".policy")
+    assert "4 of 4" not in text_of(page, ".policy") or "complete" in text_of(page, ".policy")
     first = int(dealt.global_indexes[0])
     page.evaluate("document.querySelector('#find').focus()")
     page.type(str(first))
@@ -80,7 +80,7 @@ def test_a_killed_controller_is_shown_and_recovers(client: tq.TransferQueueClien
     opened(page, address, ".verdict")
     controller = server_process("controller")
     controller.suspend()
-    page.wait_for("document.querySelector('.banner')?.innerText.includes('What you see is')")
+    page.wait_for("document.querySelector('.banner')?.innerText.includes('The page shows the state of')")
     assert text_of(page, "#announcement") == "The controller does not answer."
     controller.kill()
     page.wait_for("!document.querySelector('.banner')")

@@ -8,11 +8,11 @@ from tests.live.browser.canned_server import CannedServer
 from tests.live.browser.test_panels import assert_clean, opened, press, text_of
 
 
-def test_an_empty_system_says_who_waits_and_what_makes_it_appear(page: Page, server: CannedServer) -> None:
+def test_an_empty_system_says_who_waits_and_how_to_put_samples(page: Page, server: CannedServer) -> None:
     server.full = invented.empty()
     opened(page, server)
     words = text_of(page, "main")
-    assert words.startswith("Nothing has been put yet The system grpo-moe-30b is up since")
+    assert words.startswith("Nothing has been put yet The system grpo-moe-30b has been up since")
     assert "all 5 servers answer, and 3 clients are connected." in words
     assert "train ranks 0 to 7 wait for partition train_0 for 31 s, which does not exist yet." in words
     assert 'client.put(TensorDict({"prompt": ..., "tokens": ...}, batch_size=[8]), partition_id="train_0")' in words
@@ -52,7 +52,7 @@ def test_an_idle_system_without_policy_groups_and_leases_says_so(page: Page, ser
     assert "No partition has a policy version" in text_of(page, ".policy")
     assert "No sample has a group." in text_of(page, ".policy")
     assert "No lease is in force." in text_of(page, ".memory")
-    assert "Nobody waits." in text_of(page, ".waits")
+    assert "No task waits." in text_of(page, ".waits")
     assert_clean(page, server)
 
 
@@ -69,7 +69,7 @@ def test_a_restart_greys_the_panels_until_the_controller_is_back(page: Page, ser
     server.delta(0.0, **invented.restarting(full))
     page.wait_for("!!document.querySelector('.banner')")
     banner = text_of(page, ".banner")
-    words = "The controller does not answer: it is being restarted, or is overloaded. What you see is of"
+    words = "The controller does not answer: it is being restarted, or is overloaded. The page shows the state of"
     assert banner.startswith(words)
     assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).filter") == "grayscale(1)"
     assert text_of(page, "#announcement") == "The controller does not answer."
@@ -96,7 +96,7 @@ def test_an_ended_system_keeps_its_last_state_on_the_page(page: Page, server: Ca
     assert "Flowing" in text_of(page, ".verdict h1")
 
 
-def test_a_lost_server_is_said_and_asked_again_until_it_is_back(page: Page, server: CannedServer) -> None:
+def test_a_lost_server_is_reported_and_asked_again_until_it_is_back(page: Page, server: CannedServer) -> None:
     opened(page, server)
     server.stop_streams()
     page.wait_for("document.querySelector('.banner')?.innerText.startsWith('The server of this page does not answer.')")
@@ -126,7 +126,7 @@ def test_a_hidden_tab_closes_its_stream_and_opens_it_again(page: Page, server: C
     assert server.requests.count("/api/live") == count + 1
 
 
-def test_deltas_change_what_has_changed_and_do_not_chatter(page: Page, server: CannedServer) -> None:
+def test_deltas_update_only_what_has_changed(page: Page, server: CannedServer) -> None:
     opened(page, server)
     page.evaluate("""(() => {
         window.said = 0;

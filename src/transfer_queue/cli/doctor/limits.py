@@ -57,7 +57,7 @@ def _address_space(soft: int, size: int) -> Finding:
     values = {"limit": _known(soft), "arena": size}
     if soft == INFINITE:
         return Finding("address space", OK, "unlimited", values=values)
-    words = f"limited to {size_text(soft)}; every process maps an arena of up to {size_text(size)} whole"
+    words = f"limited to {size_text(soft)}; every process maps a complete arena of up to {size_text(size)}"
     advice = "ulimit -v unlimited, or set backend.SimpleStorage.arena_bytes well below the limit"
     return Finding("address space", PROBLEM if soft <= size else WARNING, words, advice, values)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transfer_queue.node.system.launcher import RunningSystem
 
 MAX_BYTES = 64 << 20
-"""The bytes of a value up to which it is read."""
+"""The largest value that is read, in bytes."""
 FIRST = 8
 """Numbers of a tensor that are shown."""
 LEAST_TEXT = 2

@@ -16,9 +16,9 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
         "show", help="show one sample: its values, where they are, and what happened to it",
-        description="Prints the fields of a sample with types, sizes and first values, who put them and where they "
-        "are; its tags, its group, its state for each task, and its history. Exit code 1 if the sample does not exist "
-        "and nothing is known of it.",
+        description="Prints the fields of a sample with types, sizes and first values, which client put them and "
+        "where they are stored; its tags, its group, its state for each task, and its history. The exit code is 1 if "
+        "the sample does not exist and nothing is known about it.",
     )  # fmt: skip
     command.add_argument("partition")
     command.add_argument("sample", metavar="KEY|INDEX", help="the sample's key, or its global index")
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _describe(onlooker: object, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
-    """Return the report about the sample with this key; if there is none, about that with this global index."""
+    """Return the report about the sample with this key, or if no sample has it, with this global index."""
     from transfer_queue.client.control_client import ControlClient
 
     assert isinstance(onlooker, ControlClient)

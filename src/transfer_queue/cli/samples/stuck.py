@@ -1,4 +1,4 @@
-"""`tq stuck`: print the samples that have not changed for a time and are not finished."""
+"""`tq stuck`: print the samples that have not changed for some time and are not finished."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SOME = 3  # exit code if there are stuck samples; 1 says that the command failed
 def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
-        "stuck", help="samples that have not changed for a time and are not finished",
+        "stuck", help="samples that have not changed for some time and are not finished",
         description="Prints the samples whose fields and tags have not changed for some time, and that a task has not "
-        "consumed or that lack a field that other samples of their partition have: those that changed first, by "
-        f"prompt, with the client that changed each of them last. Exit code 0 if there are none, {SOME} if there are "
-        "some, 1 if the command fails.",
+        "consumed or that lack a field that other samples of their partition have. It begins with the samples that "
+        "have been unchanged for longest, groups them by prompt, and names the client that changed each of them last. "
+        f"The exit code is 0 if no sample is stuck, {SOME} if samples are stuck, and 1 if the command fails.",
     )  # fmt: skip
     command.add_argument(
         "--for", dest="seconds", type=_seconds, default=SECONDS, metavar="SECONDS",
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
         if options.partition is not None:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
-                there = did_you_mean(options.partition, names)
-                print(f"tq: there is no partition {options.partition!r}{there}", file=sys.stderr)
+                nearest = did_you_mean(options.partition, names)
+                print(f"tq: partition {options.partition!r} does not exist{nearest}", file=sys.stderr)
                 return 1
         report = onlooker.find_stuck(options.partition, options.seconds, options.limit)
     if options.json:

@@ -58,7 +58,7 @@ SYSTEMS = {"bash": "_tq_systems", "zsh": "_tq_systems", "fish": "(_tq_systems)"}
 def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
-        "completion", help="print a script that completes the words of `tq` in a shell",
+        "completion", help="print a script that completes `tq` commands in a shell",
         description="Prints a script that completes commands, options, files and the names of systems.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     except ImportError:
         print("tq: completion needs the package shtab: pip install 'transfer_queue[completion]'", file=sys.stderr)
         return 1
-    parser = options.whole
+    parser = options.top_parser
     _mark_values(parser)
     preamble: Any = PREAMBLES  # its annotation says str
     print(shtab.complete(parser, options.shell, preamble=preamble), end="")
@@ -89,7 +89,7 @@ def _mark_values(parser: argparse.ArgumentParser) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for listed in action._choices_actions:
                 command = action.choices[listed.dest]
-                command.description = listed.help  # shells show it beside the command, on one line
+                command.description = listed.help  # shells show it next to the command, on one line
                 _mark_values(command)
         elif "--name" in action.option_strings:
             marked.complete = SYSTEMS

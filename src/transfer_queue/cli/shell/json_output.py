@@ -41,5 +41,5 @@ def system_as_json(system: RunningSystem) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on one line. An object that is no JSON value is printed as its `repr`."""
+    """Print one JSON document on one line. An object that is not a JSON value is printed as its `repr`."""
     print(json.dumps(plain(value), default=repr))

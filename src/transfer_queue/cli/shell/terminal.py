@@ -19,7 +19,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 class Styles:
-    """Adds colors to text, or leaves it as it is.
+    """Adds colors to text, or leaves it unchanged.
 
     Args:
         colored: Whether to add colors. Default: if standard output is a terminal, and NO_COLOR is not set.

@@ -1,4 +1,4 @@
-"""`tq top`: where a training waits, live on the full terminal."""
+"""`tq top`: show on the full terminal where a training waits, and refresh it every second."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LEAST = 0.2  # the minimum of --every, in seconds
 def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
-        "top", help="show live where a training waits: verdict, stages, waits, partitions, memory, load",
-        description="Shows on the full terminal, live, where a training waits: the verdict, the stages with their "
-        "rates, ranks and queues, who waits for what, the partitions, the memory, and the load of the controller. "
-        "Enter opens a task, a wait, a partition or a sample; ? shows all keys, q quits. Needs the extra "
-        "transfer_queue[top]. NO_COLOR removes colors.",
+        "top", help="show where a training waits, every second: verdict, stages, waits, partitions, memory, load",
+        description="Shows on the full terminal where a training waits, and refreshes it every second: the verdict, "
+        "the stages with their rates, ranks and queues, who waits for what, the partitions, the memory, and the load "
+        "of the controller. Enter opens a task, a wait, a partition or a sample; ? shows all keys, q quits. Needs the "
+        "extra transfer_queue[top]. NO_COLOR removes colors.",
     )  # fmt: skip
     command.add_argument(
         "--every", type=_seconds, default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})"
@@ -45,7 +45,7 @@ def _seconds(text: str) -> float:
 
 
 def _end_without_terminal(failure: threading.ExceptHookArgs) -> None:
-    """End the process if the thread that writes to the terminal fails: the main thread would wait for it for ever."""
+    """End the process if the thread that writes to the terminal fails. The main thread would wait for it forever."""
     if isinstance(failure.exc_value, OSError):
         os._exit(HANG_UP)
     threading.__excepthook__(failure)

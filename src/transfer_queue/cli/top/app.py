@@ -1,4 +1,4 @@
-"""The application `tq top`: gets news of the system, and shows them on the screen that is open."""
+"""The application `tq top`: receives news about the system, and shows them on the open screen."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TopApp(App[int]):
         self.source.stop()
 
     def _deliver(self, news: News) -> None:
-        """Get news in the thread that reads."""
+        """Receive news in the thread that reads."""
         self.call_later(self._receive, news)
 
     def _receive(self, news: News) -> None:
@@ -108,7 +108,7 @@ class TopApp(App[int]):
     # ------------------------------------------------------------ keys
 
     def action_pause(self) -> None:
-        """Keep what is shown, or go on."""
+        """Pause, or continue."""
         self.state.pause()
         self._refresh()
 

@@ -18,7 +18,8 @@ from transfer_queue.node.system.launcher import RunningSystem
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.timeline.recording import Recording
 
-EVENTS = 1 << 17  # that are kept; where so many come within the window of a verdict, older ones change little
+EVENTS = 1 << 17
+"""The number of newest events to keep. If a verdict is about more events, the older ones change little."""
 RATE_SECONDS = 5.0  # rates are those of the last 5 to 10 s
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class SystemEnded:
-    """The system has ended. A new one of the same name is waited for."""
+    """The system has ended. The reader waits for a new one of the same name."""
 
     words: str
     """When and why, in sentences."""
@@ -66,7 +67,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Broken:
-    """The thread has ended because of an error that it does not expect."""
+    """The thread has ended because of an unexpected error."""
 
     error: Exception
     """The error."""
@@ -86,13 +87,13 @@ class ControllerQuestion:
 
 
 class NewsSource(Protocol):
-    """Where the screens get the state of the system from."""
+    """The source of the states that the screens show."""
 
     def start(self, deliver: Callable[[News], None]) -> None:
         """Begin to deliver news, from another thread."""
 
     def ask(self, question: ControllerQuestion) -> None:
-        """Ask the controller as soon as it can be asked."""
+        """Ask the controller as soon as it can be reached."""
 
     def stop(self) -> None:
         """End the delivery."""
@@ -136,7 +137,7 @@ class Follower:
                 self._follow(self._system)
                 if not self._stopped.is_set():
                     self._wait_for_successor()
-        except Exception as error:  # the screen must not go on with old data without a word
+        except Exception as error:  # the screen must not continue with old data without a message
             self._deliver(Broken(error))
 
     def _follow(self, system: RunningSystem) -> None:
@@ -160,14 +161,14 @@ class Follower:
                     picture = make_picture(recording, status, before, elapsed)
                     log = system.log_of(("controller", 0))
                     self._deliver(Seen(system.name, system.description.started_at, log, picture, now))
-                # On an overloaded machine a refresh may take long; at least as much time is left to others.
+                # On an overloaded machine a refresh may take long; it leaves at least as much time to other processes.
                 pause = max(begun + self._every - time.monotonic(), min(time.monotonic() - begun, self._every))
                 self._answer_questions(client, pause)
                 if not system.is_alive():
                     return
 
     def _answer_questions(self, client: ControlClient, seconds: float) -> None:
-        """Answer questions for so long."""
+        """Answer questions for this time."""
         limit = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := limit - time.monotonic()) > 0:
             try:
@@ -181,13 +182,13 @@ class Follower:
                     question.answer(error)
 
     def _wait_for_successor(self) -> None:
-        """Say that the system has ended, and wait for another one of its name."""
+        """Report that the system has ended, and wait for another one of its name."""
         old, when = self._system, time.strftime("%H:%M:%S")
-        said = ""
+        reported = ""
         while not self._stopped.wait(PAUSE):
             words = f"{_why_ended(old)[0]} at {when}{_why_ended(old)[1]}"
-            if words != said:  # the logs of a crash are there only after a moment
-                said = words
+            if words != reported:  # the logs of a crash exist only after a moment
+                reported = words
                 self._deliver(SystemEnded(words))
             later = find_successor(self._name, old)
             if later is not None:

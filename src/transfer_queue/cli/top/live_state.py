@@ -62,7 +62,7 @@ class LiveState:
         return False
 
     def pause(self) -> None:
-        """Keep what is shown, or go on with the newest state."""
+        """Pause, or continue with the newest state."""
         self.paused = not self.paused
         if not self.paused:
             self.shown = self.seen

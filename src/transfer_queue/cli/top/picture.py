@@ -33,7 +33,7 @@ from transfer_queue.timeline.spans import SpanState
 from transfer_queue.timeline.verdict import judge_with_account
 
 MOST_ORDERED = 200  # stages that are put into the order of the pipeline
-HISTORY_SECONDS = 60.0  # of the history of a rate
+HISTORY_SECONDS = 60.0  # the length of the history of a rate
 HISTORY_BINS = 30
 STATES = {
     SpanState.IDLE: "idle", SpanState.WORKS: "works", SpanState.HELD: "held", SpanState.WAITS: "waits",
@@ -53,9 +53,9 @@ class Picture:
     status: SystemStatus
     """The progress of the partitions, and the load of the controller."""
     before: SystemStatus | None
-    """The status of some seconds before; None if there is none."""
+    """The status of some seconds before; None if it is not known."""
     elapsed: float
-    """The seconds between the two."""
+    """The seconds between the earlier status and this one."""
     stages: tuple[StageRow, ...]
     """The tasks, in the order of the pipeline."""
     waits: tuple[WaitRow, ...]
@@ -155,7 +155,10 @@ def _histories(account: Account, kind: EventKind) -> np.ndarray:
 
 
 def _pipeline_order(account: Account) -> list[str]:
-    """Return the tasks so that one that puts a field comes before those that take it, if there is no circle."""
+    """Return the tasks in an order in which a task that puts a field comes before those that take it.
+
+    In a cycle, the task that needs the fewest of the others comes first.
+    """
     names = list(account.tasks)
     if len(names) > MOST_ORDERED:
         return names
@@ -167,7 +170,6 @@ def _pipeline_order(account: Account) -> list[str]:
     order: list[str] = []
     while len(order) < len(names):
         left = [name for name in names if name not in order]
-        # In a circle, the task that needs the fewest of the others comes first.
         order.append(min(left, key=lambda name: (len(needs[name].difference(order)), names.index(name))))
     return order
 

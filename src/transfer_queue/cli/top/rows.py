@@ -67,7 +67,7 @@ class WaitMember:
 
 @dataclass(frozen=True)
 class WaitRow:
-    """The requests of one task that wait for the same."""
+    """The requests of one task that wait for the same fields."""
 
     task: str
     """The task; "" for clients without one."""
@@ -84,7 +84,7 @@ class WaitRow:
     members: tuple[WaitMember, ...]
     """Each request, the oldest first."""
     rarest: str
-    """The field of them that the fewest samples of the partition have; "" for puts."""
+    """The field among them that the fewest samples of the partition have; "" for puts."""
     producers: tuple[str, ...]
     """The tasks that put the rarest field."""
     demand: bool = False
@@ -137,9 +137,9 @@ class LoadRow:
     name: str
     """The type of the request, or the name of the sampler."""
     rate: float | None
-    """Requests per second since the previous refresh; None if there was none."""
+    """Requests per second since the previous refresh; None at the first one."""
     busy: float | None
-    """The share of the time for which they occupied the loop since the previous refresh; None if there was none."""
+    """The share of the time since the previous refresh for which they kept the loop busy; None at the first one."""
     typical: float
     """The time of one in seconds, on average."""
     slow: float

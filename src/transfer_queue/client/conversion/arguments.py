@@ -135,7 +135,7 @@ def validated_text_or_none(value: str | None, what: str) -> str | None:
 
 
 def introduction(task: str | None, rank: int | None) -> Introduce | None:
-    """Return what a client says of itself; None if it has neither a task nor a rank."""
+    """Return the request that introduces a client; None if it has neither a task nor a rank."""
     name = validated_text_or_none(task, "task")
     if rank is not None:
         rank = validated_count(rank, "rank")

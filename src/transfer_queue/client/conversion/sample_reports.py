@@ -84,7 +84,7 @@ class ReportPages:
             self._report = msgspec.structs.replace(report, before=page.before, complete=page.complete)
 
     def report(self, explanation: str, allow_pickle: bool) -> SampleReport:
-        """Return the whole report. Tags that need pickle are replaced by a text unless it is allowed."""
+        """Return the complete report. Tags that need pickle are replaced by a text unless it is allowed."""
         assert self._report is not None
         report = self._report
         events = _with_replaced(self._history)
@@ -203,7 +203,7 @@ class StuckPages:
             reports: The reports about `oldest`, in the same order.
         """
         for (time, _, _), report in zip(self._oldest, reports):
-            if report.state in (samples.LIVE, samples.RESERVED):  # otherwise it was cleared meanwhile
+            if report.state in (samples.LIVE, samples.RESERVED):  # otherwise it was cleared in the meantime
                 self._found.append(_stuck_sample(report, None if math.isinf(time) else time))
         partitions = {name: count for name, count in self._counts.items() if count}
         return StuckReport(

@@ -1,4 +1,4 @@
-"""What one client knows of the timeline: the events of the last minutes, the last verdict, and since when stats run."""
+"""What one client knows of the timeline: the events of the last minutes, the last verdict, and the start of `stats`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transfer_queue.timeline.verdict import judge
 T = TypeVar("T")
 
 VERDICT_SECONDS = 1.0
-"""The verdict of a status is at most this old, so that reading a status often costs no more."""
+"""The largest age of the verdict of a status, so that frequent calls of `status` cost no more."""
 EVENTS_OF_A_LONG_WAIT = 1 << 14
-"""The events of which the verdict in the log of a long wait is made: four replies, because many ranks log at once."""
+"""The events for the verdict in the log of a long wait: only four replies, because many ranks log at the same time."""
 
 Ask = Callable[[ReadTimeline], Generator[Call, AnyReply, TimelineReply]]
 
@@ -40,7 +40,7 @@ class TimelineReader:
         self._lock = threading.Lock()
         self._recording = Recording(limit=limit)
         self.begun = False
-        """Whether anything was read, so that only new events must be read."""
+        """Whether events were read already, so that only new ones must be read."""
         self._verdict: tuple[float, Verdict] | None = None
         self._labels = TaskLabels()
         self._stats_until: float | None = None
@@ -53,7 +53,7 @@ class TimelineReader:
                 request = self._recording.request()
             reply = yield from ask(request)
             with self._lock:
-                if self._recording.request() == request:  # otherwise another thread has added this reply meanwhile
+                if self._recording.request() == request:  # otherwise another thread has already added this reply
                     self._recording.add(reply)
                     self.begun = True
                     caught_up = self._recording.caught_up
@@ -71,10 +71,10 @@ class TimelineReader:
             return verdict
 
     def make_stats(self, status: SystemStatus) -> dict[str, float]:
-        """Return the figures of the time since the previous call; of the last minute if there was none."""
+        """Return the figures of the time since the previous call, or of the last minute in the first call."""
         with self._lock:
             recording, previous = self._recording, self._stats_until
-            # A moment belongs to one call only.
+            # Each event belongs to the time of one call only.
             since = None if previous is None else math.nextafter(previous, math.inf)
             found = make_stats(recording, status, since, self._labels)
             self._stats_until = recording.now

@@ -415,13 +415,13 @@ class StatusOperations(DataPath):
         yield from self._ask(drain, Done, None, parked=wait)
 
     def _introduce(self, said: Introduce) -> Operation[None]:
-        """Send what this process says of itself, now and in each client that it makes after a fork."""
+        """Send the task and rank of this process, now and in each client that it makes after a fork."""
         self._state.introduction = said
         yield from self._state.learn()
         yield from self._state.introduce()
 
     def _judge(self, status: SystemStatus, timeout: float | None) -> Operation[Verdict]:
-        """Return the verdict of now."""
+        """Return the verdict at this moment."""
         yield from self._read_new_events(timeout)
         return self._state.timeline.judge(status)
 

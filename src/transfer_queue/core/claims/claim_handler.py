@@ -173,13 +173,13 @@ def _answer_claim(
 
     def reply() -> AnyReply:
         positions = partition.rows.positions_of(rows)
-        told = meta_reply(partition, positions, rows, claim.fields)
-        context.timeline.note_claim(client, claim, since, partition, told.rows, positions)
+        meta = meta_reply(partition, positions, rows, claim.fields)
+        context.timeline.note_claim(client, claim, since, partition, meta.rows, positions)
         if token:
             context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
         elif not handed and warning is None:
-            return told
-        return msgspec.structs.replace(told, held=bool(handed), warning=warning, token=token, deliveries=count)
+            return meta
+        return msgspec.structs.replace(meta, held=bool(handed), warning=warning, token=token, deliveries=count)
 
     effects = context.commit(caller, Decision([*lease_decisions.with_lease(records, leased), *handed], reply))
     return [add_locations(context, partition, claim, rows, effect) for effect in effects] if claim.places else effects

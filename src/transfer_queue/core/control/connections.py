@@ -72,7 +72,7 @@ class Connections:
         self.units: dict[int, int] = {}
         """Storage unit -> its connection."""
         self.leaving: set[str] = set()
-        """The clients with connections that have said that they close."""
+        """The clients that have announced that they close, and that still have connections."""
         self.departed: dict[str, None] = {}
         """The clients without a connection whose replies are kept, the first to leave first."""
 
@@ -90,12 +90,12 @@ class Connections:
         return not peers
 
     def note_leaving(self, client: str) -> None:
-        """Note that a client has said that it closes."""
+        """Note that a client has announced that it closes."""
         if client in self.peers:
             self.leaving.add(client)
 
     def take_leaving(self, client: str) -> bool:
-        """Return whether a client without connections had said that it closes, and forget it."""
+        """Return whether a client without connections had announced that it closes, and forget it."""
         said = client in self.leaving
         self.leaving.discard(client)
         return said

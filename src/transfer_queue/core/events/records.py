@@ -379,7 +379,7 @@ class RepliesSent(Record, frozen=True, tag="Answered"):
 
 
 class ClientIntroduced(Record, frozen=True):
-    """A client has said of which task and rank it is."""
+    """A client has reported its task and rank."""
 
     client: str
     introduction: Introduce

@@ -19,7 +19,7 @@ from transfer_queue.messages.reports.overview import MOST_COLUMNS, MOST_FIELDS, 
 CELLS = 1 << 18  # values of rows that a step examines
 SKIPPED_ROWS = 256  # what a chunk outside of the columns costs, in rows
 MOST_NAMES = 4096  # fields of a task
-STATES = 4  # ready, claimed, consumed and passed over
+STATES = 4  # ready, claimed, consumed and skipped
 
 
 @handles(CountColumns, reads=True)

@@ -54,8 +54,8 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         position = partition.keys.get(request.key, -1)
         name = f"Sample {request.key!r}"
         if position < 0:
-            there = did_you_mean(request.key, islice(reversed(partition.keys), MOST_COMPARED)).replace("; d", " D", 1)
-            return f"{name} of partition {partition.name!r} does not exist: it was never put, or it was cleared.{there}"
+            hint = did_you_mean(request.key, islice(reversed(partition.keys), MOST_COMPARED)).replace("; d", " D", 1)
+            return f"{name} of partition {partition.name!r} does not exist: it was never put, or it was cleared.{hint}"
     elif request.row is not None:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])
         name = f"Sample {request.row}"

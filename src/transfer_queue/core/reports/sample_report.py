@@ -59,7 +59,7 @@ _KINDS = {
     EventKind.CLEAR: samples.CLEAR,
 }
 _BITS = re.compile(r"\d+")
-_NOBODY = Lane(0, "", "")
+_NO_LANE = Lane(0, "", "")
 
 
 @handles(DescribeSample, reads=True)
@@ -159,7 +159,7 @@ def _event(timeline: TimelineRecorder, kind: str, event: Any) -> SampleEvent:
 
 def _lane(timeline: TimelineRecorder, number: int) -> Lane:
     found = timeline.lanes.values.get(number)
-    return _NOBODY if found is None else found[1]
+    return _NO_LANE if found is None else found[1]
 
 
 # ------------------------------------------------------------ fields

@@ -109,11 +109,11 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
     if len(names) > NAMED:
         found.partitions.append((yield from _others(context, names[:-NAMED], now)))
     yield from _add_live(context.state, found.live)
-    told = {p.number: name for name in names[-NAMED:] if (p := context.state.partitions.get(name)) is not None}
+    by_number = {p.number: name for name in names[-NAMED:] if (p := context.state.partitions.get(name)) is not None}
     for key in list(context.state.blocks.chunks):
         chunk = context.state.blocks.chunks.get(key)
         if chunk is not None:
-            _add_values(context.state, found.series, chunk, told)
+            _add_values(context.state, found.series, chunk, by_number)
         yield
     yield from _add_tasks(context, found, now)
     return found
@@ -167,7 +167,7 @@ def _others(context: ControllerContext, names: list[str], now: float) -> Generat
 
 
 def _add_values(
-    state: State, series: Mapping[str, Counter[tuple[str, ...]]], chunk: BlockChunk, told: Mapping[int, str]
+    state: State, series: Mapping[str, Counter[tuple[str, ...]]], chunk: BlockChunk, by_number: Mapping[int, str]
 ) -> None:
     values, of_units = series["stored_values"], series["unit_values"]
     first, second = chunk.columns, chunk.second
@@ -175,5 +175,5 @@ def _add_values(
     places = [(first, at), (second, at[second["extent"][at] > 0])] if second else [(first, at)]
     for columns, some in places:
         for number, unit, count in pair_sums(first["owner"][some], columns["unit"][some], first["live"][some]):
-            values[told.get(number, OTHER), tier_of(state, unit)] += count
+            values[by_number.get(number, OTHER), tier_of(state, unit)] += count
             of_units[(str(unit),)] += count

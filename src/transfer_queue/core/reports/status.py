@@ -48,7 +48,7 @@ def _collect(context: ControllerContext, partitions: list[PartitionProgress], no
 
 @handles(ReadProgress, reads=True)
 def handle_read_progress(context: ControllerContext, caller: Caller, request: ReadProgress) -> ProgressReply:
-    """Reply with the progress of some partitions, and with what all have together."""
+    """Reply with the progress of some partitions, and with the totals of all."""
     state = context.state
     names = list(state.partitions)
     newest = names[::-1][: min(request.newest, MOST_PARTITIONS)]
@@ -56,12 +56,12 @@ def handle_read_progress(context: ControllerContext, caller: Caller, request: Re
     found = {name: state.partitions[name] for name in chosen if name in state.partitions}
     rows = nbytes = 0
     others: list[Partition] = []
-    room = min(request.page, MOST_PARTITIONS - len(found))
+    space = min(request.page, MOST_PARTITIONS - len(found))
     following = 0
     for partition in state.partitions.values():  # in the order of their numbers
         rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
         if partition.number > request.after and partition.name not in found:
-            if len(others) < room:
+            if len(others) < space:
                 others.append(partition)
             elif others:
                 following = others[-1].number

@@ -1,4 +1,4 @@
-"""Finds the samples that have not changed for a time and are not finished, some chunks of a partition at a time.
+"""Finds the samples that have not changed for some time and are not finished, some chunks of a partition at a time.
 
 When a row changed follows from `Chunk.changed`, the version of the partition at the last change of its fields or tags:
 versions ascend with time, so the rows that are old enough are those below one version.
@@ -74,7 +74,7 @@ class _Search:
         self._found: list[tuple[np.ndarray, np.ndarray]] = []  # their indexes, and the versions of their changes
 
     def read(self, start: int) -> int | None:
-        """Read chunks from the one with this number on. Returns the number of the next one; None if there is none."""
+        """Read chunks, beginning with this number. Returns the number of the next chunk; None after the last one."""
         left = MAX_COLUMNS
         for number, chunk in self._chunks.items():
             if number < start:

@@ -140,7 +140,7 @@ class State(Persisted):
     introductions: dict[str, Introduce] = custom_column(
         Column(dict_form(str, Introduce), dict, save=msgspec.to_builtins, missing={})
     )
-    """Client -> what it has said of itself. It is forgotten with its replies."""
+    """Client -> its task and rank, if it has reported them. They are forgotten with its replies."""
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
     """The writers that are proven dead, the oldest first."""
     draining: set[int] = set_of(Count)

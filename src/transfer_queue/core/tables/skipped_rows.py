@@ -42,7 +42,7 @@ class SkippedRows(Persisted):
         return self._reasons[code - 1] if code else None
 
     def column_of(self, task: str, key: int) -> np.ndarray | None:
-        """Return for each row of a chunk 1 + the number of the reason, or 0; None if the task skipped none of them."""
+        """Return for each row of a chunk 1 + the number of the reason, or 0; None if the task skipped no row of it."""
         return self._codes.get(task, {}).get(key)
 
     @property

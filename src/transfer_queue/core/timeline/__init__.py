@@ -1,1 +1,1 @@
-"""The timeline: a ring of events about who waited, claimed and put when, for readers that evaluate it."""
+"""The timeline: a ring of events about which client waited, claimed and put when, for readers that evaluate it."""

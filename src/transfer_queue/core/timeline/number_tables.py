@@ -1,4 +1,4 @@
-"""Numbers for the lanes, partitions and fields that events name. The tables are bounded, whatever clients send."""
+"""Numbers for the lanes, partitions and fields that events name. The size of the tables is bounded."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ T = TypeVar("T")
 class NumberTable(Generic[K, T]):
     """Values by number. Numbers ascend and are never reused.
 
-    If the table is full, entries are removed that no event in the ring refers to. If there are none, all further keys
-    share one number.
+    If the table is full, entries are removed that no event in the ring refers to. If events refer to all of them,
+    all further keys share one number.
 
     Args:
         ring: The ring of events.
@@ -46,7 +46,7 @@ class NumberTable(Generic[K, T]):
         self.numbers: dict[K, int] = {}
         """Key -> its newest number."""
         self.values: dict[int, tuple[K | None, T]] = {}
-        """Number -> (key, value), ascending. The key is None if the entry stays for ever."""
+        """Number -> (key, value), ascending. The key is None if the entry is never removed."""
         self.next = 0
         """The next number."""
         self._ring = ring
@@ -208,7 +208,7 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         return self.add(key, lambda number: self._lane(number, key, rank))
 
     def _lane(self, number: int, key: LaneKey, rank: int) -> Lane:
-        """Return a lane, with what its client has said of itself. `rank` is that of a claim."""
+        """Return a lane, with the task and rank that its client has reported. `rank` is that of a claim."""
         client, task = key
         said = self._introductions.get(client)
         if said is None:

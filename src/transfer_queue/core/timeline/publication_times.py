@@ -1,7 +1,8 @@
 """When blocks were published, and under which policy version, found by the numbers of blocks.
 
-Blocks are numbered in the order of their publication, so a few checkpoints are enough. The same table tells when rows
-changed or were reserved, because the versions of partitions and the global indexes of rows ascend with time, too.
+Blocks are numbered in the order of their publication, so a few checkpoints are enough. The same table contains the
+times at which rows changed or were reserved, because the versions of partitions and the global indexes of rows ascend
+with time, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LARGEST = (1 << 63) - 1
 
 
 class PublicationTimes:
-    """The times at which blocks were published. Of old blocks they are known less exactly."""
+    """The times at which blocks were published. Those of old blocks are less exact."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -55,11 +56,11 @@ class PublicationTimes:
 
     @property
     def first(self) -> int:
-        """The first number whose time is known. If there is none, larger than every number."""
+        """The first number whose time is known. If no time is known, it is larger than every number."""
         return self._numbers[0] if self._numbers else _LARGEST
 
     def number_after(self, time: float) -> int:
-        """Return the first number whose time is after this one. If there is none, larger than every number.
+        """Return the first number whose time is after this one. If no time is, returns a number above all others.
 
         For tables without copies.
         """

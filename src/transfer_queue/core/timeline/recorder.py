@@ -39,9 +39,9 @@ from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, PACK
 MAX_NOTES = 128
 """Notes that are kept until they are written."""
 MANY_ROWS = 1 << 14
-"""A note of as many rows is written at once, so that notes do not keep much memory."""
+"""A note with at least this many rows is written immediately, so that notes do not keep much memory."""
 LOOKED_AT = 64
-"""Fields of a claim among which the block that was put last is searched. A longer claim is written at once."""
+"""Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
 POLICY_TAG = "policy_version"
 """The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 
@@ -100,7 +100,7 @@ class TimelineRecorder:
         self.from_start = not state.next_index
         """Whether no rows existed when the events began."""
         self.known_since = clock.now
-        """What was put before this time has unknown times."""
+        """The times of puts before this time are not known."""
         self._notes: list[Note] = []
         """The events that are not written yet, in order."""
         self._times = PublicationTimes()
@@ -392,7 +392,7 @@ class TimelineRecorder:
                 pass
 
     def _names_of(self, schema: Schema) -> tuple[str, ...]:
-        """Return the names of the fields of a schema, the first ones if there are very many."""
+        """Return the names of the fields of a schema, limited to the first ones."""
         if len(self._names) >= MAX_FIELDS:
             self._names.clear()
         names = tuple(spec.name for spec in schema[: MAX_NAMES + 1])
@@ -417,6 +417,6 @@ class TimelineRecorder:
 
 
 def _oldest_block(columns: Mapping[str, Any], fields: Sequence[str], at: int) -> int:
-    """Return the lowest block number of these fields of a row; 0 if it has none of them."""
+    """Return the lowest block number of these fields of a row; 0 if it has no such field."""
     found = (columns[name][0].item(at) for name in fields[:LOOKED_AT] if name in columns)
     return min(filter(None, found), default=0)

@@ -1,7 +1,7 @@
 """What metrics say of each task, counted from the events of the timeline: time waited, time in queue, staleness.
 
 Events are counted many at a time, as arrays: at a scrape, and between scrapes before the ring overwrites them. A system
-whose metrics nobody reads counts nothing.
+whose metrics are not scraped counts nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, W
 from transfer_queue.timeline.events import AHEAD, DEMAND, EVENT, EventKind
 
 AT_ONCE = 2_048
-"""Events that are counted together, and the number of new events after which they are, once there was a scrape."""
+"""Events that are counted together: this many new events are counted without a scrape, after the first scrape."""
 IN_A_STEP = 256
 """Waits, or clients, that one step of `TaskMeasures.measure` looks at."""
 MAX_SPANS = 64
@@ -91,7 +91,7 @@ class TaskMeasures:
         known = claims & (staleness >= 0)
         self._staleness.add(tasks[known], staleness[known])
         holds = kinds == EventKind.HOLD
-        waits = (holds | (kinds == EventKind.WAIT)) & (events["flags"] & AHEAD == 0)  # ahead: it has what it needs
+        waits = (holds | (kinds == EventKind.WAIT)) & (events["flags"] & AHEAD == 0)  # ahead: not needed yet
         reasons = np.where(holds, np.where(events["flags"] & DEMAND, DEMANDED, CAPACITY), SAMPLES)[waits]
         cells = lanes[waits].astype(np.int64) * len(REASONS) + reasons
         seconds = self._add_spans(cells, events["since"][waits], events["time"][waits])
@@ -205,7 +205,7 @@ class TaskMeasures:
         return max(0.0, now - since - sum(end - max(start, since) for start, end in spans if end > since))
 
     def _open_wait(self, waiting: ParkedRequest) -> tuple[int, int] | None:
-        """Return the lane that waits, and what for; None if a client does not wait for it."""
+        """Return the lane that waits and the reason; None if no client waits."""
         request = waiting.request
         if isinstance(request, Claim):
             lane = self._lanes.of_task(waiting.client, request.task, request.sampling.get("dp_rank"))

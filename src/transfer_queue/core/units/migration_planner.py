@@ -6,7 +6,7 @@ and out of memory that is nearly full (`core.units.tiering_policy`).
 A plan reads all blocks, a few chunks of the table at a time, chooses some, and then sends units one order after the
 other, each with at most one extent of blocks. A unit copies the blocks and reports the locations of the copies
 (`messages.reports.unit_reports.BlocksMovedReport`), which becomes a record. The record ignores values that were cleared
-or replaced meanwhile.
+or replaced in the meantime.
 
 Blocks with few live rows are *repacked*: these rows become a block of their own, in as many units as before.
 

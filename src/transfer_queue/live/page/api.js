@@ -1,6 +1,6 @@
-/** Requests to the server of the page, besides the stream. */
+/** Requests to the server of the page, except the stream. */
 
-/** An answer other than 200 or 304: what the server said is wrong. */
+/** An answer other than 200 or 304, with the reason that the server gave. */
 export class RequestError extends Error {}
 
 function address(path, parameters) {

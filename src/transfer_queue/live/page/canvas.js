@@ -36,7 +36,7 @@ export const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at
 export const SANS = '-apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif';
 export const MONO = 'ui-monospace, "JetBrains Mono", Menlo, "DejaVu Sans Mono", monospace';
 
-/** Show a note beside a point of the window; without a text, hide it. */
+/** Show a note next to a point of the window; without a text, hide it. */
 export function note(text, x = 0, y = 0) {
   const element = document.getElementById("note");
   element.hidden = !text;

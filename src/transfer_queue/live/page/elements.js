@@ -9,7 +9,7 @@ export function Name({ of, className = "" }) {
   return html`<code class=${`name ${className}`} title=${text.length > 24 ? text : undefined}><bdi>${text}</bdi></code>`;
 }
 
-/** A sentence of the server: what stands between backticks, and each of `names` as a whole word, is shown as a name. */
+/** A sentence of the server. Text between backticks, and each of `names` as a complete word, is shown as a name. */
 export function Words({ text, names = [] }) {
   const parts = plain(text).split("`");
   return parts.map((part, at) => (at % 2 ? html`<${Name} of=${part} />` : withNames(part, names)));
@@ -31,14 +31,14 @@ export function Key({ items }) {
 
 export const STATES_KEY = [["work", "works"], ["wait thin", "waits for samples"], ["held thin", "held back"]];
 
-/** Parts of a whole, one beside the other. `parts`: pairs of a class and a share from 0 to 1. */
+/** A bar of several parts, next to each other. `parts`: pairs of a class and a share from 0 to 1. */
 export function Bar({ parts, className = "", label }) {
   return html`<div class=${`bar ${className}`} role="img" aria-label=${label}>
     ${parts.map(([kind, part]) => part > 0 && html`<i key=${kind} class=${kind} style=${{ width: `${100 * Math.min(1, part)}%` }}></i>`)}
   </div>`;
 }
 
-/** A line of values over time, without axes: the numbers stand beside it. */
+/** A line of values over time, without axes: the numbers are next to it. */
 export function Sparkline({ values, kind }) {
   const most = Math.max(...values, 1e-9);
   const points = values.map((value, at) => {

@@ -1,9 +1,9 @@
 /** Numbers, times and names as a person reads them. Every function returns plain text. */
 
-const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const integer = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 /** @param {number} value @returns {string} A whole number with commas: "1,048". */
-export const count = (value) => whole.format(value ?? 0);
+export const count = (value) => integer.format(value ?? 0);
 
 /** @returns {string} "1 sample", "2,048 samples". */
 export const counted = (value, one, many = `${one}s`) => `${count(value)} ${Math.round(value) === 1 ? one : many}`;
@@ -70,7 +70,7 @@ export function bytesOf(value, capacity) {
   return `${value ? scaled(value, unit) : 0} of ${scaled(capacity, unit)} ${UNITS[unit]}`;
 }
 
-// Characters that are not seen, or that turn the direction of what follows them.
+// Characters that are invisible, or that change the direction of the text after them.
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
 function visible(character) {

@@ -1,4 +1,4 @@
-/** The page: it puts the panels together, and takes the keys. */
+/** The page: it combines the panels, and handles the keys. */
 
 import { note } from "./canvas.js";
 import { plain } from "./format.js";
@@ -26,7 +26,7 @@ function chosenTheme() {
   try {
     return window.localStorage.getItem("theme");
   } catch {
-    return null; // storage is forbidden
+    return null; // the browser forbids storage
   }
 }
 
@@ -49,7 +49,7 @@ function graphWidth() {
 function openingWords(store) {
   if (store.data?.state?.words) return plain(store.data.state.words);
   if (store.refusal) return `The server of this page refuses: ${plain(store.refusal).replace(/\.$/, "")}.`;
-  return store.connection === "lost" ? "The server of this page does not answer. The page tries again by itself." : "Opening the live page …";
+  return store.connection === "lost" ? "The server of this page does not answer. The page tries again automatically." : "Opening the live page …";
 }
 
 class Page extends Component {
@@ -83,7 +83,7 @@ class Page extends Component {
     this.announce(data);
   }
 
-  /** Say the state and the slowest stage when one of them has changed, not every number. */
+  /** Announce the state and the slowest stage when one of them has changed, but not every number. */
   announce(data) {
     const why = staleness(data, this.props.store.connection);
     const words = { lost: "The server of this page does not answer.", restarting: "The controller does not answer.", ended: "The system has ended." }[why]

@@ -1,8 +1,8 @@
-/** What the server has sent last, put together from `full` and every `delta` since (`payload.py` says how). */
+/** The newest data of the server, combined from `full` and every `delta` since then (`payload.py` says how). */
 
 const TOUCHING = 0.002; // seconds: spans of the same state that are this close are one
 
-/** Cut the spans of a lane at `since` and append those that came. A cut span that goes on is one again. */
+/** Cut the spans of a lane at `since` and append those that came. A cut span that continues becomes one span again. */
 export function continueSpans(spans, added, since) {
   const kept = [];
   for (const span of spans) {
@@ -23,7 +23,7 @@ function continueLane(before, lane, since, oldest) {
   return { ...lane, spans, band: [...points, ...lane.band].filter((point) => point[0] >= oldest) };
 }
 
-/** @returns {object} The timeline with what a `delta` says of it. `history`: how many seconds are kept. */
+/** @returns {object} The timeline with the changes of a `delta`. `history`: how many seconds are kept. */
 export function continueTimeline(before, added, history) {
   const known = new Map((before?.lanes ?? []).map((lane) => [lane.id, lane]));
   const oldest = added.until - history;
@@ -46,12 +46,12 @@ export class Store {
     this.connection = "opening";
     /** Why the server refuses the stream, in its words; "" if it does not answer at all. */
     this.refusal = "";
-    /** When the data was of now last, on the clock of this page, in seconds. */
+    /** When the data was last up to date, on the clock of this page, in seconds. */
     this.currentAt = 0;
     this.listeners = new Set();
   }
 
-  /** @returns {number} For how many seconds the data has not been of now. The clock of the browser's machine is not asked. */
+  /** @returns {number} For how many seconds the data has not been up to date. It does not use the clock of the browser's machine. */
   age() {
     return performance.now() / 1000 - this.currentAt;
   }
@@ -91,7 +91,7 @@ export class Store {
     this.replace(next);
   }
 
-  /** Take a `bye`: the server of the page ends. What it has said of the system stays. */
+  /** Take a `bye`: the server of the page ends. The last data of the system stays. */
   takeBye() {
     this.setConnection("lost");
   }

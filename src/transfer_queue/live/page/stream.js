@@ -1,4 +1,4 @@
-/** The stream of the server: open while the tab is seen, and opened again when it breaks. */
+/** The stream of the server: open while the tab is visible, and opened again when it breaks. */
 
 import { fetchRefusal } from "./api.js";
 import { measured } from "./canvas.js";
@@ -53,7 +53,7 @@ export class Stream {
     this.heardAt = performance.now();
   }
 
-  /** An EventSource gives up for good at an answer such as 503; a new one does not. */
+  /** An EventSource stops permanently after an answer such as 503, so a new one is needed. */
   failed(source) {
     if (source !== this.source) return;
     const refused = source.readyState === EventSource.CLOSED; // by an answer, and not because nothing answers

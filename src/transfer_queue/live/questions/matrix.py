@@ -26,7 +26,7 @@ class MatrixCounter:
     def answer(
         self, partition: str, first: int, last: int | None, columns: int, takes: Mapping[str, list[str]]
     ) -> MatrixAnswer | None:
-        """Return the matrix of a partition; None if there is no such partition.
+        """Return the matrix of a partition; None if the partition does not exist.
 
         Args:
             partition: The partition.

@@ -62,7 +62,7 @@ class Questions:
         self._source.other_clients = 0
 
     def matrix(self, partition: str, first: int, last: int | None, columns: int) -> MatrixAnswer | None:
-        """Return the matrix of a partition; None if there is no such partition."""
+        """Return the matrix of a partition; None if the partition does not exist."""
         self._connected()
         assert self._counter is not None
         return self._counter.answer(partition, first, last, columns, self._source.takes)

@@ -22,7 +22,7 @@ MOST_BYTES = 64 << 10  # that are read for one sample
 
 
 class ValueReader:
-    """Reads values with a client of its own, which refuses to unpickle whatever `security.allow_pickle` says."""
+    """Reads values with a separate client, which never unpickles, even if `security.allow_pickle` is true."""
 
     def __init__(self, system: RunningSystem) -> None:
         self._client = TransferQueueClient(system)
@@ -37,7 +37,7 @@ class ValueReader:
         self._client.close()
 
     def read(self, report: SampleReport) -> dict[str, ValueHead]:
-        """Return the beginnings of the values of a sample, the smallest values first while there is room."""
+        """Return the beginnings of the values of a sample, the smallest values first, up to the limit."""
         left, found = MOST_BYTES, {}
         for field in sorted(report.fields, key=lambda each: each.nbytes if each.nbytes is not None else MOST_BYTES + 1):
             if field.nbytes is None or field.nbytes > left:

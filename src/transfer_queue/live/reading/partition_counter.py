@@ -52,7 +52,7 @@ class ColumnSums:
         self.parts.append(np.frombuffer(page.parts, "<i8").reshape(-1, 3))
 
     def groups(self) -> tuple[int, int, int, int]:
-        """Return the size of a group, and the groups that are whole, lack a field, or lack members."""
+        """Return the size of a group, and the groups that are complete, lack a field, or lack members."""
         parts = np.concatenate([np.zeros((0, 3), np.int64), *self.parts])
         numbers, which = np.unique(parts[:, 0], return_inverse=True)
         members = np.bincount(which, parts[:, 1], minlength=len(numbers))
@@ -74,7 +74,7 @@ class PartitionCounter:
         self._due = 0.0
 
     def count(self, request: CountColumns) -> ColumnSums | None:
-        """Return the counts of a request; None if there is no such partition."""
+        """Return the counts of a request; None if the partition does not exist."""
         now = time.monotonic()
         if self._known is not None and request == self._asked and now < self._due:
             return self._known
@@ -105,7 +105,7 @@ class PartitionCounter:
         return None
 
     def count_groups(self, takes: dict[str, list[str]], task: str) -> tuple[int, int, int, int] | None:
-        """Return the size of a group, and the groups that are whole, lack a field, or lack members; None: no groups."""
+        """Return the size of a group, and how many are complete, lack a field or lack members; None: no groups."""
         own = {task: takes.get(task, [])}
         sums = self.count(CountColumns(self._partition, 1 << 40, takes=own, group_task=task))
         return None if sums is None or not sums.group_size else sums.groups()

@@ -28,7 +28,7 @@ from transfer_queue.timeline.recording import Recording
 
 ANSWER_SECONDS = 1.5  # a controller that does not answer within this time is being restarted, or is overloaded
 SERVERS_SECONDS = 5.0  # the units have one second of it
-SLOW_SECONDS = 2.0  # between two looks at what the page shows every two seconds
+SLOW_SECONDS = 2.0  # between two reads of the parts that the page shows every two seconds
 NAMED = 24  # partitions whose progress is read each time
 PAGE = 24  # others, which are read in turn
 JUDGED = 64  # partitions whose queues the account of time considers

@@ -32,7 +32,7 @@ class SystemSource:
         self._reader: SystemReader | None = None
         self._maker: ViewMaker | None = None
         self.other_clients = 0
-        """The clients of this process besides the reader's."""
+        """The clients of this process except the client of the reader."""
 
     @property
     def takes(self) -> dict[str, list[str]]:

@@ -86,7 +86,7 @@ class Guard:
             await self._app(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]] | None:
-        """Return the answer to a request that no cookie can make good; None if there is none."""
+        """Return the answer to a request that is refused even with the cookie; None if it is not refused."""
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         host = _host_of(hosts[0]) if len(hosts) == 1 else None
@@ -116,9 +116,9 @@ class Guard:
             return None
 
     async def _trade(self, given: str, send: Send) -> None:
-        """Trade the token for a cookie, and redirect to the address without it."""
+        """Exchange the token for a cookie, and redirect to the address without it."""
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
-            await _reply(send, *_problem(401, "the token is not that of this page; see what `tq live` has printed"))
+            await _reply(send, *_problem(401, "the token is wrong; open the address that `tq live` printed"))
             return
         cookie = f"{self._name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict" + (
             "; Secure" if self._secure else ""
@@ -153,7 +153,7 @@ def _host_of(value: bytes) -> str | None:
 
 
 def _is_address(host: str) -> bool:
-    """Return whether a host is an address and not a name, which somebody else may let point here."""
+    """Return whether a host is an address. An attacker could let a name point to this machine."""
     import ipaddress
 
     try:

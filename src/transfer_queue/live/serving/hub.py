@@ -1,4 +1,4 @@
-"""Computes one view for all viewers, while there are any, and hands each of them the events of its stream."""
+"""Computes one view for all viewers, while at least one is connected, and gives each the events of its stream."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ViewSource(Protocol):
         """Begin with another system of this name. Returns whether there is one."""
 
     def forget(self) -> None:
-        """Forget the history, because nobody has looked for a long time."""
+        """Forget the history, because no viewer was connected for a long time."""
 
 
 class Viewer:
@@ -163,7 +163,7 @@ class Hub:
             await self._pause(began)
 
     async def _pause(self, began: float) -> None:
-        """Sleep until the next view is due. A viewer that joins meanwhile gets the last view at once."""
+        """Sleep until the next view is due. A viewer that joins before that gets the last view immediately."""
         due = began + (self.every if self._state.state in ("live", "empty") else RETRY_SECONDS)
         while (left := due - self._clock()) > 0 and self.viewers:
             self._wake.clear()
@@ -202,7 +202,7 @@ class Hub:
             await self._publish(parts)
 
     async def _end(self, error: Exception) -> None:
-        """Say that the system has ended, unless there is another one in its place."""
+        """Report that the system has ended, unless a new one has taken its place."""
         if await self._call(self._source.find_successor):
             return
         words = await self._call(self._source.ended_words)
@@ -239,9 +239,9 @@ class Hub:
         waiting = [viewer for viewer in self.viewers if viewer.begins]
         if not waiting:
             return
-        whole = await self._call(self._source.full_parts)
+        complete = await self._call(self._source.full_parts)
         known = self._sent if self._sent else {"state": _encode(self._state)}
-        parts = known | {name: _encode(part) for name, part in whole.items()}
+        parts = known | {name: _encode(part) for name, part in complete.items()}
         event = _event("full", {"seq": self._seq, "now": self._now}, parts)
         for viewer in waiting:
             viewer.begin(event, self._seq)

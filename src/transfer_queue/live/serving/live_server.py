@@ -43,13 +43,13 @@ class LiveOptions:
     insecure: bool = False
     """Whether it may be served without TLS on an address that other machines reach."""
     tls: Mapping[str, str] | None = None
-    """The PEM files of TLS (`security.tls`); None if there are none."""
+    """The PEM files of TLS (`security.tls`); None if TLS is not set up."""
 
     def check(self) -> None:
         """Raise InvalidArgumentError if the page would cross the network unencrypted."""
         if not is_loopback(self.host) and self.tls is None and not self.insecure:
             raise InvalidArgumentError(
-                f"live.host is {self.host}, which other machines can reach, and there is no TLS: set security.tls, "
+                f"live.host is {self.host}, which other machines can reach, and TLS is not set up: set security.tls, "
                 f"reach 127.0.0.1 with `ssh -L`, or set live.insecure to true"
             )
 

@@ -73,7 +73,7 @@ class Pages:
         self._thread = ThreadPoolExecutor(1, "live-questions")
         self._waiting = 0
         files = sorted(path for path in page.rglob("*") if path.is_file() and path.suffix in TYPES)
-        # Only files that are there at the start can be served, so that no path leads anywhere else.
+        # Only files that exist at the start can be served, so that a path cannot lead to any other file.
         self._files = {path.relative_to(page).as_posix(): path for path in files}
 
     async def index(self, request: Request) -> Response:
@@ -87,7 +87,7 @@ class Pages:
     def _serve(self, name: str, request: Request) -> Response:
         path = self._files.get(name)
         if path is None:
-            return _problem(404, f"there is no file {name[:200]!r}")
+            return _problem(404, f"file {name[:200]!r} does not exist")
         data = path.read_bytes()
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
@@ -112,7 +112,7 @@ class Pages:
             partition = _name(request, "partition")
             found = self._questions.matrix(partition, first or 0, last, min(columns, MOST_COLUMNS))
             if found is None:
-                return _problem(404, f"there is no partition {partition[:200]!r}")
+                return _problem(404, f"partition {partition[:200]!r} does not exist")
             headers = {"etag": f'"{found.epoch}"', "cache-control": "no-cache"}
             if request.headers.get("if-none-match") == headers["etag"]:
                 return Response(status_code=304, headers=headers)

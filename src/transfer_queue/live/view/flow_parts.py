@@ -22,7 +22,7 @@ MOST_TASKS = 16
 MOST_FIELDS = 50
 MOST_LETTERS = 64  # ranks of a task whose states are shown one by one
 MOST_WAITS = 5
-MOST_RANKS = 16  # that a wait names
+MOST_RANKS = 16  # the number of ranks that a wait names
 RECENT = 10.0  # seconds in which a partition was claimed or put into
 MOST_RECENT = 1 << 16  # events of this time
 POINT = 2.0  # seconds of a point of the rates
@@ -41,7 +41,7 @@ STATE_OF = {"W": "works", "w": "waits", "h": "held", "i": "idle", "x": "gone"}
 
 
 def last_task(account: Account) -> str:
-    """Return the task at the end of the pipeline; of several, the one that claims most. "" if there is none."""
+    """Return the task at the end of the pipeline; of several, the one that claims most. "" if no task claims."""
     names = [name for name in find_last_tasks(account.table) if name in account.tasks and name]
     return max(names, key=lambda name: (account.tasks[name].claim_rate, account.tasks[name].alive), default="")
 
@@ -331,14 +331,14 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
         ranks = dict.fromkeys(int(workers.of_lane[recording.open[at].lane]) for at in places)
         share = 0.0 if its is None else its.held if holds else its.waits
         field, producer = ("", None) if holds else _missing_of(account, task, fields)
-        told = seen.explained.get((task, partition, fields), Explained())
+        explained = seen.explained.get((task, partition, fields), Explained())
         since = min(recording.open[at].since for at in places)
-        words = _held_words(account, task) if holds else told.words
+        words = _held_words(account, task) if holds else explained.words
         view = payload.WaitView(
             task, "held" if holds else "wait", [_rank_name(account, worker) for worker in list(ranks)[:MOST_RANKS]],
             len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
             max(recording.open[at].rows for at in places), list(fields[:MOST_FIELDS]), field, producer or "", partition,
-            round(since, 1), _share(share), words, told.sample,
+            round(since, 1), _share(share), words, explained.sample,
         )  # fmt: skip
         # Waits of some milliseconds are a part of normal work, so that what has waited longer comes first.
         found.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))

@@ -1,4 +1,4 @@
-"""The timeline of the page: what each rank did in the last 300 s, kept up with each view instead of computed again."""
+"""The timeline of the page: what each rank did in the last 300 s, updated with each view instead of computed again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
 MOST_LANES = 64
 OWN_LANES = 3  # of the ranks of a task that is joined to a band
 MOST_TASKS = 16
-FINEST = 0.05  # seconds of a bin; lanes that are many have wider ones
-BIN_LANES = 16  # so many lanes have bins of the finest width
-SLICE = 30.0  # seconds that are binned at once, to bound the memory
+FINEST = 0.05  # seconds of a bin; with many lanes, bins are wider
+BIN_LANES = 16  # at most this many lanes have bins of the finest width
+SLICE = 30.0  # seconds that are binned in one step, to bound the memory
 KEPT_LANES = 30.0  # seconds for which the same ranks keep a lane of their own
 
 STATE_NUMBERS = {SpanState.IDLE: 0, SpanState.WORKS: 1, SpanState.HELD: 2, SpanState.WAITS: 3, SpanState.GONE: 4}
@@ -55,7 +55,7 @@ class LaneBook:
         self._bin = FINEST
         self._own: tuple[float, frozenset[Key]] = (-math.inf, frozenset())
         self.renewed = True
-        """Whether the lanes are others than before, so that a viewer needs all of them."""
+        """Whether the lanes differ from the previous ones, so that a viewer needs all of them."""
 
     def update(self, account: Account) -> Timeline:
         """Add the time until the end of a recording, and return what is new."""
@@ -197,7 +197,7 @@ def task_order(account: Account) -> list[str]:
     order: list[str] = []
     left = set(names)
     while left:
-        # In a circle of tasks, the one that waits for the fewest others comes first.
+        # In a cycle of tasks, the one that waits for the fewest others comes first.
         following = min(left, key=lambda name: (len(makers[name] & left), bool(table.takes.get(name)), name))
         order.append(following)
         left.discard(following)

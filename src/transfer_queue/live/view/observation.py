@@ -1,4 +1,4 @@
-"""What one look at a system has found: the input of all parts of a view."""
+"""What one read of a system has found: the input of all parts of a view."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Observation:
     before: ServersReply | None = None
     """The measures before these."""
     between: float = 0.0
-    """The seconds between the two."""
+    """The seconds between these measures and those before."""
     explained: dict[tuple[str, str, tuple[str, ...]], Explained] = field(default_factory=dict)
     """(task, partition, fields) -> why its claims wait."""
     groups: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    """Partition -> size, whole groups, groups that lack a field, groups that lack members."""
+    """Partition -> size, complete groups, groups that lack a field, groups that lack members."""
     logs: str = ""
     """The folder of the logs."""
     own_clients: int = 1

@@ -13,7 +13,7 @@ from transfer_queue.messages.reports.unit_reports import ServerMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 LISTED = 20
-"""Partitions that are listed besides those that are shown."""
+"""Partitions that are listed in addition to those that are shown."""
 MOST_LEASES = 16
 
 

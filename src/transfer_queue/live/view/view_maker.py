@@ -1,4 +1,4 @@
-"""Makes the parts of a view out of one look at a system."""
+"""Makes the parts of a view out of one read of a system."""
 
 from __future__ import annotations
 

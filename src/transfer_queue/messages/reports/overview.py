@@ -1,4 +1,4 @@
-"""Requests of readers that show a whole system repeatedly, each cheap enough to be made every second."""
+"""Requests of readers that show a system continuously, each cheap enough to be made every second."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReadProgress(Request, frozen=True):
 
 
 class ProgressReply(Reply, frozen=True):
-    """The progress of some partitions, and what all have together."""
+    """The progress of some partitions, and the totals of all."""
 
     status: SystemStatus
     """The partitions, and everything else of a status. At most `MOST_PARTITIONS`."""
@@ -76,7 +76,7 @@ class CountColumns(Request, frozen=True):
     takes: dict[str, list[str]] = {}
     """Task -> the fields that its claims name. At most `MOST_TASKS` tasks are counted."""
     group_task: str = ""
-    """The task whose fields a whole group has; "" counts no groups."""
+    """The task whose fields a complete group has; "" counts no groups."""
     made: Natural | None = None
     """`ColumnCounts.made` of the previous page; None for the first page."""
     chunk: Natural = 0
@@ -91,7 +91,7 @@ class ColumnCounts(Reply, frozen=True):
     """A page of the columns of a partition."""
 
     known: bool
-    """False if there is no such partition, or if it was created again since the previous page."""
+    """False if the partition does not exist, or if it was created again since the previous page."""
     made: int = 0
     """Identifies the partition."""
     version: int = 0
@@ -113,7 +113,7 @@ class ColumnCounts(Reply, frozen=True):
     lost: dict[str, bytes] = {}
     """Field -> rows that lost it, i4 by column; without the fields that no row of the page has lost."""
     tasks: dict[str, list[bytes]] = {}
-    """Task -> rows that are ready, claimed, consumed and passed over, i4 by column."""
+    """Task -> rows that are ready, claimed, consumed and skipped, i4 by column."""
     whole: int = 0
     """Groups in this page with all members and all fields of `group_task`."""
     lack_field: int = 0

@@ -48,7 +48,7 @@ class SampleField(Message, frozen=True):
     dtype: str
     """The dtype of a tensor, as `float32`; otherwise "object"."""
     shape: list[int] | None
-    """The shape of the sample's value; None for an object, and if the field is one of very many."""
+    """The shape of the sample's value; None for an object, and for further fields of a sample with very many."""
     nbytes: int | None
     """The bytes of the value; None if they are not known."""
     unit: int
@@ -58,7 +58,7 @@ class SampleField(Message, frozen=True):
     block: int
     """The number of the block that contains the value."""
     copy_unit: int = -1
-    """The storage unit of a copy; -1 if there is none."""
+    """The storage unit of a copy; -1 if the block has no copy."""
     client: str = ""
     """The client that put the value; "" if it is not known any more."""
     task: str = ""
@@ -81,9 +81,9 @@ class SampleTask(Message, frozen=True):
     client: str = ""
     """The client that has the sample, or had it last; "" if it is not known."""
     rank: int = -1
-    """The rank of the claim, or of the dealt batch; -1 if there is none."""
+    """The rank of the claim, or of the dealt batch; -1 without a rank."""
     batch_index: int = -1
-    """The index of the dealt batch; -1 if the sample is in none that is kept."""
+    """The index of the dealt batch; -1 if no kept batch contains the sample."""
     leased: bool = False
     """Whether the sample is under a lease now."""
     time: float | None = None
@@ -111,7 +111,7 @@ class SampleGroup(Message, frozen=True):
     key: str | None
     """The group id; None for a group by order of reservation."""
     size: int | None
-    """The number of samples of a whole group; None if it is not known."""
+    """The number of samples of a complete group; None if it is not known."""
     members: list[SampleMember]
     """The members that exist, in the order in which they joined; the first 64 of them."""
     count: int
@@ -140,7 +140,7 @@ class SampleEvent(Message, frozen=True):
     rows: int = 0
     """The number of samples of the event."""
     block: int = 0
-    """The number of the block that was put; 0 if there is none."""
+    """The number of the block that was put; 0 if the event put no block."""
 
 
 class SampleReport(Reply, frozen=True):
@@ -190,7 +190,7 @@ class SampleReport(Reply, frozen=True):
 
 
 class FindStuck(Request, frozen=True):
-    """Ask for a page of the samples that have not changed for a time and are not finished. The reply is `StuckPage`."""
+    """Ask for a page of the unfinished samples that have not changed for some time. The reply is a `StuckPage`."""
 
     seconds: Seconds
     """The time in seconds."""
@@ -220,13 +220,13 @@ class StuckPage(Reply, frozen=True):
     left: list[str] = []
     """The partitions that are not examined yet."""
     made: int | None = None
-    """Identifies the first of these partitions; None if none of it is examined yet."""
+    """Identifies the first of these partitions; None if its examination has not begun."""
     start: int = 0
     """The chunk of the first of these partitions with which the next page begins."""
 
 
 class StuckSample(Message, frozen=True):
-    """A sample that is not finished and has not changed for a time."""
+    """A sample that is not finished and has not changed for some time."""
 
     partition: str
     """The name of the partition."""

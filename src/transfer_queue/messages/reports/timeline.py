@@ -1,4 +1,4 @@
-"""Requests about the timeline: which client is which task, and what happened when; and the verdict about it."""
+"""Requests about the timeline: the task and rank of each client, and the events; and the verdict about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Name = Annotated[str, Meta(max_length=1024)]
 
 
 class Introduce(Request, frozen=True):
-    """Say of which task and rank the client is, so that its puts have a producer with a name. The reply is `Done`."""
+    """Report the task and rank of the client, so that its puts have a producer with a name. The reply is `Done`."""
 
     task: Name
     rank: Rank = -1
@@ -23,7 +23,7 @@ class Introduce(Request, frozen=True):
 
 
 class Leave(Request, frozen=True):
-    """Say that the client closes in order, so that the end of its connections is no failure. The reply is `Done`."""
+    """Announce that the client closes in order, so the end of its connections is not a failure. The reply is `Done`."""
 
 
 class ReadTimeline(Request, frozen=True):
@@ -52,7 +52,7 @@ class Lane(Message, frozen=True):
     client: str
     """The client id."""
     task: str
-    """The task; "" if the client has neither claimed nor said its task."""
+    """The task; "" if the client has neither claimed nor reported its task."""
     rank: int = -1
     """The rank in the task; -1 if it is not known."""
     host: str = ""
@@ -92,7 +92,7 @@ class TimelineReply(Reply, frozen=True):
     position: int
     """The position behind the returned events."""
     end: int
-    """The position behind all events. If it is larger than `position`, ask again at once."""
+    """The position behind all events. If it is larger than `position`, ask again immediately."""
     missed: int
     """The number of events between the requested position and the first returned one, which the ring has lost."""
     events: bytes
@@ -125,11 +125,11 @@ class Verdict(Message, frozen=True):
     """The verdict in words."""
     state: str
     """"flowing": nothing slows the last tasks down. "slow": they wait for another task, or have too much to do.
-    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens. "": nobody has judged."""
+    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens. "": not judged."""
     stage: str | None = None
-    """The slowest task; None if nothing is slow, or if it is no single task."""
+    """The slowest task; None if nothing is slow, or if it is not a single task."""
     field: str | None = None
-    """The field that is missing, which the slowest task puts; None if nobody waits for a field of it."""
+    """The missing field that the slowest task puts; None if no task waits for a field of it."""
     wait_share: float = 0.0
     """The share of its time, from 0 to 1, for which the task at the end of the pipeline waits; if none does, for which
     the producer is held that is held most."""
@@ -143,7 +143,7 @@ class Verdict(Message, frozen=True):
     was recorded."""
     cause: str = ""
     """Why the task is slow, as far as the timeline shows it: ranks that are gone, a slow rank, capacity or policy, a
-    field that nobody puts. "" if it shows none."""
+    field that no task puts. "" if it shows no reason."""
     advice: str = ""
     """How many ranks the task needs: the rows that come per second, divided by those of one rank. "" if this is no more
     than it has, or is not known."""

@@ -242,7 +242,7 @@ class SystemFolder:
     # ------------------------------------------------------------ reading
 
     def read_live_address(self) -> str:
-        """Return the address of the page that shows the system; "" if there is none."""
+        """Return the address of the page that shows the system; "" if the system has no page."""
         return _read_private(self.live).decode() if self.live.exists() else ""
 
     def description_identity(self) -> tuple[int, int] | None:

@@ -38,8 +38,8 @@ from transfer_queue.display.progress_text import notes_of
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
 
-SAMPLES_EVERY = 5.0  # seconds between two looks at the samples of a partition that has one page of them
-MOST_QUEUES = 3  # partitions that the screen of a task names
+SAMPLES_EVERY = 5.0  # seconds after which the samples are read again, if one page contains all of them
+MOST_QUEUES = 3  # the number of partitions that the screen of a task names
 
 
 class DetailScreen(TopScreen):
@@ -155,7 +155,7 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
         yield "puts", [(listed_names(its.puts), ""), (f"  {rate(its.put_rate)} samples each second", "dim")]
     waits: list[Piece] = []
     for field, maker, share in row.missing[:4]:
-        by = "which nobody puts" if maker is None else f"put by {task_text(maker)}"
+        by = "which no task puts" if maker is None else f"put by {task_text(maker)}"
         waits += [(f"{percent(share * its.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
     if waits:
         yield "waits for", waits
@@ -170,12 +170,12 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
 
 
 def _queues(picture: Picture, task: str) -> str:
-    """Return in which partitions a task has most left to consume."""
+    """Return the partitions with the most samples that a task has not consumed."""
     left = [(rows - consumed, name) for name, consumed, rows in queues_of(picture, task) if rows > consumed]
     left.sort(key=lambda each: -each[0])
-    told = ", ".join(f"{count(rows)} in {name_text(name)}" for rows, name in left[:MOST_QUEUES])
+    queues = ", ".join(f"{count(rows)} in {name_text(name)}" for rows, name in left[:MOST_QUEUES])
     more = f", and in {len(left) - MOST_QUEUES:,} more partitions" if len(left) > MOST_QUEUES else ""
-    return f"; not consumed: {told}{more}" if told else ""
+    return f"; not consumed: {queues}{more}" if queues else ""
 
 
 class ExplainedScreen(DetailScreen):
@@ -191,7 +191,7 @@ class ExplainedScreen(DetailScreen):
         return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
 
     def question(self) -> Callable[[Any], str]:
-        """Return what a `ControlClient` is asked for: the text to show."""
+        """Return the function that asks a `ControlClient` for the text to show."""
         raise NotImplementedError
 
     def show_picture(self, picture: Picture) -> None:
@@ -259,7 +259,7 @@ class WaitScreen(ExplainedScreen):
         what: list[Piece] = (
             [(listed_names(old.fields), "strong")] if old.fields else [("space or a policy version", "held")]
         )
-        makers = ", ".join(map(task_text, self.row.producers)) or "nobody yet"
+        makers = ", ".join(map(task_text, self.row.producers)) or "no task yet"
         by: list[Piece] = [("put by", "dim"), (f" {makers}", "")] if old.fields else []
         self.show_facts(
             _labelled(

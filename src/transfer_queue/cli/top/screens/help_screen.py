@@ -23,7 +23,7 @@ KEYS = (
     ("/", "show only the rows that contain a text"),
     ("s, S", "sort by the next column; in the opposite order"),
     ("g", "in a partition: go to a sample by its key or global index"),
-    ("p", "pause; again: go on"),
+    ("p", "pause, or continue"),
     ("t", "light or dark"),
     ("?", "this help"),
     ("q", "quit"),
@@ -34,11 +34,11 @@ MEANINGS = (
     ("waits", "waits: a claim is open, and the samples for it are not ready"),
     ("held", "held: a put waits for space or for a policy version"),
     ("early", "early: the claim is for a batch that its rank does not need yet"),
-    ("idle", "idle: none of these"),
-    ("gone", "gone: the connection has ended before the end of the partition"),
+    ("idle", "idle: in no other state"),
+    ("gone", "gone: the connection ended before the end of the partition"),
 )
 WORDS = (
-    ("ranks", "connected ones; × gone ones, which nothing replaces"),
+    ("ranks", "connected ranks; × ranks that are gone and were not replaced"),
     ("ready", "samples that have all fields that the task takes, and that it has not claimed"),
     ("+/s", "by how many samples that queue grows each second"),
     ("waits for ← from", "the missing field for which it waits most, and the task that puts it"),

@@ -21,7 +21,7 @@ from transfer_queue.cli.top.tables.live_table import LiveTable
 from transfer_queue.display import printable_name
 
 LOWEST = 22  # a terminal with fewer lines shows one table below the stages
-HEAD_LINES = 6  # of verdict, state of the data, and keys
+HEAD_LINES = 6  # lines of the verdict, the state of the data, and the keys
 WIDE = 150  # a terminal with more columns shows tables side by side
 NAMES = {"waits": "Waits", "partitions": "Partitions", "memory": "Memory", "load": "Controller"}
 

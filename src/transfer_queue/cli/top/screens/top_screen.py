@@ -23,7 +23,7 @@ from transfer_queue.cli.top.tables.theme import style_of
 from transfer_queue.display import count_text, size_text
 
 LOW = 33  # a terminal with fewer lines is low
-ROOM_FOR_ADVICE = 30  # lines of a terminal that shows the advice of the verdict, too
+ADVICE_HEIGHT = 30  # a terminal with at least this many lines also shows the advice of the verdict
 
 
 def _with_names(text: str) -> Cell:
@@ -150,7 +150,7 @@ class TopScreen(Screen[None]):
             return [("Reading the timeline ...", "dim")]
         verdict = self.state.shown.picture.verdict
         pieces = [(f"{SHAPES.get(verdict.state, '')} ", verdict.state), *_with_names(verdict.text)]
-        if verdict.advice and self.size.height >= ROOM_FOR_ADVICE:
+        if verdict.advice and self.size.height >= ADVICE_HEIGHT:
             pieces.append((f"\n  {verdict.advice}", "dim"))
         return pieces
 
@@ -188,23 +188,23 @@ class TopScreen(Screen[None]):
     # ------------------------------------------------------------ keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave out the key to go back where there is nothing to go back to."""
+        """Hide the key that goes back on the first screen."""
         return not (action == "back" and not self.can_go_back)
 
     @property
     def can_go_back(self) -> bool:
         """Whether escape does something."""
-        filters = isinstance(self.focused, LiveTable) and bool(self.focused.sought)
+        filters = isinstance(self.focused, LiveTable) and bool(self.focused.filter_text)
         return filters or bool(self.place()) or self.input_line.has_class("-on")
 
     def action_back(self) -> None:
-        """Close the input or the filter, or go back to the screen before."""
+        """Close the input or the filter, or go back to the previous screen."""
         field = self.input_line
         if field.has_class("-on"):
             if self._filtered is not None:
                 self._filtered.set_filter("")
             self._close_input()
-        elif isinstance(self.focused, LiveTable) and self.focused.sought:
+        elif isinstance(self.focused, LiveTable) and self.focused.filter_text:
             self.focused.set_filter("")
             self.fit_tables()
         elif len(self.app.screen_stack) > 2:
@@ -214,7 +214,7 @@ class TopScreen(Screen[None]):
     def open_filter(self, event: LiveTable.FilterWanted) -> None:
         """Let the user write what the rows have to contain."""
         self._filtered = event.table
-        self.open_input("only rows that contain ...", event.table.sought, None)
+        self.open_input("only rows that contain ...", event.table.filter_text, None)
 
     def open_input(self, hint: str, value: str, submit: Callable[[str], None] | None) -> None:
         """Open the line for input. `submit` gets what was written; None if it is a filter."""

@@ -24,7 +24,7 @@ SHAPES = {
     "slowest": "▲", "waits": "◌", "held": "‖", "works": "●", "idle": "○", "gone": "×", "ended": "·", "early": "›",
     "flowing": "●", "slow": "▲", "stopped": "■", "": " ",
 }  # fmt: skip
-"""The shape of each state, so that nobody needs to see its color."""
+"""The shape of each state, so that users do not need to see its color."""
 FILLS = {SpanState.WORKS: "█", SpanState.HELD: "▒", SpanState.WAITS: "░", SpanState.IDLE: "·", SpanState.GONE: "×"}
 """How a strip shows each state of a rank."""
 ROLES = {
@@ -126,7 +126,7 @@ def bar(share: float, width: int, role: str) -> Cell:
     share = min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
     eighths = round(share * width * 8)
     if share > 0 and width > 0:
-        eighths = max(eighths, 1)  # what is more than nothing is visible
+        eighths = max(eighths, 1)  # a share above zero is visible
     full, rest = divmod(eighths, 8)
     filled = "█" * full + (_EIGHTHS[rest] if rest else "")
     return [(filled, role), ("·" * (width - len(filled)), "faint")]
@@ -189,9 +189,9 @@ def fitted(cell: Cell, width: int, right: bool = False) -> list[Piece]:
         space = (" " * (width - total), "")
         return [space, *cell] if right else [*cell, space]
     for text, role in cell:
-        room = width - 1 - used
-        if cell_len(text) > room:
-            pieces.append((set_cell_size(text, max(room, 0)), role))
+        space_left = width - 1 - used
+        if cell_len(text) > space_left:
+            pieces.append((set_cell_size(text, max(space_left, 0)), role))
             used = width - 1
             break
         pieces.append((text, role))

@@ -99,7 +99,7 @@ def _waits_for(row: StageRow, width: int) -> Cell:
         return [("", "")]
     field, maker, _ = row.missing[0]
     more = [(f" +{len(row.missing) - 1}", "dim")] if len(row.missing) > 1 and row.missing[1][2] >= 0.1 else []
-    by = "nobody" if maker is None else task_text(maker)
+    by = "no task" if maker is None else task_text(maker)
     return [(name_text(field), ""), (" ← ", "dim"), (by, "strong"), *more]
 
 
@@ -155,7 +155,7 @@ def _wait_fields(row: WaitRow, width: int) -> Cell:
 def _put_by(row: WaitRow, width: int) -> Cell:
     if row.kind == "held":
         return [("", "")]
-    return [(", ".join(map(task_text, row.producers)), "")] if row.producers else [("nobody yet", "gone")]
+    return [(", ".join(map(task_text, row.producers)), "")] if row.producers else [("no task yet", "gone")]
 
 
 WAITS: TableDesign[WaitRow] = TableDesign(
@@ -190,7 +190,7 @@ MEMBERS: TableDesign[WaitMember] = TableDesign(
     ],
     key=lambda row: row.rank,
     text=lambda row: row.rank,
-    empty="It does not wait any more.",
+    empty="The task does not wait any more.",
 )  # fmt: skip
 
 
@@ -256,7 +256,7 @@ PARTITIONS: TableDesign[PartitionRow] = TableDesign(
     ],
     key=lambda row: row.progress.name,
     text=lambda row: row.progress.name,
-    empty="There are no partitions.",
+    empty="The system has no partitions.",
 )  # fmt: skip
 
 
@@ -419,7 +419,7 @@ MEMORY: TableDesign[MemoryRow] = TableDesign(
     ],
     key=lambda row: (row.tier, None if row.unit is None else row.unit.unit),
     text=lambda row: f"{tier_name(row.tier)} unit {'' if row.unit is None else row.unit.unit}",
-    empty="There are no storage units.",
+    empty="The system has no storage units.",
 )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class TableDesign(Generic[R]):
     text: Callable[[R], str]
     """The text in which the filter searches."""
     empty: str
-    """What is shown if there are no rows."""
+    """The text of an empty table."""
 
 
 class LiveTable(ScrollView, Generic[R], can_focus=True):
@@ -125,18 +125,18 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         """What the title says at its right end in addition."""
         self.note = ""
         """What the title says in addition."""
-        self.sought = ""
+        self.filter_text = ""
         """The filter: only rows whose text contains it are shown."""
         self.sorted_by = -1
         """The position of the column by which the rows are sorted; -1 for the order in which they come."""
         self.reversed = False
         """True if the order is the opposite of the column's usual one."""
         self.known = False
-        """Whether it has got rows, or that there are none."""
+        """Whether `set_rows` was called, even with no rows."""
         self.rows: Sequence[R] = ()
         """All rows."""
         self.shown: list[R] = []
-        """The rows that the filter lets through, in their order."""
+        """The rows that match the filter, in their order."""
         self._columns_shown: list[tuple[TableColumn[R], int]] = []
         self._widest: dict[int, int] = {}
 
@@ -147,18 +147,18 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         self.rows, self.note, self.known = rows, note, True
         self._rearrange()
 
-    def set_filter(self, sought: str) -> None:
+    def set_filter(self, text: str) -> None:
         """Show only rows whose text contains this."""
-        self.sought = sought
+        self.filter_text = text
         self._rearrange()
 
     def _rearrange(self) -> None:
         current = self.row
         key = self.design.key(current) if current is not None else None
         shown = list(self.rows)
-        if self.sought:
-            sought = self.sought.casefold()
-            shown = [row for row in shown if sought in self.design.text(row).casefold()]
+        if self.filter_text:
+            text = self.filter_text.casefold()
+            shown = [row for row in shown if text in self.design.text(row).casefold()]
         if self.sorted_by >= 0:
             column = self.design.columns[self.sorted_by]
             assert column.sort is not None
@@ -173,7 +173,7 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
 
     @property
     def row(self) -> R | None:
-        """The row at the cursor; None if there are no rows."""
+        """The row at the cursor; None if the table is empty."""
         return self.shown[self.cursor] if self.cursor < len(self.shown) else None
 
     @property
@@ -292,8 +292,8 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
     def _title(self) -> Cell:
         jump = [(f"{self.number} ", "key")] if self.number else []
         title: list[Piece] = [(" ", ""), *jump, (self.design.title, "strong")]
-        if self.sought:
-            title.append((f"  {len(self.shown):,} of {len(self.rows):,} contain {self.sought!r}", "waits"))
+        if self.filter_text:
+            title.append((f"  {len(self.shown):,} of {len(self.rows):,} contain {self.filter_text!r}", "waits"))
         elif self.rows:
             title.append((f"  {len(self.rows):,}", "dim"))
         if self.note:
@@ -312,7 +312,7 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
     def _nothing(self) -> str:
         if not self.known:
             return "..."
-        return f"Nothing contains {self.sought!r}." if self.sought and self.rows else self.design.empty
+        return f"No row contains {self.filter_text!r}." if self.filter_text and self.rows else self.design.empty
 
     def _head(self) -> Cell:
         pieces: list[Piece] = [(" ", "")]

@@ -1,6 +1,6 @@
-"""The colors of `tq top`, which also people who do not see red or green can tell apart, on dark and on light.
+"""The colors of `tq top`, suitable for people who cannot distinguish red and green, on dark and light backgrounds.
 
-They are those of Okabe and Ito, made lighter or darker where the background needs it. Without colors (NO_COLOR), the
+They are the colors of Okabe and Ito, made lighter or darker to fit the background. Without colors (NO_COLOR), the
 cursor is reversed, and shapes and fills show the states.
 """
 

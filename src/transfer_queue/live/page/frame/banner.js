@@ -1,4 +1,4 @@
-/** What stands above all panels when the data is not of now. */
+/** The message above all panels when the data is not up to date. */
 
 import { Words } from "../elements.js";
 import { clock, duration, plain } from "../format.js";
@@ -12,16 +12,16 @@ export function staleness(data, connection) {
 }
 
 const TEXTS = {
-  restarting: ({ data, age }) => html`<b><${Words} text=${data.state.words || "The controller does not answer."} /></b> What you see is
-    of ${clock(data.now)}, ${duration(age)} ago. Calls of your ranks only take longer; you need to do nothing. If the controller is not back after 30 s,
-    its log says why: <code>tq status</code> names it.`,
+  restarting: ({ data, age }) => html`<b><${Words} text=${data.state.words || "The controller does not answer."} /></b> The page shows
+    the state of ${clock(data.now)}, ${duration(age)} ago. The calls of your ranks take longer, and you need to do nothing. If the controller is not back after 30 s,
+    its log says why: <code>tq status</code> prints the path of the log.`,
   ended: ({ data }) => html`<b>Ended at ${clock(data.state.since)}. </b><${Words} text=${data.state.words || "The system has ended. Below is its last state."} />${" "}
-    This page goes on by itself if a system takes its place.`,
-  lost: ({ data, age, refusal }) => html`<b>${refusal ? `The server of this page refuses: ${plain(refusal).replace(/\.$/, "")}.` : "The server of this page does not answer."}</b> What you see is of ${clock(data.now)}, ${duration(age)} ago. The page tries
-    again by itself; if <code>tq live</code> has ended, start it again and open the address that it prints.`,
+    This page continues automatically if a new system takes its place.`,
+  lost: ({ data, age, refusal }) => html`<b>${refusal ? `The server of this page refuses: ${plain(refusal).replace(/\.$/, "")}.` : "The server of this page does not answer."}</b> The page shows the state of ${clock(data.now)}, ${duration(age)} ago. The page tries
+    again automatically; if <code>tq live</code> has ended, start it again and open the address that it prints.`,
 };
 
-/** `age`: the seconds since the data was of now. */
+/** `age`: the seconds since the data was up to date. */
 export function Banner({ data, why, age, refusal }) {
   if (why === null) return null;
   return html`<div class=${why === "ended" ? "banner bad" : "banner"} role="region" aria-label="State of the data">${TEXTS[why]({ data, age, refusal })}</div>`;

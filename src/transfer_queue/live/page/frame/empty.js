@@ -1,4 +1,4 @@
-/** What is shown before anything was put: who is there, who waits, and what makes it appear. */
+/** The page before any sample was put: which clients are connected, what waits, and which call puts samples. */
 
 import { Name, Words } from "../elements.js";
 import { clock, count, counted, duration } from "../format.js";
@@ -7,7 +7,7 @@ import { html } from "../html.js";
 function Connected({ data }) {
   const { servers, clients } = data;
   const up = servers.answered === servers.count ? `all ${counted(servers.count, "server")} answer` : `${count(servers.answered)} of ${counted(servers.count, "server")} answer`;
-  return html`<p>The system <${Name} of=${data.system.name} /> is up since ${clock(data.system.started)} (${duration(data.now - data.system.started)}): ${up}, and ${clients.connected
+  return html`<p>The system <${Name} of=${data.system.name} /> has been up since ${clock(data.system.started)} (${duration(data.now - data.system.started)}): ${up}, and ${clients.connected
     ? html`<b>${counted(clients.connected, "client")}</b> ${clients.connected === 1 ? "is" : "are"} connected.` : html`no client is connected.`}</p>`;
 }
 
@@ -19,7 +19,7 @@ export function Empty({ data }) {
     ${waiting.length > 0
       ? html`<p>Already waiting:</p><ul>${waiting.map((words, at) => html`<li key=${at}><${Words} text=${words} /></li>`)}</ul>`
       : html`<p>No claim waits.</p>`}
-    <p>What makes it appear:</p>
+    <p>Samples appear here after a put:</p>
     <pre tabindex="0">import transfer_queue as tq
 
 tq.init()

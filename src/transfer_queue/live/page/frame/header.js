@@ -32,7 +32,7 @@ class Search extends Component {
     const { partitions } = this.props;
     if (!text) return this.setState({ wrong: "Type the index or the key of a sample." });
     const partition = this.select?.value ?? partitions[0];
-    if (partition === undefined) return this.setState({ wrong: "There is no partition yet." });
+    if (partition === undefined) return this.setState({ wrong: "The system has no partition yet." });
     this.setState({ wrong: "" });
     const number = text.replaceAll(",", "");
     return this.props.open(/^\d+$/.test(number) ? { partition, index: Number(number) } : { partition, key: text });
@@ -59,7 +59,7 @@ export function Header({ data, connection, paused, dark, open, pause, theme, hel
     <${Age} data=${data} connection=${connection} paused=${paused} />
     <span class="grow"></span>
     <${Search} partitions=${listed} open=${open} />
-    <button type="button" aria-pressed=${String(paused)} onClick=${pause}>${paused ? "Go on" : "Pause"} <kbd class="wide">space</kbd></button>
+    <button type="button" aria-pressed=${String(paused)} onClick=${pause}>${paused ? "Continue" : "Pause"} <kbd class="wide">space</kbd></button>
     <button type="button" onClick=${theme}>${dark ? "Light" : "Dark"}</button>
     <button type="button" onClick=${help} aria-label="Help">?</button>
   </header>`;

@@ -3,12 +3,12 @@
 import { Component, html } from "../html.js";
 
 const KEYS = [
-  ["/", "search a sample by index or key"], ["space", "pause, go on"], ["w", "to the first wait"], ["m", "to the matrix"], ["t", "to the timeline"],
-  ["arrow keys", "move in the matrix and the timeline; in a sample: the one before, the next one"], ["Enter", "open the sample"], ["Esc", "close"], ["?", "this help"],
+  ["/", "search a sample by index or key"], ["space", "pause or continue"], ["w", "go to the first wait"], ["m", "go to the matrix"], ["t", "go to the timeline"],
+  ["arrow keys", "move in the matrix and the timeline; in a sample: go to the previous or the next sample"], ["Enter", "open the sample"], ["Esc", "close"], ["?", "this help"],
 ];
 const WORDS = [
   ["works", "A claim was answered, and the rank has not asked for more yet. A rank that only puts works unless it is held back."],
-  ["waits", "A claim is open: samples are missing."], ["held back", "A put waits for room, or for a newer policy version."],
+  ["waits", "A claim is open: samples are missing."], ["held back", "A put waits for space, or for a newer policy version."],
   ["gone", "The connection ended, and the client had not closed it."],
 ];
 

@@ -1,4 +1,4 @@
-/** The flow graph: who puts which field, who takes it, and what queues between them. */
+/** The flow graph: which task puts which field, which tasks take it, and what queues between them. */
 
 import { Key, STATES_KEY, ranksWords, timeWords } from "../elements.js";
 import { count, counted, duration, plain, rate, share, shortened } from "../format.js";

@@ -1,8 +1,8 @@
-/** Where the parts of the flow graph stand: tasks in columns by how many tasks come before them. Nothing is drawn here. */
+/** The places of the parts of the flow graph: tasks in columns by how many tasks come before them. Nothing is drawn here. */
 
 export const CHIP = 21; // the height of a field with its distance
 const BOX = 94; // the height of a task
-const ABOVE = 26; // between two tasks of a column; a mark may stand above one
+const ABOVE = 26; // between two tasks of a column; a mark may be above one
 const PASS = 12; // the height that an edge takes in a column that it passes
 const QUEUE = 68;
 const CHIPS = 4; // fields that a task shows
@@ -37,7 +37,7 @@ export function chipsOf(task) {
   return [...shown, { name: "", more: task.puts.slice(CHIPS - 1) }];
 }
 
-/** Order each column by where the nodes before it stand, so that few edges cross. */
+/** Order each column by the places of the nodes before it, so that few edges cross. */
 function order(columns, nodes) {
   const position = new Map();
   columns[0]?.forEach((node, at) => position.set(node, at));
@@ -47,7 +47,7 @@ function order(columns, nodes) {
       return before.length ? before.reduce((sum, each) => sum + position.get(each), 0) / before.length : 0;
     };
     const weights = new Map(column.map((node) => [node, mean(node)]));
-    // What passes goes between the tasks of its column.
+    // An edge that passes a column goes between the tasks of the column.
     column.sort((a, b) => weights.get(a) - weights.get(b) || a - b);
     const passing = column.filter((node) => nodes[node].task === null);
     const standing = column.filter((node) => nodes[node].task !== null);
@@ -79,7 +79,7 @@ function layered(tasks, edges) {
 const curve = (x1, y1, x2, y2) => `C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`;
 const arch = (x1, y1, x2, y2) => `C${x1} ${(y1 + y2) / 2} ${x2} ${(y1 + y2) / 2} ${x2} ${y2}`;
 
-/** Where each edge touches its tasks: those of one task stand beside each other, in the order of their other ends. */
+/** Where each edge touches its tasks: the edges of one task are next to each other, in the order of their other ends. */
 function spread(paths, end, other, step) {
   const offsets = new Map();
   const groups = new Map();

@@ -10,25 +10,25 @@ import { columnsFor, draw, hit, middle, planOf, rowsOfAll } from "./matrix_drawi
 
 const KEY = [["m0", "missing"], ["m1", "put, or ready for the task"], ["m2", "claimed"], ["m3", "consumed"]];
 
-/** The colors that are on the canvas: hardly ever is a sample passed over, or a value lost. */
+/** The colors that are on the canvas. Samples are rarely skipped, and values are rarely lost. */
 function keyOf(matrices) {
   const passed = matrices.some((matrix) => matrix.tasks.some((task) => task.passed.some((run) => run[2])));
   const lost = matrices.some((matrix) => matrix.fields.some((field) => field.lost.some((run) => run[2])));
-  return [...KEY, ...(passed ? [["m5", "passed over"]] : []), ...(lost ? [["m4", "lost"]] : [])];
+  return [...KEY, ...(passed ? [["m5", "skipped"]] : []), ...(lost ? [["m4", "lost"]] : [])];
 }
 const STEPS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], PageDown: [16, 0], PageUp: [-16, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 function Lacking({ partition, last }) {
   if (!partition.missing || !partition.field) return null;
   const sample = partition.sample === null ? null : { partition: partition.name, index: partition.sample };
-  return html`<b><${Name} of=${partition.name} /></b> lacks <${Name} of=${partition.field} /> of ${counted(partition.missing, "sample")}${last && html`, for which <${Name} of=${last} /> waits`}.
-    ${sample && html` First of them: <${SampleLink} sample=${sample} />. `} `;
+  return html`${counted(partition.missing, "sample")} of <b><${Name} of=${partition.name} /></b> ${partition.missing === 1 ? "lacks" : "lack"} <${Name} of=${partition.field} />${last && html`, for which <${Name} of=${last} /> waits`}.
+    ${sample && html` The first one: <${SampleLink} sample=${sample} />. `} `;
 }
 
 function nothingWords(partitions, stale) {
   if (stale) return "The cells were not fetched before the data became old.";
-  if (!partitions.count) return "There is no partition.";
-  return partitions.list.some((each) => each.shown) ? "Asking the controller …" : "No partition is claimed. Choose one below.";
+  if (!partitions.count) return "The system has no partition.";
+  return partitions.list.some((each) => each.shown) ? "Asking the controller …" : "No task claims from a partition. Choose a partition below.";
 }
 
 /** The partitions that have no matrix, to choose one. */
@@ -72,7 +72,7 @@ function Table({ matrices, rows }) {
       ${rows.fields.map((name) => html`<tr key=${name}><th scope="row"><${Name} of=${name} /></th>${matrices.map((each) => html`<td key=${each.partition}>${count(field(each, name)?.rows ?? 0)} of ${count(each.rows)} put</td>`)}</tr>`)}
       ${rows.tasks.map((name) => html`<tr key=${`task ${name}`}><th scope="row">task <${Name} of=${name} /></th>${matrices.map((each) => {
         const runs = task(each, name);
-        return html`<td key=${each.partition}>${runs ? ["consumed", "claimed", "ready", "passed"].map((state) => `${share(filled(runs[state], each))} ${state === "passed" ? "passed over" : state}`).join(", ") : "–"}</td>`;
+        return html`<td key=${each.partition}>${runs ? ["consumed", "claimed", "ready", "passed"].map((state) => `${share(filled(runs[state], each))} ${state === "passed" ? "skipped" : state}`).join(", ") : "–"}</td>`;
       })}</tr>`)}
     </tbody></table></div>`;
 }
@@ -175,7 +175,7 @@ export class Matrix extends Panel {
 
   point(event) {
     const cell = this.at(event);
-    note(cell && `${this.words(cell)}\nClick opens the first of them.`, event.clientX, event.clientY);
+    note(cell && `${this.words(cell)}\nA click opens the first one.`, event.clientX, event.clientY);
   }
 
   press(event) {

@@ -1,4 +1,4 @@
-/** The cells of the matrix: run-length bytes of the server as runs of columns, and what they say in words. */
+/** The cells of the matrix: run-length bytes of the server as runs of columns, and their meaning in words. */
 
 import { count, plain } from "../format.js";
 
@@ -48,7 +48,7 @@ function amount(value, rows) {
 }
 
 function taskWords(task, column, rows) {
-  const states = [["consumed", task.consumed], ["claimed", task.claimed], ["ready", task.ready], ["passed over", task.passed]];
+  const states = [["consumed", task.consumed], ["claimed", task.claimed], ["ready", task.ready], ["skipped", task.passed]];
   const words = states.map(([state, runs]) => [state, valueAt(runs, column)]).filter(([, value]) => value);
   return words.map(([state, value]) => (value === 255 ? state : `${amount(value, rows)} ${state}`)).join(", ") || "not ready";
 }

@@ -1,4 +1,4 @@
-/** The canvas of the matrix: partitions beside each other; rows are fields, then tasks; a column is one or more samples. */
+/** The canvas of the matrix: partitions next to each other; rows are fields, then tasks; a column is one or more samples. */
 
 import { channels, colors, fitted, MONO, prepare, SANS } from "../canvas.js";
 import { count, plain } from "../format.js";
@@ -18,7 +18,7 @@ export function rowsOfAll(matrices, fieldOrder, taskOrder) {
   return { fields: [...fields].slice(0, 50), tasks: [...tasks].slice(0, 16) };
 }
 
-/** Where everything stands, for the pointer and for the drawing. */
+/** The places of all parts, for the pointer and for the drawing. */
 export function planOf(width, partitions, rows) {
   const narrow = width < 560;
   const label = narrow ? 88 : 108;
@@ -31,7 +31,7 @@ export function planOf(width, partitions, rows) {
 const topOf = (plan, row) => TOP + row * plan.row + (row >= plan.split ? SEPARATION : 0);
 const leftOf = (plan, partition) => plan.label + partition * (plan.part + BETWEEN);
 
-/** The number of columns that a partition has room for. */
+/** The number of columns for which a partition has space. */
 export const columnsFor = (plan) => Math.max(16, Math.min(1024, Math.floor(plan.part * Math.min(2, window.devicePixelRatio || 1))));
 
 /** @returns {{partition: number, column: number, row: number} | null} What is under a point of the canvas. */
@@ -67,7 +67,7 @@ function fillRow(pixels, width, top, height, kinds, columns, empty) {
     for (const [first, length, value] of runs) {
       if (!value) continue;
       for (let column = first; column < Math.min(first + length, columns); column += 1) {
-        // one of many is seen, and all but one is not all
+        // one sample of many is visible, and all samples except one differ from all samples
         const share = value === 255 ? height : Math.max(2, Math.min(height - 1, Math.round((value / 255) * height)));
         const rows = Math.min(share, height - filled[column]);
         const left = Math.floor((column * width) / columns);
@@ -115,15 +115,15 @@ function drawTitle(pen, plan, matrix, left, color) {
   pen.font = `11.5px ${SANS}`;
   pen.fillStyle = color.muted;
   const words = matrix.reserved ? `${count(matrix.rows)} of ${count(matrix.rows + matrix.reserved)} put` : `${count(matrix.rows)} put`;
-  const room = plan.part - width - 8;
-  if (room > 30) pen.fillText(fitted(pen, words, room), left + width + 7, 8);
+  const space = plan.part - width - 8;
+  if (space > 30) pen.fillText(fitted(pen, words, space), left + width + 7, 8);
 }
 
 /** Draw the matrix. `cursor`: the cell that the keyboard is at, or null. */
 export function draw(canvas, matrices, rows, cursor) {
   const plan = planOf(canvas.clientWidth, matrices.length, rows);
   const { pen, width } = prepare(canvas, plan.height);
-  if (plan.part < 16) return plan; // not seen
+  if (plan.part < 16) return plan; // too narrow to be visible
   const color = colors();
   matrices.forEach((matrix, at) => {
     drawCells(pen, plan, matrix, rows, leftOf(plan, at), color);

@@ -29,11 +29,11 @@ function Unit({ unit }) {
     <span>${size}</span>`;
 }
 
-function Rooms({ units }) {
+function WaitingWriters({ units }) {
   const waiting = units.reduce((sum, each) => sum + each.waiting, 0);
-  if (!waiting) return "No writer waits for room. ";
+  if (!waiting) return "No writer waits for space. ";
   const longest = Math.max(...units.map((each) => each.longest_wait));
-  return html`<b>${counted(waiting, "writer")}</b> ${waiting === 1 ? "waits" : "wait"} for room, the first for ${duration(longest)}. `;
+  return html`<b>${counted(waiting, "writer")}</b> ${waiting === 1 ? "waits" : "wait"} for space, the first for ${duration(longest)}. `;
 }
 
 function Leases({ leases }) {
@@ -52,7 +52,7 @@ export class Memory extends Panel {
         ? html`<div class="bars">${joined(units).map((unit) => html`<${Unit} key=${`${unit.unit} ${unit.tier}`} unit=${unit} />`)}</div>
             <${Key} items=${[["work", "needed"], ["m1", "held, free"], ["m0", "not used yet"]]} />`
         : html`<p class="nothing">No storage unit has answered yet.</p>`}
-      <p class="remark"><${Rooms} units=${units} /><${Leases} leases=${leases} />Delivered again: <b>${count(redelivered)}</b>.
+      <p class="remark"><${WaitingWriters} units=${units} /><${Leases} leases=${leases} />Delivered again: <b>${count(redelivered)}</b>.
         Lost values: <b>${count(lost)}</b>. Poison: <b>${count(poison)}</b>.</p>
     </section>`;
   }

@@ -34,12 +34,12 @@ function Groups({ groups }) {
     <div class="caption">Groups of each partition${groups[0].task ? html`, with all fields for <${Name} of=${groups[0].task} />` : ""}</div>
     <div class="bars">${groups.map((each) => {
       const all = each.whole + each.lack_field + each.lack_member || 1;
-      const words = `${count(each.whole)} whole, ${count(each.lack_field)} lack a field, ${count(each.lack_member)} lack members`;
+      const words = `${count(each.whole)} complete, ${count(each.lack_field)} lack a field, ${count(each.lack_member)} lack members`;
       return html`<${Name} key=${each.partition} of=${each.partition} />
-        <${Bar} parts=${[["m3", each.whole / all], ["wait", each.lack_field / all]]} label=${words} /><span>${count(each.whole)} of ${count(all)} whole</span>`;
+        <${Bar} parts=${[["m3", each.whole / all], ["wait", each.lack_field / all]]} label=${words} /><span>${count(each.whole)} of ${count(all)} complete</span>`;
     })}</div>
     <${Key} items=${[["m3", "all fields"], ["wait", "lack a field"], ["m0", "lack members"]]} />
-    <p class="remark"><b>${count(sum("orphaned"))}</b> orphaned, <b>${count(sum("dropped"))}</b> dropped, <b>${count(sum("passed_over"))}</b> passed over.</p>
+    <p class="remark"><b>${count(sum("orphaned"))}</b> orphaned, <b>${count(sum("dropped"))}</b> dropped, <b>${count(sum("passed_over"))}</b> skipped.</p>
   </div>`;
 }
 
@@ -54,7 +54,7 @@ export class Policy extends Panel {
     const old = policy && policy.since !== null ? `, set ${duration(now - policy.since)} ago` : "";
     return html`<section class="panel policy" aria-label="Policy versions and groups">
       <h2>Policy versions and groups ${policy && html`<small>version ${count(policy.version)}${old}; ${limit}</small>`}</h2>
-      ${!policy && html`<p class="nothing">No partition has a policy version: <code>set_policy_version</code> was not called, so that no sample is too old.</p>`}
+      ${!policy && html`<p class="nothing">No partition has a policy version: <code>set_policy_version</code> was not called, so no sample is too old.</p>`}
       ${!groups.length && html`<p class="nothing">No sample has a group.</p>`}
       <div class=${ages.length && groups.length ? "two" : ""}>
         ${ages.length > 0 && html`<${Ages} ages=${ages} />`}

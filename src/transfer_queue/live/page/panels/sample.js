@@ -35,7 +35,7 @@ const SIGNS = { consumed: "✓", claimed: "●", ready: "○", waiting: "…", s
 function taskWords({ state, lacks, who, reason }) {
   const by = who ? ` by ${plain(who)}` : "";
   if (state === "waiting") return lacks.length ? `lacks ${lacks.map(plain).join(", ")}` : "waits";
-  if (state === "skipped") return `passed over${reason ? `: ${plain(reason)}` : ""}`;
+  if (state === "skipped") return `skipped${reason ? `: ${plain(reason)}` : ""}`;
   return state === "ready" ? "ready, and not claimed yet" : `${state}${by}`;
 }
 
@@ -49,7 +49,7 @@ function Tasks({ tasks }) {
 function Group({ sample }) {
   const others = sample.samples.filter((index) => index !== sample.index);
   if (!others.length) return null;
-  return html`<h3>Others of its group</h3><p class="others-of-group">${others.map((index) => html`<${SampleLink} key=${index} sample=${{ partition: sample.partition, index }}>${count(index)}<//> `)}</p>`;
+  return html`<h3>Other samples of its group</h3><p class="others-of-group">${others.map((index) => html`<${SampleLink} key=${index} sample=${{ partition: sample.partition, index }}>${count(index)}<//> `)}</p>`;
 }
 
 function Texts({ fields }) {
@@ -70,7 +70,7 @@ function History({ history, note }) {
   return html`<h3>History</h3>
     <ul class="history">${history.map((event, at) => html`<li key=${at}><span class="mono">${clock(event.t)}</span><span>${plain(event.what)}${whoOf(event)}${event.lease ? `, lease ${event.lease}` : ""}</span></li>`)}</ul>
     ${note && html`<p class="remark">${plain(note)}</p>`}
-    ${!history.length && !note && html`<p class="nothing">Nothing of it is kept.</p>`}`;
+    ${!history.length && !note && html`<p class="nothing">No events of it are kept.</p>`}`;
 }
 
 function facts(sample) {
@@ -155,7 +155,7 @@ export class Sample extends Panel {
         onClick=${(event) => { if (event.target === this.dialog) this.dialog.close(); }}>
       <div class="inside" tabindex="-1" ref=${(inside) => (this.inside = inside)}>
         <div class="top"><h2>${title}</h2>
-          <button type="button" onClick=${() => this.move(-1)} aria-label="Sample before">← before</button>
+          <button type="button" onClick=${() => this.move(-1)} aria-label="Previous sample">← previous</button>
           <button type="button" onClick=${() => this.move(1)} aria-label="Next sample">next →</button>
           <button type="button" onClick=${() => this.dialog.close()}>Close <kbd>Esc</kbd></button></div>
         ${error && html`<p role="alert">${plain(error)}</p>`}

@@ -15,7 +15,7 @@ function journalWords(journal) {
   return `Last snapshot of the journal ${duration(journal.lag)} ago, ${counted(journal.records, "record")} since.`;
 }
 
-/** Those that do not answer first, then the controller, then as they come. */
+/** The servers that do not answer come first, then the controller, then the others in their order. */
 function ordered(servers) {
   const rank = (each) => (each.up ? (each.name === "controller" ? 1 : 2) : 0);
   return [...servers].sort((a, b) => rank(a) - rank(b));

@@ -10,7 +10,7 @@ const BAND = 22; // the height of a band
 const GAP = 7; // between tasks
 const LEVELS = 5;
 
-/** @returns {object} Where each lane stands. */
+/** @returns {object} The place of each lane. */
 export function planOf(width, timeline, history) {
   const row = timeline.lanes.length > 40 ? 6 : 8;
   const rows = [];
@@ -19,7 +19,7 @@ export function planOf(width, timeline, history) {
   timeline.lanes.forEach((lane, at) => {
     if (last !== null && last !== lane.task) {
       const used = y - rows.find((each) => each.lane.task === last).y;
-      y += GAP + Math.max(0, 24 - used); // room for the name of a task with one rank
+      y += GAP + Math.max(0, 24 - used); // space for the name of a task with one rank
     }
     const height = lane.ranks > 1 ? BAND : row;
     rows.push({ lane, at, y, height, first: last !== lane.task });
@@ -63,7 +63,7 @@ export function secondsIn(lane, begin, end) {
   return seconds;
 }
 
-/** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbours are drawn at once. */
+/** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbors are drawn together. */
 const levelOf = (part) => (part < 0.02 ? 0 : Math.min(LEVELS, Math.ceil((part + 0.1) * LEVELS)));
 
 /** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. */
@@ -196,7 +196,7 @@ function drawGaps(pen, plan, timeline, color) {
 
 /** A cross where a rank is gone, and when, once for each task and moment. */
 function drawGone(pen, plan, timeline, color) {
-  const told = new Set();
+  const labeled = new Set();
   for (const { lane, y, height } of plan.rows) {
     if (lane.gone_at === null || lane.ranks > 1) continue;
     const x = Math.max(plan.label + 1, Math.min(plan.width - 9, xOf(plan, lane.gone_at - timeline.origin)));
@@ -210,8 +210,8 @@ function drawGone(pen, plan, timeline, color) {
     pen.lineTo(x + 1, y + size);
     pen.stroke();
     const key = `${lane.task}\u0000${Math.round(lane.gone_at / 5)}`;
-    if (told.has(key)) continue;
-    told.add(key);
+    if (labeled.has(key)) continue;
+    labeled.add(key);
     drawBeside(pen, plan, `gone at ${clock(lane.gone_at)}`, x + size + 5, x - 4, y + height / 2 - 0.5, color);
   }
 }
@@ -249,7 +249,7 @@ export function draw(canvas, timeline, history, cursor) {
   const plan = planOf(canvas.clientWidth, timeline, history);
   const { pen } = prepare(canvas, plan.height);
   const color = colors();
-  if (!plan.rows.length || plan.width < plan.label + 20) return plan; // not seen
+  if (!plan.rows.length || plan.width < plan.label + 20) return plan; // too narrow to be visible
   drawMinutes(pen, plan, timeline, color);
   for (const row of plan.rows) (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
   drawGaps(pen, plan, timeline, color);

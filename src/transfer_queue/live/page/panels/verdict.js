@@ -1,4 +1,4 @@
-/** The verdict in words, and the four numbers that say how well it goes. */
+/** The verdict in words, and the four most important numbers. */
 
 import { Bar, Name, Sparkline, Words } from "../elements.js";
 import { clock, count, counted, duration, rate, share } from "../format.js";
@@ -18,7 +18,7 @@ export const titleOf = (verdict, system) => {
   return `${PILLS[verdict.state] ?? verdict.state}${stage} · ${system.name} · transfer_queue`;
 };
 
-/** The detail without the cause, which stands in a line of its own. */
+/** The detail without the cause, which has a separate line. */
 function withoutCause({ detail, cause }) {
   const bare = cause.replace(/\.$/, "");
   if (!bare) return detail;
@@ -88,7 +88,7 @@ function Health({ servers, tasks, memory }) {
   const well = servers.answered === servers.count;
   return html`<div class="figure">
     <div class=${`number ${well ? "good" : "bad"}`}>${well ? "" : "✕ "}${count(servers.answered)} of ${count(servers.count)}</div>
-    <div class="label">servers answer; ${gone ? html`<b class="bad">✕ ${counted(gone, "rank")} gone</b>` : "all ranks are here"}</div>
+    <div class="label">servers answer; ${gone ? html`<b class="bad">✕ ${counted(gone, "rank")} gone</b>` : "all ranks are connected"}</div>
     <div class="label">${memory.lost ? html`<b class="bad">✕ ${counted(memory.lost, "value")} lost</b>` : "0 values lost"}</div>
   </div>`;
 }

@@ -1,4 +1,4 @@
-/** Who waits, and for what: what costs most is first. */
+/** Who waits, and for what: the wait that costs most is first. */
 
 import { Name, SampleLink, Words } from "../elements.js";
 import { clock, count, counted, duration, listed, plain, share } from "../format.js";
@@ -36,11 +36,11 @@ function Asked({ wait }) {
   const partition = wait.partition ? html` in partition <${Name} of=${wait.partition} />` : "";
   if (wait.kind === "held") return html`Puts${rows}${partition} are held back. `;
   const fields = wait.fields.length ? ` with ${counted(wait.fields.length, "field")}` : "";
-  const missing = wait.field ? html` wait for <${Name} of=${wait.field} />${wait.producer ? html`, which <${Name} of=${wait.producer} /> puts` : ", which nobody puts"}` : " wait";
+  const missing = wait.field ? html` wait for <${Name} of=${wait.field} />${wait.producer ? html`, which <${Name} of=${wait.producer} /> puts` : ", which no task puts"}` : " wait";
   return html`Claims${rows}${fields}${partition}${missing}. `;
 }
 
-// The panel says this of the claim in its own words.
+// The panel already shows this part in its own words.
 const CLAIM = /^Task '.*?' waits for [\d,]+ samples .*?; [\d,]+ available\. ?/s;
 
 /** The reason, in words of the controller: its first sentence, and the others on request. */
@@ -66,11 +66,11 @@ export class Waits extends Panel {
     const slow = verdict.state === "slow" || verdict.state === "stopped";
     const puts = memory.waiting_puts;
     return html`<section class="panel waits" aria-label="Who waits">
-      <h2>Who waits, and for what <small>what costs most is first</small></h2>
+      <h2>Who waits, and for what <small>the wait that costs most is first</small></h2>
       <ol>${waits.map((wait, at) => html`<${Wait} key=${`${wait.task} ${wait.kind} ${wait.partition}`} wait=${wait} now=${now}
         window=${window} hot=${wait.kind === "gone" || (slow && at === 0)} />`)}</ol>
-      ${!waits.length && html`<p class="nothing">Nobody waits.</p>`}
-      <p class="end">${puts ? html`<b>${counted(puts, "put")}</b> ${puts === 1 ? "waits" : "wait"} for room or for the policy version.` : "No put waits for room or for the policy version."}</p>
+      ${!waits.length && html`<p class="nothing">No task waits.</p>`}
+      <p class="end">${puts ? html`<b>${counted(puts, "put")}</b> ${puts === 1 ? "waits" : "wait"} for space or for the policy version.` : "No put waits for space or for the policy version."}</p>
     </section>`;
   }
 }
