@@ -50,7 +50,7 @@ def test_slices_of_a_track_do_not_overlap(trace):
     assert set(tracks) <= named
     for slices in tracks.values():
         slices.sort()
-        assert all(later[0] >= earlier[1] - 0.01 for earlier, later in itertools.pairwise(slices))
+        assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(slices))
 
 
 def test_waits_name_what_they_waited_for(trace):
@@ -70,7 +70,7 @@ def test_arrows_lead_from_puts_to_claims(trace):
     for arrow, name in ((begins, "put"), (ends, "claim")):
         for each in arrow.values():
             around = slices[each["pid"], each["tid"]]
-            assert any(start - 0.01 <= each["ts"] <= end + 0.01 and name == kind for start, end, kind in around)
+            assert any(start <= each["ts"] <= end and name == kind for start, end, kind in around)
     assert all(begins[number]["ts"] <= ends[number]["ts"] for number in begins)
 
 

@@ -50,8 +50,11 @@ class _Trace:
         self.start = recording.start
 
     def ticks(self, times: np.ndarray) -> np.ndarray:
-        """Return times in microseconds since the recording began."""
-        return np.round((times - self.start) * SECOND, 3)
+        """Return times in whole microseconds since the recording began.
+
+        With fractions, a slice would end some nanoseconds after the next one begins, and Perfetto would drop that one.
+        """
+        return np.round((times - self.start) * SECOND).astype(np.int64)
 
     def process(self, worker: int) -> int:
         return int(self.workers.task[worker]) + 1
@@ -70,7 +73,8 @@ class _Trace:
     def spans(self) -> Iterator[TraceEvent]:
         """Return a slice for each span of a worker, with the fields and rows that it waited for."""
         spans = measure_spans(self.table, self.start, self.recording.now)
-        starts, seconds = self.ticks(spans.start), np.round((spans.end - spans.start) * SECOND, 3)
+        starts = self.ticks(spans.start)
+        seconds = self.ticks(spans.end) - starts
         waited = self._waited_for()
         for worker, when, long, state, end in zip(
             spans.worker.tolist(), starts.tolist(), seconds.tolist(), spans.state.tolist(), spans.end.tolist()
@@ -119,19 +123,19 @@ class _Trace:
             args = self._args(fields, rows) | {"bytes": nbytes, "partition": self.recording.partitions[partition]}
             if kind == EventKind.CLAIM:
                 args |= {"age": age, "staleness": old}
-            yield self._slice(name, worker, track, when, round(long, 3), args)
+            yield self._slice(name, worker, track, when, long, args)
 
     def _apart(self, events: KindColumns) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end of the slices of a track, shortened where they would overlap."""
         order = np.argsort(events.worker, kind="stable")
         worker, end = events.worker[order], self.ticks(events.time[order])
-        start = np.maximum(self.ticks(events.since[order]), 0.0)
+        start = np.maximum(self.ticks(events.since[order]), 0)
         start[1:] = np.where(worker[1:] == worker[:-1], np.maximum(start[1:], end[:-1]), start[1:])
-        placed = np.zeros((2, len(order)))
+        placed = np.zeros((2, len(order)), np.int64)
         placed[0, order], placed[1, order] = np.minimum(start, end), end
         return placed[0], placed[1]
 
-    def _slice(self, name: str, worker: int, track: int, when: float, long: float, args: TraceEvent) -> TraceEvent:
+    def _slice(self, name: str, worker: int, track: int, when: int, long: int, args: TraceEvent) -> TraceEvent:
         made = {
             "ph": "X",
             "name": name,
@@ -234,5 +238,5 @@ def _metadata(kind: str, process: int, thread: int, name: str) -> TraceEvent:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _counter(name: str, process: int, when: float, values: TraceEvent) -> TraceEvent:
+def _counter(name: str, process: int, when: int, values: TraceEvent) -> TraceEvent:
     return {"ph": "C", "name": name, "pid": process, "ts": when, "args": values}
