@@ -50,12 +50,13 @@ def test_a_real_system(client: tq.TransferQueueClient, ui: PerfettoUi, tmp_path:
     client.put(rows(4, "reward"), meta[:4])
     client.set_policy_version("train_0", 2)
     first = client.get_meta(["tokens", "reward"], 3, "train_0", task_name="train", sampling_config={"dp_rank": 1})
-    assert len(first) == 3
+    client.get_data(first)
+    client.seal("train_0")  # reports the get
     path = tmp_path / "trace.json"
     assert main(["trace", str(path), "--name", "perfetto"]) == 0
     ui.open(path.read_bytes())
     assert ui.query(ERRORS) == []
-    assert {("rollout", "rank 3 puts"), ("train", "rank 1 claims")} <= set(ui.query(TRACKS))
+    assert {("rollout", "rank 3 puts"), ("train", "rank 1 claims"), ("rollout", "rank 3 gets")} <= set(ui.query(TRACKS))
     puts = args_of(ui, "put")
     assert [(each["rows"], each["bytes"] > 0, each["partition"]) for each in puts] == [
         (6, True, "train_0"), (4, True, "train_0"),
@@ -63,6 +64,8 @@ def test_a_real_system(client: tq.TransferQueueClient, ui: PerfettoUi, tmp_path:
     assert {puts[0]["fields[0]"], puts[0]["fields[1]"]} == {"prompt", "tokens"}
     (claim,) = args_of(ui, "claim")
     assert (claim["rows"], claim["staleness"], claim["partition"]) == (3, 2, "train_0")
+    (get,) = args_of(ui, "get")
+    assert (get["rows"], get["bytes"]) == (3, 3 * 2 * 16)
     arrows = """
         select a.name, thread.name, b.name from flow
         join slice a on a.id = flow.slice_out join slice b on b.id = flow.slice_in

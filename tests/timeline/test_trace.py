@@ -93,6 +93,18 @@ def test_an_arrow_begins_at_the_block_or_the_next_smaller_one_of_the_partition()
     assert find_sources(table.of(EventKind.PUT), table.of(EventKind.CLAIM)).tolist() == [1, 1, -1, 2, -1]
 
 
+def test_gets_have_their_bytes_and_do_not_overlap():
+    gets = [(5.0, 1.0, 1.0), (5.0, 1.5, 0.5), (8.0, 6.0, 0.0)]  # reported at, begun at, ended before that
+    recording = Recording()
+    events = [event(EventKind.READ, at, 0, since, age=age, fields=3, bytes=640) for at, since, age in gets]
+    recording.add(reply(events, 10))
+    trace = json.loads(trace_json(recording))
+    slices = [each for each in of_phase(trace, "X") if each["name"] == "get"]
+    assert [(each["ts"], each["dur"]) for each in slices] == [(0, 3e6), (3e6, 5e5), (5e6, 2e6)]
+    assert slices[0]["args"] == {"fields": ["response", "reward"], "rows": 8, "partition": "train_0", "bytes": 640}
+    assert "rank 0 gets" in [each["args"]["name"] for each in of_phase(trace, "M")]
+
+
 def test_a_wait_that_is_open_has_its_fields():
     recording = Recording()
     recording.add(reply([], 10, open_=[OpenWait(0, 4.0, "train_0", ["reward"], 8)]))

@@ -20,7 +20,7 @@ STATES = {
     SpanState.WAITS: "wait",
     SpanState.GONE: "gone",
 }
-TRACKS = ("", " puts", " claims")  # the tracks of a worker: what it does, and what it moves
+TRACKS = ("", " puts", " claims", " gets")  # the tracks of a worker: what it does, and what it moves
 SECOND = 1e6  # the unit of the format is a microsecond
 
 TraceEvent = dict[str, Any]
@@ -29,13 +29,14 @@ TraceEvent = dict[str, Any]
 def trace_json(recording: Recording) -> bytes:
     """Return a recording as a file that Perfetto opens.
 
-    Each task is a process, and each rank has a track of waiting and work, one of puts and one of claims. Arrows lead
-    from a put to the claim that took one of its rows. Counters have the rows and bytes put of each field, the depth of
-    the queue of each task, and the staleness of what it claims. Times are microseconds since the recording began;
-    `otherData.start` has the Unix seconds of that.
+    Each task is a process, and each rank has a track of waiting and work, one of puts, one of claims and one of gets.
+    Arrows lead from a put to the claim that took one of its rows. Counters have the rows and bytes put of each field,
+    the depth of the queue of each task, and the staleness of what it claims. Times are microseconds since the recording
+    began; `otherData.start` has the Unix seconds of that.
     """
     trace = _Trace(recording)
-    events = [*trace.names(), *trace.spans(), *trace.puts(), *trace.claims(), *trace.flows(), *trace.counters()]
+    slices = [*trace.spans(), *trace.puts(), *trace.claims(), *trace.gets()]
+    events = [*trace.names(), *slices, *trace.flows(), *trace.counters()]
     other = {"start": recording.start, "end": recording.now, "gaps": len(recording.gaps)}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
@@ -63,7 +64,7 @@ class _Trace:
         """Name the tasks as processes, and the tracks of the workers as threads."""
         for number, task in enumerate(self.workers.tasks):
             yield _metadata("process_name", number + 1, 0, task or "clients without a task")
-        kinds = (None, self.table.of(EventKind.PUT), self.table.of(EventKind.CLAIM))
+        kinds = (None, *map(self.table.of, (EventKind.PUT, EventKind.CLAIM, EventKind.READ)))
         for track, kind in enumerate(kinds):
             there = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
             for worker in there:
@@ -112,6 +113,10 @@ class _Trace:
         """Return a slice for each claim that was answered with rows, with the age and staleness of a row of it."""
         yield from self._transfers(EventKind.CLAIM, 2, "claim")
 
+    def gets(self) -> Iterator[TraceEvent]:
+        """Return a slice for each get that a worker has reported. Those that overlap are shortened."""
+        yield from self._transfers(EventKind.READ, 3, "get")
+
     def _transfers(self, kind: EventKind, track: int, name: str) -> Iterator[TraceEvent]:
         events = self.table.of(kind)
         start, end = self._apart(events)
@@ -120,15 +125,15 @@ class _Trace:
         for worker, when, long, fields, rows, nbytes, partition, age, old in zip(*(c.tolist() for c in columns)):
             if worker < 0:
                 continue
-            args = self._args(fields, rows) | {"bytes": nbytes, "partition": self.recording.partitions[partition]}
-            if kind == EventKind.CLAIM:
-                args |= {"age": age, "staleness": old}
+            args = self._args(fields, rows) | {"partition": self.recording.partitions[partition]}
+            args |= {"age": age, "staleness": old} if kind == EventKind.CLAIM else {"bytes": nbytes}
             yield self._slice(name, worker, track, when, long, args)
 
     def _apart(self, events: KindColumns) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end of the slices of a track, shortened where they would overlap."""
-        order = np.argsort(events.worker, kind="stable")
-        worker, end = events.worker[order], self.ticks(events.time[order])
+        times = events.time if events.kind != EventKind.READ else events.time - events.column("age")
+        order = np.lexsort((times, events.worker))
+        worker, end = events.worker[order], self.ticks(times[order])
         start = np.maximum(self.ticks(events.since[order]), 0)
         start[1:] = np.where(worker[1:] == worker[:-1], np.maximum(start[1:], end[:-1]), start[1:])
         placed = np.zeros((2, len(order)), np.int64)
