@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -28,6 +28,7 @@ help:
 	@echo "make site      builds the documentation site in site/; open site/index.html"
 	@echo "make site-tests  builds the site, and tests it in Chromium (of the system: apt-get install chromium)"
 	@echo "make live-tests  the tests of the live page in Chromium"
+	@echo "make perfetto-tests  opens traces in Perfetto, in Chromium"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the tests of the public contract under Ray"
 	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
@@ -53,7 +54,7 @@ demo-tests: venv
 
 test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
-		--ignore=tests/live/browser --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
+		--ignore=tests/live/browser --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
 		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends \
 		--ignore-glob='*test_conformance_*' $(ARGS)
@@ -104,6 +105,9 @@ site-tests: venv
 
 live-tests: venv
 	.venv/bin/python -m pytest tests/live/browser $(ARGS)
+
+perfetto-tests: venv
+	.venv/bin/python -m pytest tests/perfetto $(ARGS)
 
 generate: venv
 	.venv/bin/python tools/generate_surface.py

@@ -57,9 +57,12 @@ def test_servers_are_small():
 
 
 def test_commands_load_no_torch():
-    """`tq start`, `stop`, `status` and `explain` answer at once: torch alone takes seconds."""
+    """Commands that search a system answer immediately: torch alone takes seconds."""
     modules = ["cli.start_stop", "cli.watch", "cli.explain", "client.control_client", "node.system.launcher"]
-    assert "torch" not in loaded_after("; ".join(f"import transfer_queue.{m}" for m in modules))
+    search = "import transfer_queue.cli.common as c; c.find_system('of-no-system')"
+    imports = "; ".join(f"import transfer_queue.{m}" for m in modules)
+    tried = f"{imports}\ntry:\n    {search}\nexcept transfer_queue.errors.AttachError:\n    pass"
+    assert "torch" not in loaded_after(tried)
 
 
 @pytest.mark.parametrize("name", transfer_queue.__all__)

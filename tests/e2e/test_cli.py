@@ -64,6 +64,23 @@ def test_start_outlives_its_command(started: subprocess.CompletedProcess[str]) -
     assert tq.kv_list("p") == {"p": {"a": {}}}
 
 
+def test_commands_that_look_at_a_system_load_no_torch(
+    started: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    commands = [
+        ["status"], ["explain", "p", "--key", "a", "--task", "t"], ["list"], ["show", "p", "a", "--no-values"],
+        ["stuck"], ["trace", str(tmp_path / "trace.json")],
+    ]  # fmt: skip
+    code = f"""
+import sys
+from transfer_queue.cli import main
+print([main(each) for each in {commands}], "torch" in sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stderr == f"{[0] * len(commands)} False\n"
+
+
 def test_start_again_says_whose_it_is(started: subprocess.CompletedProcess[str]) -> None:
     again = command("start", "--name", NAME)
     assert again.returncode == 0

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tensordict import TensorDict
 
 import transfer_queue as tq
 from transfer_queue.client.control_client import ControlClient
@@ -75,6 +76,17 @@ def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:
     assert abs(reply.now + reply.wall - time.time()) < 10
     assert reply.connected
     assert producer.client not in reply.connected
+
+
+def test_gets_are_reported_with_the_next_request(client: tq.TransferQueueClient) -> None:
+    values = TensorDict({"x": torch.zeros(4, 8), "more": TensorDict({"y": torch.zeros(4, 2)}, [4])}, [4])
+    meta = client.put(values, partition_id="p")
+    client.get_data(meta)
+    client.get_meta(["x"], 3, "p", task_name="train")
+    events = np.frombuffer(read(client).events, EVENT)
+    assert events["kind"].tolist() == [EventKind.PUT, EventKind.READ, EventKind.CLAIM]
+    assert (events["rows"][1], events["bytes"][1]) == (4, 4 * 4 * (8 + 2))
+    assert events["since"][1] <= events["time"][1] - events["age"][1] <= events["time"][1]
 
 
 def test_a_forked_process_is_a_client_of_the_same_task(client: tq.TransferQueueClient) -> None:

@@ -21,9 +21,10 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.queries import Explain
-from transfer_queue.net.calls import Call
+from transfer_queue.messages.reports.timeline import ValueRead
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import FINISHED_RUNS, RETRY_DELAYS, RetryPolicy, Session, raise_failure
+from transfer_queue.net.session import FINISHED_RUNS, READS, RETRY_DELAYS, RetryPolicy, Session, raise_failure
 
 
 def new_session(**options: object) -> Session:
@@ -47,6 +48,31 @@ def test_sequences_ascend_and_carry_the_request() -> None:
     frames = [session.begin_request(ListPartitions()) for _ in range(3)]
     assert [sequence for sequence, _ in frames] == [1, 2, 3]
     assert [envelope(frame) for _, frame in frames] == [RequestEnvelope(i, 0, ListPartitions()) for i in (1, 2, 3)]
+
+
+def test_requests_to_the_controller_report_gets_once() -> None:
+    session = new_session()
+    now = [10.0]
+    session.clock = lambda: now[0]
+    session.note_read(7.0, "p", ["x"], 8, 640)
+    now[0] = 10.5
+    unit, controller, later = (
+        envelope(session.begin_request(ListPartitions(), 0, target)[1]).reads
+        for target in (("unit", 0), CONTROLLER, CONTROLLER)
+    )
+    assert (unit, later) == ([], [])
+    assert controller == [ValueRead(0.5, 3.0, "p", ["x"], 8, 640)]
+
+
+def test_many_gets_are_reported_in_parts_the_newest_ones() -> None:
+    session = new_session()
+    for number in range(100):
+        session.note_read(session.clock(), "p", ["x"], number, 0)
+    found = []
+    while reads := envelope(session.begin_request(ListPartitions(), 0, CONTROLLER)[1]).reads:
+        assert len(reads) <= READS
+        found += [each.rows for each in reads]
+    assert found == list(range(100 - 4 * READS, 100))
 
 
 @given(order=st.permutations(range(1, 13)), stop=st.integers(0, 12))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_scenarios import Expected, Scenario, grpo, scenarios
 from pipeline_simulation import Pipeline
-from timeline_replies import LANES, event, reply
+from timeline_replies import LANES, WALL, event, reply
 
 from transfer_queue.messages.reports.progress import UnitProgress
 from transfer_queue.messages.reports.timeline import Lane
@@ -58,6 +58,14 @@ def test_a_figure_that_is_not_known_is_left_out():
         f"tq/reward/{name}" for name in ("workers", "workers_gone", "wait_share", "held_share", "rate", "put_rate")
     }
     assert not any(name.startswith("tq/memory") for name in stats)
+
+
+def test_bytes_that_were_read():
+    recording = Recording()
+    recording.add(reply([event(EventKind.READ, 6.0, 0, 5.0, age=0.0, bytes=640)], 15.0))
+    stats = make_stats(recording, NOTHING, WALL + 5.0, TaskLabels())
+    assert stats["tq/read_bytes_rate"] == pytest.approx(64.0)
+    assert stats["tq/put_bytes_rate"] == 0
 
 
 def test_bytes_are_those_of_each_tier():

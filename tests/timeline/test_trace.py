@@ -50,7 +50,7 @@ def test_slices_of_a_track_do_not_overlap(trace):
     assert set(tracks) <= named
     for slices in tracks.values():
         slices.sort()
-        assert all(later[0] >= earlier[1] - 0.01 for earlier, later in itertools.pairwise(slices))
+        assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(slices))
 
 
 def test_waits_name_what_they_waited_for(trace):
@@ -70,7 +70,7 @@ def test_arrows_lead_from_puts_to_claims(trace):
     for arrow, name in ((begins, "put"), (ends, "claim")):
         for each in arrow.values():
             around = slices[each["pid"], each["tid"]]
-            assert any(start - 0.01 <= each["ts"] <= end + 0.01 and name == kind for start, end, kind in around)
+            assert any(start <= each["ts"] <= end and name == kind for start, end, kind in around)
     assert all(begins[number]["ts"] <= ends[number]["ts"] for number in begins)
 
 
@@ -91,6 +91,18 @@ def test_an_arrow_begins_at_the_block_or_the_next_smaller_one_of_the_partition()
     recording.add(reply(events, 3))
     table = EventTable(recording)
     assert find_sources(table.of(EventKind.PUT), table.of(EventKind.CLAIM)).tolist() == [1, 1, -1, 2, -1]
+
+
+def test_gets_have_their_bytes_and_do_not_overlap():
+    gets = [(5.0, 1.0, 1.0), (5.0, 1.5, 0.5), (8.0, 6.0, 0.0)]  # reported at, begun at, ended before that
+    recording = Recording()
+    events = [event(EventKind.READ, at, 0, since, age=age, fields=3, bytes=640) for at, since, age in gets]
+    recording.add(reply(events, 10))
+    trace = json.loads(trace_json(recording))
+    slices = [each for each in of_phase(trace, "X") if each["name"] == "get"]
+    assert [(each["ts"], each["dur"]) for each in slices] == [(0, 3e6), (3e6, 5e5), (5e6, 2e6)]
+    assert slices[0]["args"] == {"fields": ["response", "reward"], "rows": 8, "partition": "train_0", "bytes": 640}
+    assert "rank 0 gets" in [each["args"]["name"] for each in of_phase(trace, "M")]
 
 
 def test_a_wait_that_is_open_has_its_fields():

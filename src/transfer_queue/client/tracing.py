@@ -152,13 +152,15 @@ def _describe_values(span: Span, values: TensorDictBase) -> None:
     span.set_attribute("tq.rows", values.batch_size[0] if values.batch_size else 0)
     names = [name if isinstance(name, str) else "::".join(name) for name in values.keys(True, True)]
     span.set_attribute("tq.fields", names[:MAX_NAMES])
-    span.set_attribute("tq.bytes", sum(_tensor_bytes(value) for value in values.values(True, True)))
+    span.set_attribute("tq.bytes", sum(map(bytes_of, values.values())))
 
 
-def _tensor_bytes(value: Any) -> int:
-    """Return the bytes of a column of tensors; 0 for objects."""
+def bytes_of(value: Any) -> int:
+    """Return the bytes of a column of tensors, or of those of a nested TensorDict; 0 for objects."""
     if isinstance(value, torch.Tensor):
         return value.values().nbytes if value.is_nested else value.nbytes
+    if isinstance(value, TensorDictBase):
+        return sum(map(bytes_of, value.values()))
     return sum(each.nbytes for each in value if isinstance(each, torch.Tensor)) if isinstance(value, list) else 0
 
 

@@ -187,6 +187,8 @@ class Controller:
             return self._settle_after(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
         if kept is not None and kept.is_finished(sequence):
             return [context.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
+        if envelope.reads:
+            context.timeline.note_reads(client, envelope.reads)
         caller = Caller(client, peer, envelope)
         try:
             if type(request) in READS:

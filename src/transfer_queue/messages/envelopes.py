@@ -10,6 +10,7 @@ import msgspec
 from transfer_queue.messages import base, checkpoints, claims, partitions, puts, queries, storage, system
 from transfer_queue.messages.base import Message, Natural, Reply, Request
 from transfer_queue.messages.reports import overview, samples, timeline, unit_reports
+from transfer_queue.messages.reports.timeline import ValueRead
 
 TOPICS = (
     base, checkpoints, claims, overview, partitions, puts, queries, samples, storage, system, timeline, unit_reports,
@@ -47,6 +48,8 @@ class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
     The client has finished these requests while an older one still waits for its reply. An envelope names a run of
     sequences when it has grown. If that envelope is lost, the replies are dropped when `acknowledged` passes them.
     """
+    reads: list[ValueRead] = []
+    """Gets that the client has made since its previous request, for the timeline. It does not repeat them."""
 
 
 class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):

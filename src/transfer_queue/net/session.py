@@ -15,9 +15,11 @@ first one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import islice
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
@@ -35,6 +37,8 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.reports.timeline import ValueRead
+from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import pack_frame
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
 
 Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
+Read = tuple[float, float, str, list[str], int, int]
+"""A get: when it began and ended, its partition and fields, the numbers of rows and bytes."""
 
 GRACE_SECONDS = 30.0
 """Seconds that a server may need beyond the time for which a request may be parked."""
@@ -57,6 +63,7 @@ CLOCK_SLACK = 0.002
 UNSENDABLE = (TypeError, ValueError, OverflowError, RecursionError)
 """The errors of encoding a request with a value that cannot be sent. Those of msgspec are ValueErrors."""
 FINISHED_RUNS = 16
+READS = 16  # reported in one envelope
 """An envelope names at most this many runs of finished sequences. One would be enough to keep up."""
 
 NOT_MADE = Done()
@@ -133,20 +140,24 @@ class Session:
         self._run_starts: dict[int, int] = {}  # last -> first of the same runs
         self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
         self._transports: dict[type[Any], Transport] = {}
+        self._reads: deque[Read] = deque(maxlen=4 * READS)
+        """The gets that are not reported yet, the newest ones."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = msgspec.msgpack.Decoder(ReplyEnvelope).decode
 
-    def begin_request(self, request: AnyRequest, payload: int = 0) -> tuple[int, bytes]:
+    def begin_request(self, request: AnyRequest, payload: int = 0, target: Target | None = None) -> tuple[int, bytes]:
         """Return a new sequence for the request and the frame to send. The caller must call `finish` later.
 
         Args:
             request: The request.
             payload: The number of bytes of payload that the caller sends after the frame.
+            target: Where it is sent. Requests to the controller report the gets that `note_read` has noted.
         """
-        sequence, body = self.encode_request(request)
+        reads = self._take_reads() if self._reads and target == CONTROLLER else []
+        sequence, body = self.encode_request(request, reads)
         return sequence, pack_frame(body, payload)
 
-    def encode_request(self, request: AnyRequest) -> tuple[int, bytes]:
+    def encode_request(self, request: AnyRequest, reads: Sequence[ValueRead] = ()) -> tuple[int, bytes]:
         """Like `begin_request`, but return only the body of the frame."""
         with self._lock:
             sequence = self._next
@@ -157,7 +168,7 @@ class Session:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished))
+            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished, list(reads)))
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -189,6 +200,27 @@ class Session:
             else:
                 self._run_ends[first], self._run_starts[last] = last, first
                 self._news[first] = None
+
+    def note_read(self, began: float, partition: str, fields: list[str], rows: int, nbytes: int) -> None:
+        """Note a get that has just ended, so that the next request reports it.
+
+        Args:
+            began: When it began, on `clock`.
+            partition: See `ValueRead`.
+            fields: See `ValueRead`.
+            rows: See `ValueRead`.
+            nbytes: See `ValueRead`.
+        """
+        self._reads.append((began, self.clock(), partition, fields, rows, nbytes))
+
+    def _take_reads(self) -> list[ValueRead]:
+        now = self.clock()
+        found: list[ValueRead] = []
+        with contextlib.suppress(IndexError):  # another thread may take them as well
+            while len(found) < READS:
+                began, ended, partition, fields, rows, nbytes = self._reads.popleft()
+                found.append(ValueRead(now - ended, ended - began, partition, fields, rows, nbytes))
+        return found
 
     def _take_news(self) -> list[tuple[int, int]]:
         """Return runs of finished sequences that have grown since an envelope named them, at most FINISHED_RUNS."""

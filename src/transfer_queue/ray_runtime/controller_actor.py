@@ -13,7 +13,7 @@ import pickle
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition, CreatePartition, ListPartitions
 from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
 from transfer_queue.messages.system import Drain, NodeGone, Topology, TopologyReply, UseSampler
-from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.system.launcher import RunningSystem, replace_supervisor, start_local, sweep_killed
 from transfer_queue.node.system.launcher_protocol import NodeRole
@@ -42,6 +41,9 @@ from transfer_queue.ray_runtime.node_actors import (
     folder_name,
 )
 from transfer_queue.ray_runtime.store_actors import end_store_actor
+
+if TYPE_CHECKING:
+    from transfer_queue.metadata.partition_snapshot import PartitionSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -308,6 +310,10 @@ class _Spread:
 
 
 def _snapshot(partition_id: str, pages: list[SnapshotReply]) -> PartitionSnapshot:
+    from transfer_queue.metadata.partition_snapshot import (
+        PartitionSnapshot,
+    )  # imports torch, which the actor seldom needs
+
     rows = [np.frombuffer(page.rows, "i8") for page in pages]
     fields = list(dict.fromkeys(name for page in pages for name in page.fields))
     tasks = dict.fromkeys(task for page in pages for task in page.consumed)

@@ -301,7 +301,7 @@ class Client(Subscriptions):
         if call.together:
             self._ask_together(task, call.together)
             return
-        sequence, frame = self.state.session.begin_request(call.request)
+        sequence, frame = self.state.session.begin_request(call.request, target=call.target)
         task.call, task.sequence = call, sequence
         call.sequence = sequence
         self._tasks[sequence] = task

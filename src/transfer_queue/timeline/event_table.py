@@ -62,6 +62,8 @@ class KindColumns:
 
     def __init__(self, table: EventTable, kind: EventKind) -> None:
         self._table = table
+        self.kind = kind
+        """Their kind."""
         self.position = np.flatnonzero(table.kind == kind)
         """The positions of the events in the recording."""
 

@@ -32,6 +32,9 @@ class EventKind(enum.IntEnum):
     """Rows were cleared, by the lane's client or by a rule of the partition."""
     RETURN = 10
     """Rows of a lease were returned without an acknowledgement, or the lease ended."""
+    READ = 11
+    """A client has read values, as it reports with a later request, which is when `time` is. `since` is when the get
+    began, and `age` the seconds from its end to `time`."""
 
 
 AHEAD = 1
@@ -63,7 +66,7 @@ EVENT = np.dtype(
         ("_reserved", "<u4"),
         ("bytes", "<u8"),
         ("block", "<u8"),  # PUT: the number of the block; CLAIM: that of a block of one of its rows; 0: none
-        ("age", "<f4"),  # CLAIM: the seconds for which this row was ready before; -1: not known
+        ("age", "<f4"),  # CLAIM: the seconds for which this row was ready before; READ: see there; -1: not known
         ("staleness", "<i4"),  # CLAIM: the policy version minus that of this row; -1: not known
     ]
 )

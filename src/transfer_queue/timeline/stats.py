@@ -62,12 +62,14 @@ def make_stats(recording: Recording, status: SystemStatus, since: float | None, 
     seconds = max(recording.now - start, 0.0)
     table = EventTable(recording)
     puts = table.of(EventKind.PUT)
-    nbytes = float(puts.column("bytes")[puts.first_after(start) :].sum())
+    reads = table.of(EventKind.READ)
+    put_bytes, read_bytes = (float(each.column("bytes")[each.first_after(start) :].sum()) for each in (puts, reads))
     account = make_account(table, status, start, recording.now)
     found = {
         f"{PREFIX}/seconds": seconds,
         **_system_figures(status),
-        f"{PREFIX}/put_bytes_rate": nbytes / max(seconds, 1e-9),
+        f"{PREFIX}/put_bytes_rate": put_bytes / max(seconds, 1e-9),
+        f"{PREFIX}/read_bytes_rate": read_bytes / max(seconds, 1e-9),
         f"{PREFIX}/tasks": float(sum(bool(name) for name in account.tasks)),
     }
     for task in account.tasks.values():

@@ -20,7 +20,7 @@ STATES = {
     SpanState.WAITS: "wait",
     SpanState.GONE: "gone",
 }
-TRACKS = ("", " puts", " claims")  # the tracks of a worker: what it does, and what it moves
+TRACKS = ("", " puts", " claims", " gets")  # the tracks of a worker: what it does, and what it moves
 SECOND = 1e6  # the unit of the format is a microsecond
 
 TraceEvent = dict[str, Any]
@@ -29,13 +29,14 @@ TraceEvent = dict[str, Any]
 def trace_json(recording: Recording) -> bytes:
     """Return a recording as a file that Perfetto opens.
 
-    Each task is a process, and each rank has a track of waiting and work, one of puts and one of claims. Arrows lead
-    from a put to the claim that took one of its rows. Counters have the rows and bytes put of each field, the depth of
-    the queue of each task, and the staleness of what it claims. Times are microseconds since the recording began;
-    `otherData.start` has the Unix seconds of that.
+    Each task is a process, and each rank has a track of waiting and work, one of puts, one of claims and one of gets.
+    Arrows lead from a put to the claim that took one of its rows. Counters have the rows and bytes put of each field,
+    the depth of the queue of each task, and the staleness of what it claims. Times are microseconds since the recording
+    began; `otherData.start` has the Unix seconds of that.
     """
     trace = _Trace(recording)
-    events = [*trace.names(), *trace.spans(), *trace.puts(), *trace.claims(), *trace.flows(), *trace.counters()]
+    slices = [*trace.spans(), *trace.puts(), *trace.claims(), *trace.gets()]
+    events = [*trace.names(), *slices, *trace.flows(), *trace.counters()]
     other = {"start": recording.start, "end": recording.now, "gaps": len(recording.gaps)}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
@@ -50,8 +51,11 @@ class _Trace:
         self.start = recording.start
 
     def ticks(self, times: np.ndarray) -> np.ndarray:
-        """Return times in microseconds since the recording began."""
-        return np.round((times - self.start) * SECOND, 3)
+        """Return times in whole microseconds since the recording began.
+
+        With fractions, a slice would end some nanoseconds after the next one begins, and Perfetto would drop that one.
+        """
+        return np.round((times - self.start) * SECOND).astype(np.int64)
 
     def process(self, worker: int) -> int:
         return int(self.workers.task[worker]) + 1
@@ -60,7 +64,7 @@ class _Trace:
         """Name the tasks as processes, and the tracks of the workers as threads."""
         for number, task in enumerate(self.workers.tasks):
             yield _metadata("process_name", number + 1, 0, task or "clients without a task")
-        kinds = (None, self.table.of(EventKind.PUT), self.table.of(EventKind.CLAIM))
+        kinds = (None, *map(self.table.of, (EventKind.PUT, EventKind.CLAIM, EventKind.READ)))
         for track, kind in enumerate(kinds):
             there = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
             for worker in there:
@@ -70,7 +74,8 @@ class _Trace:
     def spans(self) -> Iterator[TraceEvent]:
         """Return a slice for each span of a worker, with the fields and rows that it waited for."""
         spans = measure_spans(self.table, self.start, self.recording.now)
-        starts, seconds = self.ticks(spans.start), np.round((spans.end - spans.start) * SECOND, 3)
+        starts = self.ticks(spans.start)
+        seconds = self.ticks(spans.end) - starts
         waited = self._waited_for()
         for worker, when, long, state, end in zip(
             spans.worker.tolist(), starts.tolist(), seconds.tolist(), spans.state.tolist(), spans.end.tolist()
@@ -108,6 +113,10 @@ class _Trace:
         """Return a slice for each claim that was answered with rows, with the age and staleness of a row of it."""
         yield from self._transfers(EventKind.CLAIM, 2, "claim")
 
+    def gets(self) -> Iterator[TraceEvent]:
+        """Return a slice for each get that a worker has reported. Those that overlap are shortened."""
+        yield from self._transfers(EventKind.READ, 3, "get")
+
     def _transfers(self, kind: EventKind, track: int, name: str) -> Iterator[TraceEvent]:
         events = self.table.of(kind)
         start, end = self._apart(events)
@@ -116,22 +125,22 @@ class _Trace:
         for worker, when, long, fields, rows, nbytes, partition, age, old in zip(*(c.tolist() for c in columns)):
             if worker < 0:
                 continue
-            args = self._args(fields, rows) | {"bytes": nbytes, "partition": self.recording.partitions[partition]}
-            if kind == EventKind.CLAIM:
-                args |= {"age": age, "staleness": old}
-            yield self._slice(name, worker, track, when, round(long, 3), args)
+            args = self._args(fields, rows) | {"partition": self.recording.partitions[partition]}
+            args |= {"age": age, "staleness": old} if kind == EventKind.CLAIM else {"bytes": nbytes}
+            yield self._slice(name, worker, track, when, long, args)
 
     def _apart(self, events: KindColumns) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end of the slices of a track, shortened if they would overlap."""
-        order = np.argsort(events.worker, kind="stable")
-        worker, end = events.worker[order], self.ticks(events.time[order])
-        start = np.maximum(self.ticks(events.since[order]), 0.0)
+        times = events.time if events.kind != EventKind.READ else events.time - events.column("age")
+        order = np.lexsort((times, events.worker))
+        worker, end = events.worker[order], self.ticks(times[order])
+        start = np.maximum(self.ticks(events.since[order]), 0)
         start[1:] = np.where(worker[1:] == worker[:-1], np.maximum(start[1:], end[:-1]), start[1:])
-        placed = np.zeros((2, len(order)))
+        placed = np.zeros((2, len(order)), np.int64)
         placed[0, order], placed[1, order] = np.minimum(start, end), end
         return placed[0], placed[1]
 
-    def _slice(self, name: str, worker: int, track: int, when: float, long: float, args: TraceEvent) -> TraceEvent:
+    def _slice(self, name: str, worker: int, track: int, when: int, long: int, args: TraceEvent) -> TraceEvent:
         made = {
             "ph": "X",
             "name": name,
@@ -234,5 +243,5 @@ def _metadata(kind: str, process: int, thread: int, name: str) -> TraceEvent:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _counter(name: str, process: int, when: float, values: TraceEvent) -> TraceEvent:
+def _counter(name: str, process: int, when: int, values: TraceEvent) -> TraceEvent:
     return {"ph": "C", "name": name, "pid": process, "ts": when, "args": values}

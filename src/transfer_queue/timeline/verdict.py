@@ -112,7 +112,7 @@ def _first_dealt(table: EventTable) -> float | None:
 
 def _all_ended(table: EventTable) -> bool:
     """Return whether the last event of every lane is the end of its partition, or of its connection."""
-    matters = np.flatnonzero(table.kind != EventKind.ACK)
+    matters = np.flatnonzero(~np.isin(table.kind, (EventKind.ACK, EventKind.READ)))
     last = np.full(len(table.recording.lanes), -1, np.int64)
     last[table.lanes[matters]] = matters
     return bool(np.isin(table.kind[last[last >= 0]], (EventKind.END, EventKind.GONE)).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from harness import Harness
@@ -13,9 +14,11 @@ from transfer_queue.core.timeline import number_tables, recorder, timeline_handl
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearRows
-from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline
+from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline, ValueRead
+from transfer_queue.messages.system import Status
 from transfer_queue.sampler import SequentialSampler
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
 
@@ -25,6 +28,56 @@ REQUESTS = 20  # more than the notes that are written together
 @pytest.fixture
 def reader(h: Harness) -> Reader:
     return Reader(h)
+
+
+class TestGets:
+    """What clients report of their gets."""
+
+    def report(self, h: Harness, name: str, *reads: ValueRead) -> None:
+        client = h.client(name)
+        client.sequence += 1
+        h.take(
+            h.controller.handle(
+                name, client.peer, RequestEnvelope(client.sequence, 0, Status(), [], list(reads)), h.now
+            )
+        )
+
+    def test_a_get_of_a_worker(self, h, reader):
+        h.put(3)
+        h.claim(2)
+        h.now = 9.0
+        self.report(h, "r", ValueRead(1.5, 2.0, "p", ["x", "y"], 2, 640))
+        event = reader.read()[-1]
+        assert event == (EventKind.READ, 9.0, 5.5, "r", "t", "p", ("x", "y"), 2, 0)
+        assert (reader.raw[0]["bytes"][-1], reader.raw[0]["age"][-1]) == (640, 1.5)
+
+    def test_a_get_of_a_client_that_is_no_worker(self, h, reader):
+        h.put(3)
+        self.report(h, "onlooker", ValueRead(0.0, 2.0, "p", ["x"], 2, 640))
+        assert kinds(reader.read()) == ["put"]
+
+    def test_a_request_that_is_sent_again_reports_nothing_again(self, h, reader):
+        h.put(3)
+        envelope = RequestEnvelope(
+            h.client("w").sequence + 1, 0, Seal("p"), [], [ValueRead(0.0, 2.0, "p", ["x"], 2, 640)]
+        )
+        first = h.controller.handle("w", h.client("w").peer, envelope, h.now)
+        h.take(first)
+        assert h.controller.handle("w", h.client("w").peer, envelope, h.now) == first
+        assert kinds(reader.read()) == ["put", "read"]
+
+    def test_times_that_cannot_be(self, h, reader):
+        h.put(3)
+        h.now = 9.0
+        self.report(h, "w", ValueRead(-5.0, -7.0, "p", ["x"], (1 << 63) - 1, 1 << 62))
+        assert reader.read()[-1][1:3] == (9.0, 9.0)
+
+    @pytest.mark.parametrize(
+        "wrong", [[float("nan"), 0.0, "p", [], 1, 1], [0.0, 0.0, "p", [], -1, 1], [0.0, 0.0, "p", [], 1]]
+    )
+    def test_a_report_that_is_not_valid(self, wrong):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, ValueRead)
 
 
 class TestPuts:

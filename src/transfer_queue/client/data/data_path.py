@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_io import write_remote
 from transfer_queue.client.data.timeline_reader import EVENTS_OF_A_LONG_WAIT, TimelineReader
 from transfer_queue.client.operations.long_waits import LongWait
+from transfer_queue.client.tracing import MAX_NAMES, bytes_of
 from transfer_queue.errors import (
     AuthenticationError,
     CapacityError,
@@ -307,17 +309,30 @@ class DataPath:
         partition: str,
         task: str | None = None,
     ) -> Operation[TensorDict]:
-        """Return the values that a lookup names: `_read_values`, which may have a span.
+        """Return the values that a lookup names: `_read_values`, which the timeline notes and which may have a span.
 
         Args:
             look: The lookup.
             layout: See `get_data`.
             device: See `get_data`.
-            partition: The partition, for the span.
+            partition: The partition.
             task: The task that has claimed the samples in the same operation, for the span.
         """
         operation, tracing = self._read_values(look, layout, device), self._state.tracing
+        if self._state.settings.timeline_events:
+            operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
+
+    def _noted(self, operation: Operation[TensorDict], partition: str) -> Operation[TensorDict]:
+        """Note a get, unless it has no values, so that the next request reports it to the timeline."""
+        session = self._state.session
+        began = session.clock()
+        values = yield from operation
+        names = [str(name) for name in islice(values.keys(), MAX_NAMES)]
+        if names:
+            nbytes = sum(map(bytes_of, values.values()))
+            session.note_read(began, partition, names, values.batch_size[0], nbytes)
+        return values
 
     def _read_values(
         self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None

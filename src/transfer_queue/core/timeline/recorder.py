@@ -34,6 +34,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.reports.timeline import ValueRead
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, PACKING, TIMED_OUT, WHOLE, EventKind
 
 MAX_NOTES = 128
@@ -45,7 +46,7 @@ LOOKED_AT = 64
 POLICY_TAG = "policy_version"
 """The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 
-_WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN = (int(kind) for kind in EventKind)
+_WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ = (int(kind) for kind in EventKind)
 _pack, _pack_place, _PLACE_SIZE = PACKING.pack_into, PLACE.pack_into, PLACE.size
 _U4, _I4 = (1 << 32) - 1, (1 << 31) - 1  # the largest numbers of these columns
 
@@ -55,9 +56,12 @@ Policy = tuple[int, Any, int]
 """The block of a row that was put first, the row's tag entry with its policy version, the version of the partition."""
 Which = Union[int, bytes, None]
 """The rows of an event: the global index of the first of consecutive rows, or all global indexes (i8), or none."""
-Note = tuple[int, float, float, int, str, Union[str, None], Any, str, Names, int, int, int, Union[Policy, None], Which]
+Note = tuple[
+    int, float, float, int, str, Union[str, None], Any, str, Names, int, int, int, Union[Policy, float, None], Which
+]  # fmt: skip
 """An event: its kind, time, since, flags, the client, the task and dp_rank of a claim (None: it is a put), the
-partition, the fields, the numbers of rows and bytes and of the block, and which rows these are."""
+partition, the fields, the numbers of rows and bytes and of the block, the policy of a claim or the age of a read, and
+which rows these are."""
 
 
 class Clock(Protocol):
@@ -239,6 +243,20 @@ class TimelineRecorder:
         if self.ring.capacity:
             self._write(_ACK, self._clock.now, client, partition, len(which) // 8, task=task, which=which)
 
+    def note_reads(self, client: str, reads: Sequence[ValueRead]) -> None:
+        """Note the gets that a client reports. They are written if it claims, puts, or has said its task."""
+        if not self.ring.capacity:
+            return
+        now = self._clock.now
+        for each in reads:
+            ago = max(each.ago, 0.0)
+            self._notes.append((
+                _READ, now, now - ago - max(each.seconds, 0.0), 0, client, "", None, each.partition, each.fields,
+                min(each.rows, _U4), each.nbytes, 0, ago, None,
+            ))  # fmt: skip
+        if len(self._notes) >= MAX_NOTES:
+            self.flush()
+
     def note_policy(self, client: str, partition: str, before: int, version: int) -> None:
         """Note that the policy version of a partition was set. before: the former version."""
         if self.ring.capacity:
@@ -344,7 +362,7 @@ class TimelineRecorder:
         memory, capacity = ring.memory, ring.capacity
         places, listed = self.rows.places, self.rows.end
         lists: list[bytes] = []
-        for kind, time, since, flags, client, task, rank, partition, what, rows, nbytes, block, policy, which in notes:
+        for kind, time, since, flags, client, task, rank, partition, what, rows, nbytes, block, more, which in notes:
             age, staleness = -1.0, -1
             if task is None:
                 lane = current.get(client)
@@ -354,6 +372,11 @@ class TimelineRecorder:
                 names = known[1] if known is not None and known[0] is what else self._names_of(what)  # type: ignore[arg-type]
                 if time >= times.due and block:
                     times.note(block, time)
+            elif kind == _READ:
+                lane = current.get(client)
+                if lane is None:
+                    continue
+                names, age = tuple(what), more  # type: ignore[arg-type, assignment]
             else:
                 lane = lanes.get((client, task))
                 if lane is None or lane != current.get(client):
@@ -363,8 +386,8 @@ class TimelineRecorder:
                     age = time - (times.newest_time if block >= times.newest else times.time_of(block))
                     if not age >= 0:
                         age = -1.0
-                    if policy is not None:
-                        staleness = self._staleness(partition, *policy)
+                    if more is not None:
+                        staleness = self._staleness(partition, *more)  # type: ignore[misc]
             place = partitions.get(partition)
             if place is None:
                 place = self.partitions.of(partition)

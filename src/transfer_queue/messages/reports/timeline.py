@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from transfer_queue.messages.base import Finite, Message, Natural, Reply, Request
+from transfer_queue.messages.base import Bytes, Finite, Message, Natural, Reply, Request, Seconds
 
 Rank = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 """A rank of a task; -1 if it is not known."""
@@ -24,6 +24,23 @@ class Introduce(Request, frozen=True):
 
 class Leave(Request, frozen=True):
     """Announce that the client closes in order, so the end of its connections is not a failure. The reply is `Done`."""
+
+
+class ValueRead(Message, frozen=True):
+    """A get that a client has made. The controller sees only its lookup, so the client reports it."""
+
+    ago: Seconds
+    """When it ended, in seconds before it is reported."""
+    seconds: Seconds
+    """How long it took, the lookup included."""
+    partition: str
+    """The partition; the names of several, joined by commas."""
+    fields: list[str]
+    """The fields whose values were read, the first ones if there are very many."""
+    rows: Natural
+    """The number of rows."""
+    nbytes: Bytes
+    """The bytes of the tensors that were read; objects count as 0."""
 
 
 class ReadTimeline(Request, frozen=True):

@@ -135,7 +135,7 @@ async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
 
 async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = RetryPolicy(session, call)
-    sequence, frame = session.begin_request(call.request)
+    sequence, frame = session.begin_request(call.request, target=call.target)
     call.sequence = sequence
     try:
         while True:

@@ -51,7 +51,8 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         run_parallel(session, pool, call.together)
         return Done()
     attempts = RetryPolicy(session, call)
-    sequence, frame = session.begin_request(call.request, 0 if call.payload is None else len(call.payload))
+    payload = 0 if call.payload is None else len(call.payload)
+    sequence, frame = session.begin_request(call.request, payload, call.target)
     call.sequence = sequence
     try:
         return retry_until_reply(session, pool, call, attempts, sequence, frame)
