@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing.util
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -470,4 +472,11 @@ def _checkpoint_client() -> TransferQueueClient:
     return current_client()
 
 
+def _close_with_child(module: object = None) -> None:
+    """Close when a child of `multiprocessing` ends, which may run no handlers of `atexit`."""
+    multiprocessing.util.Finalize(None, close, exitpriority=0)
+
+
 atexit.register(close)
+_close_with_child()
+multiprocessing.util.register_after_fork(sys.modules[__name__], _close_with_child)

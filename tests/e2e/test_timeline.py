@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import transfer_queue as tq
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
-from transfer_queue.timeline.events import EVENT, EventKind
+from transfer_queue.timeline.events import CLOSED, EVENT, EventKind
 
 PRODUCER = """
 import torch
@@ -42,6 +43,13 @@ if not child:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
+
+
+def put_in_child(fails: bool) -> None:
+    tq.init(attach="require", task="child")
+    tq.kv_put("a", "p", {"x": torch.zeros(3)})
+    if fails:
+        raise ValueError("this child fails on purpose")
 
 
 @pytest.fixture
@@ -95,6 +103,25 @@ def test_a_forked_process_is_a_client_of_the_same_task(client: tq.TransferQueueC
     assert [(lane.task, lane.rank) for lane in lanes] == [("loader", 1)] * 2
     assert len({lane.pid for lane in lanes}) == 2
     assert len({lane.client for lane in lanes}) == 2
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_child_of_multiprocessing_that_ends_has_closed_unless_it_failed(
+    client: tq.TransferQueueClient, method: str, fails: bool
+) -> None:
+    client.create_partition("p")
+    child = multiprocessing.get_context(method).Process(target=put_in_child, args=(fails,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == int(fails)
+    client.get_meta(["x"], 1, "p", task_name="train")
+    reply = read(client)
+    (lane,) = [lane.number for lane in reply.lanes if lane.task == "child"]
+    events = np.frombuffer(reply.events, EVENT)
+    events = events[events["lane"] == lane]
+    assert events["kind"].tolist() == [EventKind.PUT, EventKind.GONE]
+    assert bool(events["flags"][-1] & CLOSED) != fails
 
 
 def test_a_process_may_say_its_task_later(client: tq.TransferQueueClient) -> None:
