@@ -211,7 +211,7 @@ rows = st.tuples(
     st.sampled_from([-1.0, 0.5, float("nan")]), st.integers(-(2**31), 2**31 - 1),
 )  # fmt: skip
 events_of_time = st.tuples(
-    times, times, st.integers(0, 9), st.integers(0, 3), numbers, numbers, st.integers(0, 64)
+    times, times, st.integers(0, 12), st.integers(0, 3), numbers, numbers, st.integers(0, 64)
 ).map(lambda e: event(e[2], e[0], e[4], e[1], flags=e[3], fields=e[5], rows=e[6], block=e[6]))
 opens = st.builds(
     OpenWait, lane=st.integers(-5, 2**63), since=times, partition=st.sampled_from(["train_0", "x"]),

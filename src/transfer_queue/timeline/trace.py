@@ -22,6 +22,7 @@ STATES = {
 }
 TRACKS = ("", " puts", " claims", " gets")  # the tracks of a worker: what it does, and what it moves
 SECOND = 1e6  # the unit of the format is a microsecond
+LONGEST = 1e9  # seconds from the beginning that an event can have
 
 TraceEvent = dict[str, Any]
 
@@ -55,7 +56,8 @@ class _Trace:
 
         With fractions, a slice would end some nanoseconds after the next one begins, and Perfetto would drop that one.
         """
-        return np.round((times - self.start) * SECOND).astype(np.int64)
+        seconds = np.clip(np.nan_to_num(times - self.start), -LONGEST, LONGEST)
+        return np.round(seconds * SECOND).astype(np.int64)
 
     def process(self, worker: int) -> int:
         return int(self.workers.task[worker]) + 1
@@ -131,7 +133,7 @@ class _Trace:
 
     def _apart(self, events: KindColumns) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end of the slices of a track, shortened if they would overlap."""
-        times = events.time if events.kind != EventKind.READ else events.time - events.column("age")
+        times = events.time if events.kind != EventKind.READ else events.time - np.fmax(events.column("age"), 0)
         order = np.lexsort((times, events.worker))
         worker, end = events.worker[order], self.ticks(times[order])
         start = np.maximum(self.ticks(events.since[order]), 0)
