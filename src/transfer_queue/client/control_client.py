@@ -10,7 +10,7 @@ import msgspec
 
 from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import ProtocolError
+from transfer_queue.errors import AttachError, AuthenticationError, ConnectionLostError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import Explain
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from transfer_queue.timeline.recording import Recording
 
 T = TypeVar("T")
+
+ENDED_ERRORS = (ConnectionLostError, AttachError, AuthenticationError)
+"""The errors of a request if the system has ended."""
 
 
 class ControlClient:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, Union
 
 from transfer_queue.cli.top.picture import Picture, make_picture
-from transfer_queue.cli.watch import ANSWER_SECONDS, LEFT, PAUSE, find_successor
-from transfer_queue.client.control_client import ControlClient
+from transfer_queue.cli.watch import ANSWER_SECONDS, PAUSE
+from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.node.system.launcher import RunningSystem
+from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.timeline.recording import Recording
 
@@ -150,7 +150,7 @@ class Follower:
                     status = client.status(timeout=ANSWER_SECONDS)
                 except WaitTimeoutError:
                     self._deliver(Silent(f"The controller did not reply within {ANSWER_SECONDS:g} s."))
-                except LEFT as error:
+                except ENDED_ERRORS as error:
                     if not system.is_alive():
                         return
                     self._deliver(Silent(f"The controller cannot be reached: {error}"))
