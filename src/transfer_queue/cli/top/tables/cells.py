@@ -14,7 +14,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from transfer_queue.display import printable_name
-from transfer_queue.timeline.spans import SpanState
+from transfer_queue.timeline.spans import STATE_NAMES, SpanState
 
 Piece = tuple[str, str]
 """A text and its role: "" for normal text, "dim", "strong", or the name of a state."""
@@ -27,10 +27,6 @@ SHAPES = {
 """The shape of each state, so that nobody needs to see its color."""
 FILLS = {SpanState.WORKS: "█", SpanState.HELD: "▒", SpanState.WAITS: "░", SpanState.IDLE: "·", SpanState.GONE: "×"}
 """How a strip shows each state of a rank."""
-ROLES = {
-    SpanState.WORKS: "works", SpanState.HELD: "held", SpanState.WAITS: "waits", SpanState.IDLE: "idle",
-    SpanState.GONE: "gone",
-}  # fmt: skip
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
@@ -177,7 +173,7 @@ def strip(spans: tuple[np.ndarray, np.ndarray, np.ndarray], start: float, end: f
     changes = np.flatnonzero(np.diff(best)) + 1
     for first, last in zip([0, *changes.tolist()], [*changes.tolist(), width]):
         state = SpanState(int(best[first]))
-        pieces.append((FILLS.get(state, " ") * (last - first), ROLES.get(state, "")))
+        pieces.append((FILLS.get(state, " ") * (last - first), STATE_NAMES.get(state, "")))
     return pieces
 
 
