@@ -17,8 +17,8 @@ from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.display import HtmlPage, short_name, short_repr
-from transfer_queue.display.progress_text import status_page
 from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
+from transfer_queue.messages.reports.progress_text import status_page
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.net.calls import CONTROLLER, Call

@@ -6,7 +6,6 @@ A role is the name of a style, which the theme decides. No text is markup, so a 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,14 +106,6 @@ def duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     hours, minutes = divmod(int(seconds / 60 + 0.5), 60)
     return f"{hours} h {minutes} m" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def clock(when: float) -> str:
-    """Return a time of day."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "an unknown time"
 
 
 def bar(share: float, width: int, role: str) -> Cell:
