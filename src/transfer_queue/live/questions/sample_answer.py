@@ -102,7 +102,7 @@ def _event(event: SampleEvent) -> answers.SampleEventView:
         PARTITION_CLEAR: "cleared the partition",
     }.get(event.kind, event.kind)  # fmt: skip
     who = event.task or event.client
-    return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0, event.rows)
+    return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0)
 
 
 def _who(task: str, rank: int, client: str) -> str:
