@@ -185,7 +185,7 @@ class Follower:
         old, when = self._system, time.strftime("%H:%M:%S")
         said = ""
         while not self._stopped.wait(PAUSE):
-            words = f"{_why_ended(old)[0]} at {when}{_why_ended(old)[1]}"
+            words = _why_ended(old, when)
             if words != said:  # the logs of a crash are there only after a moment
                 said = words
                 self._deliver(SystemEnded(words))
@@ -210,8 +210,8 @@ class _EarlierStatuses:
         return (None, 0.0) if earlier is None else (earlier[1], now - earlier[0])
 
 
-def _why_ended(system: RunningSystem) -> tuple[str, str]:
+def _why_ended(system: RunningSystem, when: str) -> str:
     crash = SystemFolder(system.folder).describe_crash()
     if crash:
-        return f"The system {system.name} crashed", f"{crash.replace('the last one crashed; ', '')}."
-    return f"The system {system.name} was stopped", f" (it was {system.describe()})."
+        return f"The system {system.name} crashed at {when}{crash.replace('the last one crashed; ', '')}."
+    return f"The system {system.name} was stopped at {when} (it was {system.describe()})."

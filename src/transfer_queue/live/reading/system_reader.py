@@ -6,6 +6,8 @@ import math
 import re
 import time
 
+from msgspec.structs import replace
+
 from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.live.reading.partition_counter import PartitionCounter
@@ -149,9 +151,7 @@ class SystemReader:
             if name not in active and progress.rows and any(task.consumed < progress.rows for task in progress.tasks)
         ]
         chosen += others[-(JUDGED - len(chosen)) :]
-        return SystemStatus(
-            chosen, status.counters, status.samplers, status.trouble, status.units, status.requests, status.longest
-        )
+        return replace(status, partitions=chosen)
 
     def _measure_servers(self, now: float) -> None:
         try:
