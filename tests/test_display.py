@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -101,3 +102,7 @@ def test_numbers_and_their_header_are_on_the_right() -> None:
 
 def test_empty_tables_are_left_out() -> None:
     assert check_html(HtmlPage("Title", tables=[HtmlTable(["a"], [])]).html()).names == {"div", "b"}
+
+
+def test_a_time_that_no_clock_shows_is_unknown() -> None:
+    assert display.time_of_day(math.inf) == "an unknown time"

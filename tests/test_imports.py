@@ -1,6 +1,6 @@
 """The directions of imports in src/transfer_queue, read from the source: nothing is imported to check it.
 
-display, errors, messages <- core, sampler, wire <- storage, journal, net <- node, client <- interface, dataloader
+display, errors <- messages <- core, sampler, wire <- storage, journal, net <- node, client <- interface, dataloader
 <- cli.
 """
 
@@ -25,7 +25,7 @@ SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics"
 CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node", "timeline"}
 MAY_IMPORT = {
     "errors": set(),
-    "display": {"messages"},  # `display.progress_text` describes messages
+    "display": set(),
     "messages": {"errors", "display"},
     "names": set(),
     "config": {"errors", "names"},
@@ -85,10 +85,8 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: the verdict shows times of day; copies over two threads; the sampler that balances lengths decodes lengths
-# that are arrays of one element.
+# Exceptions: copies over two threads; the sampler that balances lengths decodes lengths that are arrays of one element.
 EXCUSED = {
-    ("timeline/verdict.py", "time"),
     ("wire/buffers/copies.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }

@@ -27,6 +27,7 @@ from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.timeline.recording import Recording
 
@@ -128,7 +129,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_restart_is_survived(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> None:
     answers += [status_of(1, 1), ConnectionLostError("gone"), status_of(2, 2)]
     later = iter([None, fake_system("old", b"1"), fake_system("new", b"2")])  # gone, still ending, there again
-    monkeypatch.setattr(watch, "find", lambda name: next(later))
+    monkeypatch.setattr(launcher, "find", lambda name: next(later))
     said = Said(looks=2)
     with pytest.raises(KeyboardInterrupt):
         watch.follow_all(None, fake_system("old", b"1"), 0.001, said)

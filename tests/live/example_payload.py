@@ -33,12 +33,11 @@ def task(name: str, rate: float, works: float, waits: float, letters: str, gone:
     """Return a task."""
     names = ("works", "waits", "held", "idle", "gone")
     states = {state: letters.count(letter) for state, letter in zip(names, "Wwhix")}
-    where = "ranks 1, 3 on node-07 (pids 41209, 41215)" if gone else ""
     puts = [field for field, producer in FIELDS.items() if producer == name]
     ranks = RANKS[name]
     return p.TaskView(
-        name, ranks, ranks - gone, gone, GONE if gone else None, where, TAKES[name], puts, rate, rate if puts else 0.0,
-        works, waits, 0.0, round(1 - works - waits, 3), "", states, letters, [str(rank) for rank in range(ranks)],
+        name, ranks, ranks - gone, gone, TAKES[name], puts, rate, rate if puts else 0.0,
+        works, waits, 0.0, round(1 - works - waits, 3), states, letters,
     )  # fmt: skip
 
 
@@ -72,7 +71,7 @@ def partition(number: int, rows: int, *, shown: bool = True) -> p.ListedPartitio
     """Return a partition."""
     missing = 168 if number == 42 else 0
     return p.ListedPartition(
-        f"train_{number}", rows, 1024 - rows, rows * 700_000, rows == 1024, shown, rows, missing,
+        f"train_{number}", rows, rows == 1024, shown, missing,
         "advantage" if missing else "", 107_168 if missing else None,
     )  # fmt: skip
 
@@ -85,7 +84,7 @@ def example_view() -> p.LiveView:
     )
     verdict = p.VerdictView(
         "slow", f"`reward` is the slowest stage: {detail}", "`reward` is the slowest stage", detail, "reward",
-        "advantage", "train", 0.63, 1048, 12.4, GONE, "2 of 4 `reward` workers are gone since 03:11:26",
+        "advantage", "train", 1048, GONE, "2 of 4 `reward` workers are gone since 03:11:26",
         "to keep up with 28.0 samples each second, `reward` needs 4 ranks",
     )  # fmt: skip
     tasks = [
@@ -95,13 +94,13 @@ def example_view() -> p.LiveView:
         task("train", 15.6, 0.37, 0.63, "wwWwwwwW"),
     ]
     queues = [
-        p.QueueView("reference", 0, 28.0, 0.0, 0.2, 0.9, "tokens"),
-        p.QueueView("reward", 1048, 28.0, 12.4, 24.0, 31.0, "tokens"),
-        p.QueueView("train", 0, 15.6, 0.0, 6.8, 22.0, "advantage"),
+        p.QueueView("reference", 0, 0.2, 0.9),
+        p.QueueView("reward", 1048, 24.0, 31.0),
+        p.QueueView("train", 0, 6.8, 22.0),
     ]
     rate = {"rollout": 28.0, "reference": 27.6, "reward": 15.6}
     fields = [
-        p.FieldView(name, [by], [each for each in TAKES if name in TAKES[each]], rate[by], rate[by] * 4000)
+        p.FieldView(name, [by], [each for each in TAKES if name in TAKES[each]], rate[by])
         for name, by in FIELDS.items()
     ]
     life = [
@@ -135,8 +134,8 @@ def example_view() -> p.LiveView:
         p.UnitView(n, f"node-0{n + 4}", "memory", gib, int(0.5 * gib), int(0.45 * gib), int(0.4 * gib), 0.0, 0, False)
         for n in range(4)
     ]
-    servers = [p.ServerView("controller", True, 0.31, 0.00021, 0.0018, 66, 70, 4, 90 << 20)]
-    servers += [p.ServerView(f"unit {n}", True, 0.06, 0.00004, 0.0006, 42, 42, 0, 60 << 20) for n in range(4)]
+    servers = [p.ServerView("controller", True, 0.31, 0.00021, 0.0018, 66, 4)]
+    servers += [p.ServerView(f"unit {n}", True, 0.06, 0.00004, 0.0006, 42, 0) for n in range(4)]
     partitions = [partition(42, 1024), partition(43, 896), partition(44, 96), partition(41, 1024, shown=False)]
     return p.LiveView(
         1,
@@ -145,7 +144,7 @@ def example_view() -> p.LiveView:
         p.SystemState("live", NOW - 22_320),
         verdict,
         rates,
-        p.StepView("train_42", "train", 856, 1024, True, 10.8),
+        p.StepView("train_42", 856, 1024, True, 10.8),
         tasks,
         queues,
         fields,
@@ -159,7 +158,7 @@ def example_view() -> p.LiveView:
         p.MemoryView(
             units, [p.LeaseView("reference", 2, 16, 0.3), p.LeaseView("reward", 2, 16, 0.8)], 16, 0, 0, 0
         ),
-        p.ServersView(servers, 5, 5, p.JournalView(0.4, 1200, 90_000, ""), 0, "/run/user/1000/tq/grpo-moe-30b/logs"),
+        p.ServersView(servers, 5, 5, p.JournalView(0.4, 1200, ""), 0, "/run/user/1000/tq/grpo-moe-30b/logs"),
         p.ClientsView(22, []),
     )  # fmt: skip
 
@@ -168,7 +167,7 @@ def example_delta() -> p.LiveView:
     """Return what changes a second later."""
     return p.LiveView(
         2, NOW + 1, rates=[p.RatePoint(NOW + 1, 15.2, 1060.0)],
-        step=p.StepView("train_42", "train", 872, 1024, True, 9.7),
+        step=p.StepView("train_42", 872, 1024, True, 9.7),
         timeline=timeline(299.0),
     )  # fmt: skip
 

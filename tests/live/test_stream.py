@@ -222,6 +222,20 @@ def test_a_sample_has_its_fields_and_history_but_no_values(page: Page) -> None:
         assert words.startswith("Sample 0 of partition 'train_0'")
 
 
+def test_a_cleared_sample_is_explained_by_its_index_even_if_its_key_was_asked_for(
+    client: tq.TransferQueueClient, page: Page
+) -> None:
+    client.kv_put("gone", "cleared", {"text": "x"})
+    index = client.describe_sample("cleared", key="gone").index
+    client.kv_clear(["gone"], "cleared")
+    with page.browser() as browser:
+        sample = browser.get("/api/sample", params={"partition": "cleared", "key": "gone"}).json()
+    assert sample["state"] == "cleared"
+    assert sample["words"] == client.describe_sample("cleared", key="gone").explanation
+    assert f"ample {index} " in sample["words"]
+    client.clear_partition("cleared")
+
+
 class Pickled:
     def __reduce__(self) -> tuple[Any, ...]:
         return print, ("the page has unpickled a value",)

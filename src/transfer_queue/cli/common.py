@@ -1,8 +1,10 @@
-"""The option `--name`, and the search for a running system, which several commands share."""
+"""The option `--name`, the type of options in seconds, and the search for a running system: what commands share."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,21 @@ def _name(text: str) -> str:
         return SystemName().convert("the name of a system", text)
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds_type(wanted: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return the type of an option in seconds. It must be finite; `wanted` says in words what `accepts` accepts."""
+
+    def convert(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not (math.isfinite(seconds) and accepts(seconds)):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        return seconds
+
+    return convert
 
 
 def find_system(name: str | None) -> RunningSystem:

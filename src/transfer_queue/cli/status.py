@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
 from transfer_queue.cli.status_table import format_table, json_line
 
 EVERY = 2.0  # default of --watch: seconds between two queries
@@ -18,22 +17,13 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser("status", help="show partitions with fields and tasks, and the logs' folder")
     command.add_argument(
-        "--watch", nargs="?", type=_seconds, const=EVERY, metavar="SECONDS",
+        "--watch", nargs="?", const=EVERY, metavar="SECONDS",
+        type=seconds_type(f"a number of seconds >= {LEAST}", lambda each: each >= LEAST),
         help=f"repeat every SECONDS (default: {EVERY:g}), with rates, until Ctrl-C; exit code 1 if the system ends",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print one JSON document; with --watch one on each line")
     add_name(command)
     command.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not LEAST <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds >= {LEAST}, got {text!r}")
-    return seconds
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,9 +11,9 @@ import msgspec
 from transfer_queue.cli.shell.json_output import plain, system_as_json
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import printable_name, size_text
-from transfer_queue.display.progress_text import notes_of, tier_name
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.messages.reports.progress import PartitionProgress, UnitProgress
+from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
 from transfer_queue.cli.shell.json_output import add_json, print_json
 
 LAST = 300.0  # default of --last, in seconds
@@ -24,21 +23,12 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     command.add_argument("file", type=Path, help="the file to write, for example trace.json; it is replaced")
     command.add_argument(
-        "--last", type=_seconds, default=LAST, metavar="SECONDS", help=f"how many seconds to write (default: {LAST:g})"
-    )
+        "--last", default=LAST, metavar="SECONDS", help=f"how many seconds to write (default: {LAST:g})",
+        type=seconds_type("a positive number of seconds", lambda each: each > 0),
+    )  # fmt: skip
     add_json(command, "print what was written as one JSON document")
     add_name(command)
     command.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text!r}")
-    return seconds
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,17 +13,11 @@ from typing import Protocol
 
 from transfer_queue.cli.common import find_system
 from transfer_queue.cli.status_table import Rates, format_table, json_line, rates
-from transfer_queue.client.control_client import ControlClient
-from transfer_queue.errors import (
-    AttachError,
-    AuthenticationError,
-    ConnectionLostError,
-    TransferQueueError,
-    WaitTimeoutError,
-)
+from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
+from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.node.system.launcher import RunningSystem, find
+from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.processes import Process
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.verdict import judge
@@ -31,9 +25,6 @@ from transfer_queue.timeline.verdict import judge
 ANSWER_SECONDS = 10.0  # timeout of one query; the next one tries again
 RESTART_SECONDS = 2.0  # how long to wait for another system to start after the system has ended
 PAUSE = 0.05  # seconds between two checks for the other system
-
-LEFT = (ConnectionLostError, AttachError, AuthenticationError)
-"""The errors of a call if the system has ended."""
 
 
 class Display(Protocol):
@@ -84,7 +75,7 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
                 status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
                 display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
-            except LEFT:
+            except ENDED_ERRORS:
                 return
             else:
                 now = time.monotonic()
@@ -111,15 +102,6 @@ def _wait_for_restart(name: str | None, old: RunningSystem) -> RunningSystem | N
         if later is not None or time.monotonic() > limit:
             return later
         time.sleep(PAUSE)
-
-
-def find_successor(name: str | None, old: RunningSystem) -> RunningSystem | None:
-    """Return the system that runs in the place of one that has ended; None if none does yet."""
-    try:
-        later = find(name)
-    except TransferQueueError:
-        return None  # it is still starting
-    return later if later is not None and later.key != old.key else None
 
 
 class Lines:

@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
@@ -17,10 +19,13 @@ from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.display import HtmlPage, short_name, short_repr
-from transfer_queue.display.progress_text import status_page
 from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
+from transfer_queue.messages.descriptors import SEPARATOR
+from transfer_queue.messages.reports.progress_text import status_page
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
@@ -111,6 +116,14 @@ class TransferQueueClient(Subscriptions):
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
         """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
         return self._run(self._operations._read_timeline(request, timeout=timeout))
+
+    def _read_value(self, partition: str, index: int, name: str) -> Any:
+        """Return one value. The name of a field inside a nested TensorDict contains `SEPARATOR`."""
+        meta = BatchMeta._from_columns(np.array([index], "<i8"), partition, [FieldColumn(name, None)])
+        value: Any = self.get_data(meta)
+        for part in name.split(SEPARATOR):
+            value = value[part]
+        return value[0]
 
     @property
     def client_id(self) -> str:

@@ -10,12 +10,12 @@ import msgspec
 
 from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import ProtocolError
+from transfer_queue.errors import AttachError, AuthenticationError, ConnectionLostError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
-from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
+from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from transfer_queue.timeline.recording import Recording
 
 T = TypeVar("T")
+
+ENDED_ERRORS = (ConnectionLostError, AttachError, AuthenticationError)
+"""The errors of a request if the system has ended."""
 
 
 class ControlClient:
@@ -48,10 +51,11 @@ class ControlClient:
         return self.request(Status(), SystemStatus, timeout)
 
     def explain(
-        self, partition_id: str, global_index: int | None, key: str | None, task: str | None, fields: list[str] | None
-    ) -> str:
+        self, partition_id: str, global_index: int | None, key: str | None, task: str | None, fields: list[str] | None,
+        *, timeout: float | None = None,
+    ) -> str:  # fmt: skip
         """See `TransferQueueClient.explain`."""
-        return str(self.request(Explain(partition_id, global_index, key, task, fields), Done).value)
+        return str(self.request(Explain(partition_id, global_index, key, task, fields), Done, timeout).value)
 
     def topology(self, *, timeout: float | None = None) -> tuple[TopologyReply, Settings]:
         """Return the storage units of the system, and its settings."""
@@ -59,15 +63,16 @@ class ControlClient:
         return reply, Settings.from_json(msgspec.json.decode(reply.config)["settings"])
 
     def describe_sample(
-        self, partition_id: str, global_index: int | None, key: str | None, allow_pickle: bool = False
-    ) -> SampleReport:
+        self, partition_id: str, global_index: int | None, key: str | None, allow_pickle: bool = False,
+        *, timeout: float | None = None,
+    ) -> SampleReport:  # fmt: skip
         """See `TransferQueueClient.describe_sample`. allow_pickle: whether tags that need pickle are decoded."""
-        return self._report(ReportPages(partition_id, global_index, key), allow_pickle)
+        return self._report(ReportPages(partition_id, global_index, key), allow_pickle, timeout)
 
-    def _report(self, pages: ReportPages, allow_pickle: bool) -> SampleReport:
+    def _report(self, pages: ReportPages, allow_pickle: bool, timeout: float | None = None) -> SampleReport:
         while pages.request is not None:
-            pages.add(self.request(pages.request, SampleReport))
-        return pages.report(str(self.request(pages.explain, Done).value), allow_pickle)
+            pages.add(self.request(pages.request, SampleReport, timeout))
+        return pages.report(str(self.request(pages.explain, Done, timeout).value), allow_pickle)
 
     def find_stuck(self, partition_id: str | None, older_than: float, limit: int) -> StuckReport:
         """See `TransferQueueClient.find_stuck`."""
@@ -76,15 +81,11 @@ class ControlClient:
             pages.add(self.request(pages.request, StuckPage))
         return pages.describe([self._report(each, False) for each in pages.oldest])
 
-    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
-        """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
-        return self.request(request, TimelineReply, timeout)
-
     def read_timeline(self, recording: Recording, timeout: float | None = None) -> None:
         """Add to a recording what has happened since its last event."""
-        recording.add(self._read_timeline(recording.request(), timeout=timeout))
+        recording.add(self.request(recording.request(), TimelineReply, timeout))
         while not recording.caught_up:
-            recording.add(self._read_timeline(recording.request(), timeout=timeout))
+            recording.add(self.request(recording.request(), TimelineReply, timeout))
 
     def close(self) -> None:
         """Close the connections."""

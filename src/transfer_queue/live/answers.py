@@ -102,8 +102,6 @@ class SampleEventView(Part, frozen=True):
     """-1 if it is not known."""
     lease: int
     """The number of the lease; 0 if the event has no lease, or if it is not known."""
-    rows: int = 0
-    """The number of samples of the event; 0 if it is not known."""
 
 
 class SampleTagView(Part, frozen=True):

@@ -81,12 +81,8 @@ class VerdictView(Part, frozen=True):
     """The field that is missing, which the slowest task puts."""
     last: str = ""
     """The task at the end of the pipeline which the rates of `LiveView.rates` and `LiveView.step` are about."""
-    wait_share: float = 0.0
-    """The share of its time for which the task at the end waits."""
     queue_rows: int = 0
     """The rows that queue before the slowest task."""
-    queue_growth: float = 0.0
-    """The rows per second by which this queue grows; negative if it shrinks."""
     since: Union[float, None] = None
     """See `transfer_queue.Verdict.since`."""
     cause: str = ""
@@ -110,7 +106,6 @@ class StepView(Part, frozen=True):
     """How far the task at the end is with the partition that it claims."""
 
     partition: str
-    task: str
     dealt: int
     """The rows that the task was dealt or has consumed so far."""
     rows: int
@@ -131,10 +126,6 @@ class TaskView(Part, frozen=True):
     """The number of those that are connected."""
     gone: int
     """The number of those that are gone."""
-    gone_since: Union[float, None]
-    """When the last of them was gone."""
-    gone_at: str
-    """Where the ranks that are gone ran: ranks with hosts and pids, in words; "" if none is gone."""
     takes: list[str]
     """The fields that its claims name."""
     puts: list[str]
@@ -151,15 +142,11 @@ class TaskView(Part, frozen=True):
     """The share for which capacity or the policy version holds their puts."""
     idle: float
     """The share of the rest, as after the end of a partition."""
-    held_by: str
-    """"policy" or "capacity" if it is held, otherwise ""."""
     states: dict[str, int]
     """State -> number of ranks that are in it now: "works", "waits", "held", "idle", "gone"."""
     rank_state: str
     """The state of each rank now, in the order of ranks, one letter each: W works, w waits, h held, i idle, x gone. ""
     if there are more than 64."""
-    rank_names: list[str]
-    """The rank, or the client if it has no rank, for each letter; empty as well if there are more than 64."""
     joined: int = 0
     """The number of tasks that are summed here."""
 
@@ -169,16 +156,10 @@ class QueueView(Part, frozen=True):
 
     task: str
     rows: int
-    arrival_rate: float
-    """The rows that become ready, per second."""
-    growth: float
-    """Rows per second; negative if the queue shrinks."""
     age_p50: Union[float, None]
     """The median of the seconds for which rows were ready before they were claimed; None if nothing was claimed."""
     age_max: Union[float, None]
     """The largest of these."""
-    field: str = ""
-    """The field that comes last, so that rows with it are ready; "" if it is not known."""
 
 
 class FieldView(Part, frozen=True):
@@ -191,8 +172,6 @@ class FieldView(Part, frozen=True):
     """The tasks whose claims name it."""
     rate: float
     """Rows per second."""
-    bytes: float
-    """Bytes per second, of all fields that are put together with it."""
 
 
 class LifePart(Part, frozen=True):
@@ -354,14 +333,9 @@ class ListedPartition(Part, frozen=True):
     name: str
     rows: int
     """Live rows."""
-    reserved: int
-    """Rows that are reserved and that no sample has taken yet."""
-    bytes: int
     sealed: bool
     shown: bool
     """Whether it is one of the three that are claimed."""
-    put: int
-    """Rows that have had their first field so far, cleared ones included."""
     missing: int
     """Rows that lack the field which the task at the end waits for."""
     field: str
@@ -449,12 +423,8 @@ class ServerView(Part, frozen=True):
     longest: float
     """The longest recent event in its loop, in seconds."""
     connections: int
-    accepted: int
-    """The connections that it has accepted so far."""
     ended: int
     """The number of connections that have ended so far."""
-    resident: int
-    """The resident memory of the process in bytes."""
 
 
 class JournalView(Part, frozen=True):
@@ -464,8 +434,6 @@ class JournalView(Part, frozen=True):
     """Seconds since the last snapshot."""
     records: int
     """Records since then, which a restart replays."""
-    bytes: int
-    """The bytes of these records."""
     trouble: str
     """Why the controller cannot write it; "" if it can."""
 

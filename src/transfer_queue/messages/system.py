@@ -10,6 +10,7 @@ from transfer_queue.messages.base import (
 )
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.reports.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
+from transfer_queue.messages.reports.progress_text import status_line, status_page
 from transfer_queue.messages.reports.timeline import Verdict
 
 
@@ -84,12 +85,8 @@ class SystemStatus(Reply, frozen=True):
     """What slows the training, at most a second old. `TransferQueueClient.verdict` returns a new verdict."""
 
     def __repr__(self) -> str:
-        from transfer_queue.display.progress_text import status_line
-
         return status_line(self.partitions, self.trouble, self.verdict.text)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the verdict, the partitions with their fields and tasks, and the units."""
-        from transfer_queue.display.progress_text import status_page
-
         return status_page(self.partitions, self.units, self.trouble, "SystemStatus", self.verdict.text).html()

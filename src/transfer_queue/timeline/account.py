@@ -80,8 +80,6 @@ class FieldFlow:
     """The task that puts it."""
     rows: float
     """Rows per second."""
-    bytes: float
-    """Bytes per second, of all fields that are put together with this one."""
 
 
 @dataclass(frozen=True)
@@ -203,12 +201,10 @@ class _Window:
         puts = self.table.of(EventKind.PUT)
         first = puts.first_after(self.start)
         rows: dict[tuple[str, str], float] = defaultdict(float)
-        nbytes: dict[tuple[str, str], float] = defaultdict(float)
-        for into, weights in ((rows, puts.rows), (nbytes, puts.column("bytes").astype(np.float64))):
-            for (number, at), total in sum_by(weights[first:], puts.task[first:], puts.fields[first:]):
-                for each in self.recording.fields[at]:
-                    into[each, self.table.task_name(number)] += total / self.seconds
-        return [FieldFlow(each, task, rate, nbytes[each, task]) for (each, task), rate in sorted(rows.items())]
+        for (number, at), total in sum_by(puts.rows[first:], puts.task[first:], puts.fields[first:]):
+            for each in self.recording.fields[at]:
+                rows[each, self.table.task_name(number)] += total / self.seconds
+        return [FieldFlow(each, task, rate) for (each, task), rate in sorted(rows.items())]
 
     def claimed(self) -> dict[str, float]:
         """Return the rows per second that each task claims."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -239,6 +240,22 @@ class EventTable:
         left = np.full(len(self.workers) + 1, np.nan)  # the last one is the worker -1
         left[gone.worker] = gone.time
         return left[:-1]
+
+
+def order_by_flow(table: EventTable, names: Sequence[str]) -> list[str]:
+    """Return tasks so that each comes after those whose fields it takes, and otherwise in the order of `names`."""
+    makers: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        for field in table.puts.get(name, ()):
+            makers[field].add(name)
+    needs = {name: set().union(*(makers[field] for field in table.takes.get(name, ()))) - {name} for name in names}
+    order: list[str] = []
+    left = dict.fromkeys(names)
+    while left:
+        # In a circle of tasks, the one that needs the fewest of the others comes first.
+        order.append(min(left, key=lambda name: len(needs[name] & left.keys())))
+        del left[order[-1]]
+    return order
 
 
 def quantile(values: np.ndarray, share: float) -> float:

@@ -30,6 +30,10 @@ class SpanState(enum.IntEnum):
     """The connection has ended, and the client had not closed it."""
 
 
+STATE_NAMES: dict[SpanState, str] = {state: state.name.lower() for state in SpanState if state != SpanState.UNKNOWN}
+"""The names of the states in which something is known."""
+
+
 @dataclass(frozen=True)
 class WorkerSpans:
     """What the workers did in a window. The spans of a worker cover the window without overlap, except UNKNOWN."""

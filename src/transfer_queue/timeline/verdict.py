@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 
+import msgspec
 import numpy as np
 
+from transfer_queue.display import count_text, time_of_day
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
@@ -154,14 +155,7 @@ def _stopped(account: Account, dealt: float | None) -> Verdict:
     verdict = _describe(account, found, STOPPED)
     text = f"Stopped: nothing was dealt for {_duration(recording.now - since)}"
     text += f"; {verdict.text}" if verdict.text else "."
-    return _replaced(verdict, text=text, since=dealt)
-
-
-def _replaced(verdict: Verdict, *, text: str, since: float | None) -> Verdict:
-    return Verdict(
-        text, verdict.state, verdict.stage, verdict.field, verdict.wait_share, verdict.queue_rows,
-        verdict.queue_growth, since, verdict.cause, verdict.advice,
-    )  # fmt: skip
+    return msgspec.structs.replace(verdict, text=text, since=dealt)
 
 
 def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
@@ -219,7 +213,7 @@ def _hop_words(hop: Hop, part: float) -> str:
 def _queue_words(stage: TaskAccount) -> str:
     if not stage.takes or stage.queue_rows <= 0:
         return ""
-    words = f"{_count(stage.queue_rows, 'sample queues', 'samples queue')} before it"
+    words = f"{count_text(stage.queue_rows, 'sample')} {'queues' if stage.queue_rows == 1 else 'queue'} before it"
     growth = stage.queue_growth
     if abs(growth) > max(0.05 * max(stage.arrival_rate, stage.claim_rate), 0.1):
         words += f", {_rate(abs(growth))} {'more' if growth > 0 else 'fewer'} each second"
@@ -256,9 +250,9 @@ def _is_held(found: Bottleneck, stage: TaskAccount | None) -> bool:
 
 def _gone_words(stage: TaskAccount) -> str:
     total = stage.alive + stage.gone
-    words = f"{stage.gone:,} of {_count(total, f'{_task(stage.name)} worker', f'{_task(stage.name)} workers')}"
+    words = f"{stage.gone:,} of {count_text(total, f'{_task(stage.name)} worker')}"
     words += " is gone" if stage.gone == 1 else " are gone"
-    return words + (f" since {_clock(stage.gone_since)}" if stage.gone_since is not None else "")
+    return words + (f" since {time_of_day(stage.gone_since)}" if stage.gone_since is not None else "")
 
 
 def _long_work_words(account: Account, stage: TaskAccount) -> str:
@@ -267,7 +261,7 @@ def _long_work_words(account: Account, stage: TaskAccount) -> str:
         return ""
     claims = account.table.of(EventKind.CLAIM)
     times = claims.time[np.isin(claims.worker, stage.workers)]
-    since = f" since {_clock(float(times[-1]))}" if len(times) else ""
+    since = f" since {time_of_day(float(times[-1]))}" if len(times) else ""
     return f"all {stage.alive:,} {_task(stage.name)} workers work on their last claim{since}"
 
 
@@ -296,9 +290,8 @@ def _advice(account: Account, found: Bottleneck, stage: TaskAccount) -> str:
     needed = math.ceil(wanted / each * (1 - SCATTER))
     if needed <= stage.alive:
         return ""
-    ranks = _count(needed, "rank", "ranks")
     return (
-        f"{_task(stage.name)} needs {ranks} and has {stage.alive:,}: "
+        f"{_task(stage.name)} needs {count_text(needed, 'rank')} and has {stage.alive:,}: "
         f"{_rate(wanted)} {words}, and one rank does {_rate(each)}."
     )
 
@@ -311,18 +304,7 @@ def _rate(rows: float) -> str:
     return f"{rows:,.0f}" if rows >= 100 else f"{rows:,.1f}" if rows >= 0.1 or rows <= 0 else f"{rows:.2g}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
-
-
 def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-
-
-def _clock(when: float) -> str:
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "an unknown time"

@@ -86,4 +86,3 @@ def test_rates_have_at_most_three_digits_behind_the_point(rows: float | None, wo
 
 def test_control_characters_are_shown_as_text() -> None:
     assert cells.safe_text("a\x1b[2J\rb\nc") == "a\\x1b[2J\\rb\nc"
-    assert cells.clock(math.inf) == "an unknown time"

@@ -171,7 +171,7 @@ def stopped() -> dict[str, Any]:
     now, gone = full["now"], full["now"] - 214
     dealt = now - 194
     full["verdict"] = {
-        **full["verdict"], "state": "stopped", "wait_share": 1.0, "queue_rows": 2240, "queue_growth": 0.0,
+        **full["verdict"], "state": "stopped", "queue_rows": 2240,
         "headline": "Stopped: nothing was dealt for 194 s", "since": dealt,
         "detail": "`train` waits 100 % of the time for `advantage`, which `reward` puts; 2,240 samples queue before "
         "it; 4 of 4 `reward` workers are gone",
@@ -189,7 +189,7 @@ def stopped() -> dict[str, Any]:
     for task in full["tasks"]:
         task.update(rate=0.0, put_rate=0.0)
         if task["name"] == "reward":
-            task.update(alive=0, gone=4, gone_since=gone, works=0.0, rank_state="xxxx", states={"gone": 4})
+            task.update(alive=0, gone=4, works=0.0, rank_state="xxxx", states={"gone": 4})
         else:
             kind = "held" if task["name"] == "rollout" else "waits"
             task.update(
@@ -202,7 +202,7 @@ def stopped() -> dict[str, Any]:
             )
             task[kind] = 1.0
     for queue in full["queues"]:
-        queue.update(rows=2240 if queue["task"] == "reward" else 0, growth=0.0)
+        queue["rows"] = 2240 if queue["task"] == "reward" else 0
     policy = full["timeline"]["why"].index("policy") if "policy" in full["timeline"]["why"] else 0
     for each in full["timeline"]["lanes"]:
         until, state = {"reward": (86.0, 4), "rollout": (126.0 + 4 * each["rank"], 2)}.get(each["task"], (110.0, 3))
@@ -229,15 +229,13 @@ def flowing() -> dict[str, Any]:
     full = slow()
     full["verdict"].update(
         state="flowing", headline="Flowing: `train` takes 30.9 samples each second", detail="", stage=None, field=None,
-        wait_share=0.0, queue_rows=0, since=None, cause="", advice="",
+        queue_rows=0, since=None, cause="", advice="",
     )  # fmt: skip
     full["verdict"]["text"] = full["verdict"]["headline"] + "."
     full["rates"] = [{**each, "rows": 30.9, "queue": 12.0} for each in full["rates"]]
     for task in full["tasks"]:
         letters = "W" * task["ranks"]
-        task.update(
-            rate=30.9, alive=task["ranks"], gone=0, works=0.9, waits=0.1, idle=0.0, rank_state=letters, gone_since=None
-        )
+        task.update(rate=30.9, alive=task["ranks"], gone=0, works=0.9, waits=0.1, idle=0.0, rank_state=letters)
     full["waits"] = full["waits"][2:]
     for each in full["timeline"]["lanes"]:
         each["gone_at"] = None

@@ -134,7 +134,7 @@ def test_deltas_update_only_what_has_changed(page: Page, server: CannedServer) -
         new MutationObserver(() => said++).observe(document.getElementById('announcement'), watched);
     })()""")
     for number in range(3):
-        verdict = {**server.full["verdict"], "queue_rows": 2000 + number, "wait_share": 0.7}
+        verdict = {**server.full["verdict"], "queue_rows": 2000 + number}
         queues = [{**queue, "rows": 2000 + number} for queue in server.full["queues"]]
         server.delta(1.0, verdict=verdict, queues=queues)
         page.wait_for(f"document.querySelectorAll('.verdict .number')[1].innerText === '2,00{number}'")

@@ -56,22 +56,9 @@ def _read(client: TransferQueueClient, report: SampleReport, field: SampleField)
     if field.nbytes is not None and field.nbytes > MAX_BYTES:
         return ShownValue(error="too large to be shown")
     try:
-        return shown(_value(client, report, field.name))
+        return shown(client._read_value(report.partition, report.index, field.name))
     except Exception as error:  # a user's class may raise anything when it is unpickled
         return ShownValue(error=f"{type(error).__name__}: {error}")
-
-
-def _value(client: TransferQueueClient, report: SampleReport, name: str) -> Any:
-    import numpy as np
-
-    from transfer_queue.metadata import BatchMeta
-    from transfer_queue.metadata.field_columns import FieldColumn
-
-    meta = BatchMeta._from_columns(np.array([report.index], "<i8"), report.partition, [FieldColumn(name, None)])
-    data = client.get_data(meta)
-    for part in name.split("::"):
-        data = data[part]
-    return data[0]
 
 
 def shown(value: Any) -> ShownValue:

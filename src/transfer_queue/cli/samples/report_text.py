@@ -13,11 +13,18 @@ from transfer_queue.cli.shell.terminal import (
     columns_text,
     cut,
     duration_text,
-    middle_cut,
 )
-from transfer_queue.display import count_text, listed_names, printable_name, short_name, short_repr, size_text
-from transfer_queue.display.progress_text import tier_name
+from transfer_queue.display import (
+    count_text,
+    listed_names,
+    printable_name,
+    short_name,
+    short_repr,
+    short_text,
+    size_text,
+)
 from transfer_queue.messages.reports import samples
+from transfer_queue.messages.reports.progress_text import tier_name
 from transfer_queue.messages.reports.samples import SampleEvent, SampleField, SampleGroup, SampleReport, SampleTask
 
 COLORS = {
@@ -82,7 +89,8 @@ class ReportText:
         if report.group is not None:
             rows.append(("group", self._group(report.group)))
         if report.tags:
-            rows.append(("tags", ", ".join(f"{short_name(tag)} {_tag(value)}" for tag, value in report.tags.items())))
+            tags = [f"{short_name(tag)} {short_repr(value)}" for tag, value in report.tags.items()]
+            rows.append(("tags", ", ".join(tags)))
         for name, text in rows:
             yield from textwrap.wrap(
                 text, self._width, initial_indent=f"  {name:<6} ", subsequent_indent=" " * 9, break_on_hyphens=False
@@ -209,8 +217,8 @@ def who(task: str, rank: int, client: str, width: int = 40) -> str:
     name = short_name(task, max(width - CLIENT - 1, 8)) if task else ""
     name += f"/{rank}" if task and rank >= 0 else f"rank {rank}" if rank >= 0 else ""
     if not client:
-        return middle_cut(name, width) if name else "the controller"
-    return middle_cut(f"{name} {short_name(client)[:CLIENT]}".strip(), width)
+        return short_text(name, width) if name else "the controller"
+    return short_text(f"{name} {short_name(client)[:CLIENT]}".strip(), width)
 
 
 def type_text(field: SampleField, width: int) -> str:
@@ -218,7 +226,7 @@ def type_text(field: SampleField, width: int) -> str:
     if field.kind != "tensor":
         return "a nested TensorDict" if field.kind == "nested" else "object"
     shape = "?" if field.shape is None else ", ".join(map(str, field.shape))
-    return middle_cut(f"{field.dtype}[{shape}]", width)
+    return short_text(f"{field.dtype}[{shape}]", width)
 
 
 def value_text(value: ShownValue) -> str:
@@ -235,10 +243,6 @@ def value_text(value: ShownValue) -> str:
 
 def _number(number: Any) -> str:
     return f"{number:.5g}" if isinstance(number, float) else str(number)
-
-
-def _tag(value: Any) -> str:
-    return short_repr(value)
 
 
 def lines_of(report: SampleReport, values: Mapping[str, ShownValue], width: int, style: Styles) -> Sequence[str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transfer_queue.cli.common import Commands, add_name, find_system
 from transfer_queue.cli.shell.json_output import add_json, plain, print_json
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
+
+if TYPE_CHECKING:
+    from transfer_queue.client.control_client import ControlClient
 
 
 def add(commands: Commands) -> None:
@@ -56,11 +60,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(onlooker: object, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
+def _describe(onlooker: ControlClient, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
     """Return the report about the sample with this key, or if no sample has it, with this global index."""
-    from transfer_queue.client.control_client import ControlClient
-
-    assert isinstance(onlooker, ControlClient)
     report = onlooker.describe_sample(partition, None, sample, allow_pickle)
     if report.state != UNKNOWN or not _is_index(sample):
         return report

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
 from transfer_queue.cli.shell.json_output import add_json, print_json
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ def add(commands: Commands) -> None:
         f"The exit code is 0 if no sample is stuck, {SOME} if samples are stuck, and 1 if the command fails.",
     )  # fmt: skip
     command.add_argument(
-        "--for", dest="seconds", type=_seconds, default=SECONDS, metavar="SECONDS",
+        "--for", dest="seconds", default=SECONDS, metavar="SECONDS",
+        type=seconds_type("a number of seconds from 0 to 1e9", lambda each: 0 <= each <= 1e9),
         help=f"how long a sample has not changed (default: {SECONDS:g})",
     )  # fmt: skip
     command.add_argument("--partition", help="only samples of this partition")
@@ -41,16 +41,6 @@ def add(commands: Commands) -> None:
     add_json(command)
     add_name(command)
     command.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= 1e9:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to 1e9, got {text!r}")
-    return seconds
 
 
 def _limit(text: str) -> int:

@@ -8,14 +8,13 @@ import time
 from collections.abc import Sequence
 
 from transfer_queue.config import environment
-from transfer_queue.display import short_text
 
 WIDTH_OF_FILES = 160
 """The width of lines that do not go to a terminal."""
 LEAST_WIDTH = 40
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # a unit, and the next smaller one
 
 
 class Styles:
@@ -51,11 +50,10 @@ def duration_text(seconds: float, units: int = 2) -> str:
     left = max(0, round(seconds))
     if left < 1:
         return f"{max(seconds, 0.0) * 1000:.0f} ms" if seconds > 0.0005 else "0 s"
-    for size, (below, unit) in zip((86400, 3600, 60), ((3600, "h"), (60, "min"), (1, "s"))):
+    for size, unit, below, smaller in _UNITS:
         if left >= size:
-            name = dict(_UNITS)[size]
             rest = left % size // below
-            return f"{left // size} {name}" + (f" {rest} {unit}" if rest and units > 1 else "")
+            return f"{left // size} {unit}" + (f" {rest} {smaller}" if rest and units > 1 else "")
     return f"{left} s"
 
 
@@ -91,8 +89,3 @@ def columns_text(rows: Sequence[Sequence[str]], right: frozenset[int] = frozense
 def cut(line: str, width: int) -> str:
     """Return a line with at most `width` characters; the end of a longer one is replaced by an ellipsis."""
     return line if len(line) <= width else line[: max(0, width - 1)] + "…"
-
-
-def middle_cut(text: str, width: int) -> str:
-    """Return a text with at most `width` characters; the middle of a longer one is replaced by an ellipsis."""
-    return short_text(text, max(width, 4))

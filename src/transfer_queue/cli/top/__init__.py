@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import os
 import signal
 import sys
 import threading
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
 
 EVERY = 1.0  # default of --every: seconds between two refreshes
 HANG_UP = 128 + signal.SIGHUP  # exit code if the terminal is closed
@@ -27,21 +26,12 @@ def add(commands: Commands) -> None:
         "extra transfer_queue[top]. NO_COLOR removes colors.",
     )  # fmt: skip
     command.add_argument(
-        "--every", type=_seconds, default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})"
-    )
+        "--every", default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})",
+        type=seconds_type(f"a number of seconds >= {LEAST}", lambda each: each >= LEAST),
+    )  # fmt: skip
     command.add_argument("--light", action="store_true", help="begin with colors for a light terminal; t changes them")
     add_name(command)
     command.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not LEAST <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds >= {LEAST}, got {text!r}")
-    return seconds
 
 
 def _end_without_terminal(failure: threading.ExceptHookArgs) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, Union
 
 from transfer_queue.cli.top.picture import Picture, make_picture
-from transfer_queue.cli.watch import ANSWER_SECONDS, LEFT, PAUSE, find_successor
-from transfer_queue.client.control_client import ControlClient
+from transfer_queue.cli.watch import ANSWER_SECONDS, PAUSE
+from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.node.system.launcher import RunningSystem
+from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.timeline.recording import Recording
 
@@ -151,7 +151,7 @@ class Follower:
                     status = client.status(timeout=ANSWER_SECONDS)
                 except WaitTimeoutError:
                     self._deliver(Silent(f"The controller did not reply within {ANSWER_SECONDS:g} s."))
-                except LEFT as error:
+                except ENDED_ERRORS as error:
                     if not system.is_alive():
                         return
                     self._deliver(Silent(f"The controller cannot be reached: {error}"))
@@ -186,7 +186,7 @@ class Follower:
         old, when = self._system, time.strftime("%H:%M:%S")
         reported = ""
         while not self._stopped.wait(PAUSE):
-            words = f"{_why_ended(old)[0]} at {when}{_why_ended(old)[1]}"
+            words = _why_ended(old, when)
             if words != reported:  # the logs of a crash exist only after a moment
                 reported = words
                 self._deliver(SystemEnded(words))
@@ -211,8 +211,8 @@ class _EarlierStatuses:
         return (None, 0.0) if earlier is None else (earlier[1], now - earlier[0])
 
 
-def _why_ended(system: RunningSystem) -> tuple[str, str]:
+def _why_ended(system: RunningSystem, when: str) -> str:
     crash = SystemFolder(system.folder).describe_crash()
     if crash:
-        return f"The system {system.name} crashed", f"{crash.replace('the last one crashed; ', '')}."
-    return f"The system {system.name} was stopped", f" (it was {system.describe()})."
+        return f"The system {system.name} crashed at {when}{crash.replace('the last one crashed; ', '')}."
+    return f"The system {system.name} was stopped at {when} (it was {system.describe()})."

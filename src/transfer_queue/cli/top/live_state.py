@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer_queue.cli.top.follower import Followed, News, Seen, Silent, SystemEnded
-from transfer_queue.cli.top.tables.cells import clock as clock_time
+from transfer_queue.display import time_of_day
 
 OLD_AFTER = 3.0  # refreshes without a reply until the data counts as old
 LEAST_OLD = 3.0  # the same in seconds, at least
@@ -102,7 +102,7 @@ class LiveState:
         gap = picture.gap
         if gap is not None and picture.now - gap.end < GAP_SHOWN:
             what = f"{gap.missed:,} events were missed" if gap.missed else "The controller restarted: no events"
-            found.append(f"{what} between {clock_time(gap.start)} and {clock_time(gap.end)}.")
+            found.append(f"{what} between {time_of_day(gap.start)} and {time_of_day(gap.end)}.")
         if self.followed and picture.now - shown.started_at < GAP_SHOWN:
             found.append(self.followed)
         return found

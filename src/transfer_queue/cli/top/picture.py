@@ -27,19 +27,15 @@ from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 from transfer_queue.timeline.account import Account
+from transfer_queue.timeline.event_table import order_by_flow
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Gap, Recording
-from transfer_queue.timeline.spans import SpanState
+from transfer_queue.timeline.spans import STATE_NAMES, SpanState
 from transfer_queue.timeline.verdict import judge_with_account
 
 MOST_ORDERED = 200  # stages that are put into the order of the pipeline
 HISTORY_SECONDS = 60.0  # the length of the history of a rate
 HISTORY_BINS = 30
-STATES = {
-    SpanState.IDLE: "idle", SpanState.WORKS: "works", SpanState.HELD: "held", SpanState.WAITS: "waits",
-    SpanState.GONE: "gone",
-}  # fmt: skip
-"""The names of the states of a rank."""
 
 
 @dataclass(frozen=True)
@@ -155,23 +151,8 @@ def _histories(account: Account, kind: EventKind) -> np.ndarray:
 
 
 def _pipeline_order(account: Account) -> list[str]:
-    """Return the tasks in an order in which a task that puts a field comes before those that take it.
-
-    In a cycle, the task that needs the fewest of the others comes first.
-    """
     names = list(account.tasks)
-    if len(names) > MOST_ORDERED:
-        return names
-    makers: dict[str, set[str]] = defaultdict(set)
-    for name in names:
-        for field in account.tasks[name].puts:
-            makers[field].add(name)
-    needs = {name: set().union(*(makers[field] for field in account.tasks[name].takes)) - {name} for name in names}
-    order: list[str] = []
-    while len(order) < len(names):
-        left = [name for name in names if name not in order]
-        order.append(min(left, key=lambda name: (len(needs[name].difference(order)), names.index(name))))
-    return order
+    return names if len(names) > MOST_ORDERED else order_by_flow(account.table, names)
 
 
 def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
@@ -282,11 +263,11 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
         its_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
         current = end > begin and spans.end[end - 1] >= spans.line.end - 1e-3
         present = max(float(spans.seconds[worker, SpanState.IDLE :].sum()), 1e-300)
-        shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATES.items()}
+        shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATE_NAMES.items()}
         found.append(
             RankRow(
                 worker, workers.name(worker), int(workers.rank[worker]), workers.clients[worker],
-                STATES.get(SpanState(int(spans.state[end - 1])), "") if current else "",
+                STATE_NAMES.get(SpanState(int(spans.state[end - 1])), "") if current else "",
                 spans.line.end - float(spans.start[end - 1]) if current else float("nan"),
                 shares, float(rows[worker]) / seconds, its_spans,
             )

@@ -163,33 +163,26 @@ class StuckPages:
     def __init__(self, partition: str | None, older_than: float, limit: int) -> None:
         self._limit = limit
         self._older_than = older_than
-        self._request: FindStuck | None = FindStuck(
-            older_than, None if partition is None else [partition], most=max(1, min(limit, 1024))
+        self._most = max(1, min(limit, 1024))
+        self.request: FindStuck | None = FindStuck(
+            older_than, None if partition is None else [partition], most=self._most
         )
+        """The request for the next page; None if there is none."""
         self._oldest: list[tuple[float, str, int]] = []
         self._counts: Counter[str] = Counter()
         self._now = 0.0
-        self._found: list[StuckSample] = []
-
-    @property
-    def request(self) -> FindStuck | None:
-        """The request for the next page; None if there is none."""
-        return self._request
 
     def add(self, page: StuckPage) -> None:
         """Add the reply to `request`."""
-        assert self._request is not None
         self._now = page.now
         self._counts[page.partition] += page.count
         times = np.nan_to_num(np.frombuffer(page.times, "<f8"), nan=-math.inf).tolist()
         rows = np.frombuffer(page.rows, "<i8").tolist()
         entries = ((time, page.partition, row) for time, row in zip(times, rows))
         self._oldest = heapq.nsmallest(self._limit, [*self._oldest, *entries])
-        self._request = None
+        self.request = None
         if page.left:
-            self._request = FindStuck(
-                self._older_than, page.left, page.made, page.start, most=max(1, min(self._limit, 1024))
-            )
+            self.request = FindStuck(self._older_than, page.left, page.made, page.start, most=self._most)
 
     @property
     def oldest(self) -> list[ReportPages]:
@@ -202,19 +195,17 @@ class StuckPages:
         Args:
             reports: The reports about `oldest`, in the same order.
         """
-        for (time, _, _), report in zip(self._oldest, reports):
-            if report.state in (samples.LIVE, samples.RESERVED):  # otherwise it was cleared in the meantime
-                self._found.append(_stuck_sample(report, None if math.isinf(time) else time))
+        found = [
+            _stuck_sample(report, None if math.isinf(time) else time)
+            for (time, _, _), report in zip(self._oldest, reports)
+            if report.state in (samples.LIVE, samples.RESERVED)  # otherwise it was cleared in the meantime
+        ]
         partitions = {name: count for name, count in self._counts.items() if count}
-        return StuckReport(
-            self._now, self._older_than, sum(partitions.values()), partitions, grouped_by_prompt(self._found)
-        )
+        return StuckReport(self._now, self._older_than, sum(partitions.values()), partitions, grouped_by_prompt(found))
 
 
 def _stuck_sample(report: SampleReport, time: float | None) -> StuckSample:
-    changes = [
-        event for event in report.history if event.kind in (samples.PUT, samples.REPLACED, samples.TAGGED)
-    ]  # fmt: skip
+    changes = [event for event in report.history if event.kind in (samples.PUT, samples.REPLACED, samples.TAGGED)]
     newest = max(report.fields, key=lambda field: field.block, default=None)
     writer: SampleEvent | SampleField | None = changes[-1] if changes else newest
     client, task, rank = ("", "", -1) if writer is None else (writer.client, writer.task, writer.rank)

@@ -1,7 +1,7 @@
 /** Requests to the server of the page, except the stream. */
 
 /** An answer other than 200 or 304, with the reason that the server gave. */
-export class RequestError extends Error {}
+class RequestError extends Error {}
 
 function address(path, parameters) {
   const search = new URLSearchParams();

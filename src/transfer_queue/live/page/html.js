@@ -6,10 +6,10 @@ import htm from "./vendor/htm.mjs";
 export const html = htm.bind(createElement);
 export { Component, render };
 
-/** A component that is drawn again only when one of its properties is another object or value. */
+/** A component that is drawn again only when its state or one of its properties is another object or value. */
 export class Panel extends Component {
-  shouldComponentUpdate(next) {
+  shouldComponentUpdate(next, state) {
     const before = this.props;
-    return Object.keys(next).some((key) => next[key] !== before[key]) || Object.keys(before).some((key) => !(key in next));
+    return state !== this.state || Object.keys(next).some((key) => next[key] !== before[key]) || Object.keys(before).some((key) => !(key in next));
   }
 }

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transfer_queue.client.control_client import ControlClient
-from transfer_queue.client.conversion.sample_reports import ReportPages
 from transfer_queue.errors import AttachError
 from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
 from transfer_queue.live.questions.matrix import MatrixCounter
 from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
 from transfer_queue.live.reading.system_source import SystemSource
-from transfer_queue.messages.base import Done
-from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
 
@@ -73,16 +70,11 @@ class Questions:
         if index is None and key is None:
             fields = self._source.takes.get(task or "", [])
             task = task or ""
-        request = Explain(partition, index, key, task, fields)
-        return str(self._connected().request(request, Done, ANSWER_SECONDS).value)
+        return self._connected().explain(partition, index, key, task, fields, timeout=ANSWER_SECONDS)
 
     def sample(self, partition: str, index: int | None, key: str | None) -> SampleAnswer | None:
         """Return what is known of a sample; None if it is not known."""
-        client, pages = self._connected(), ReportPages(partition, index, key)
-        while (request := pages.request) is not None:
-            pages.add(client.request(request, SampleReport, ANSWER_SECONDS))
-        words = client.request(Explain(partition, index, key), Done, ANSWER_SECONDS).value
-        report = pages.report(str(words), allow_pickle=False)
+        report = self._connected().describe_sample(partition, index, key, timeout=ANSWER_SECONDS)
         if report.state == UNKNOWN:
             return None
         heads = None

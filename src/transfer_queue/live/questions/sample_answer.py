@@ -56,8 +56,8 @@ def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | 
     tags = [
         answers.SampleTagView(str(name), None if heads is None else _text(value)) for name, value in report.tags.items()
     ]
-    command = f"tq explain {_quoted(report.partition)} --index {report.index}" + (
-        f" --task {_quoted(task)}" if task else ""
+    command = f"tq explain {shlex.quote(report.partition)} --index {report.index}" + (
+        f" --task {shlex.quote(task)}" if task else ""
     )
     tasks = [
         answers.SampleTaskView(
@@ -102,7 +102,7 @@ def _event(event: SampleEvent) -> answers.SampleEventView:
         PARTITION_CLEAR: "cleared the partition",
     }.get(event.kind, event.kind)  # fmt: skip
     who = event.task or event.client
-    return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0, event.rows)
+    return answers.SampleEventView(round(event.time, 2), words, who, event.rank, 0)
 
 
 def _who(task: str, rank: int, client: str) -> str:
@@ -113,7 +113,3 @@ def _who(task: str, rank: int, client: str) -> str:
 
 def _text(value: Any) -> str:
     return value[:LONGEST_TAG] if isinstance(value, str) else short_repr(value, LONGEST_TAG)
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)

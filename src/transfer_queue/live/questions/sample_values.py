@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.errors import TransferQueueError, UncarriableValueError
 from transfer_queue.live.questions.sample_answer import ValueHead
 from transfer_queue.messages.reports.samples import SampleField, SampleReport
-from transfer_queue.metadata import BatchMeta
-from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import RunningSystem
 
@@ -49,14 +44,8 @@ class ValueReader:
         return found
 
     def _read(self, report: SampleReport, field: SampleField) -> ValueHead:
-        meta = BatchMeta._from_columns(
-            np.array([report.index], "<i8"), report.partition, [FieldColumn(field.name, None)]
-        )
         try:
-            value: Any = self._client.get_data(meta)
-            for part in field.name.split("::"):
-                value = value[part]
-            return head_of(value[0])
+            return head_of(self._client._read_value(report.partition, report.index, field.name))
         except UncarriableValueError:
             return ValueHead(note=f"pickled, {field.nbytes or 0:,} bytes")
         except (TransferQueueError, LookupError, ValueError, TypeError, RuntimeError) as error:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
@@ -79,11 +80,7 @@ class PartitionCounter:
         if self._known is not None and request == self._asked and now < self._due:
             return self._known
         version = self._known.version if self._known is not None and request == self._asked else None
-        first = CountColumns(
-            request.partition, request.width, request.first, request.last, request.takes, request.group_task,
-            version=version,
-        )  # fmt: skip
-        page = self._client.request(first, ColumnCounts, ANSWER_SECONDS)
+        page = self._client.request(replace(request, version=version), ColumnCounts, ANSWER_SECONDS)
         same = self._known is not None and page.same and page.made == self._known.made
         if not same:
             self._known = self._count_on(request, page)
@@ -97,10 +94,7 @@ class PartitionCounter:
             sums.add(page)
             if page.chunk is None:
                 return sums
-            following = CountColumns(
-                request.partition, request.width, request.first, request.last, request.takes, request.group_task,
-                page.made, page.chunk, page.before,
-            )  # fmt: skip
+            following = replace(request, made=page.made, chunk=page.chunk, before=page.before)
             page = self._client.request(following, ColumnCounts, ANSWER_SECONDS)
         return None
 

@@ -6,14 +6,10 @@ import math
 import re
 import time
 
-from transfer_queue.client.control_client import ControlClient
-from transfer_queue.errors import (
-    AttachError,
-    AuthenticationError,
-    ConnectionLostError,
-    TransferQueueError,
-    WaitTimeoutError,
-)
+from msgspec.structs import replace
+
+from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
+from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.live.reading.partition_counter import PartitionCounter
 from transfer_queue.live.view.flow_parts import active_partitions, last_task
 from transfer_queue.live.view.observation import Explained, Observation
@@ -38,9 +34,6 @@ COSTLY_SECONDS = 0.02  # an explanation that takes longer is asked for less ofte
 RARELY = 30.0
 COUNTED_ROWS = 1 << 17  # groups of larger partitions are not counted
 SAMPLE = re.compile(r"\bsample (\d+)\b")
-
-LEFT = (ConnectionLostError, AttachError, AuthenticationError)
-"""The errors of a request if the system has ended."""
 
 
 class SystemReader:
@@ -158,15 +151,11 @@ class SystemReader:
             if name not in active and progress.rows and any(task.consumed < progress.rows for task in progress.tasks)
         ]
         chosen += others[-(JUDGED - len(chosen)) :]
-        return SystemStatus(
-            chosen, status.counters, status.samplers, status.trouble, status.units, status.requests, status.longest
-        )
+        return replace(status, partitions=chosen)
 
     def _measure_servers(self, now: float) -> None:
         try:
             measured = self._client.request(MeasureServers(), ServersReply, SERVERS_SECONDS)
-        except LEFT:
-            raise
         except WaitTimeoutError:
             self._servers = None
             return
@@ -194,7 +183,7 @@ class SystemReader:
             request = Explain(partition, task=task, fields=list(fields), count=cost[key][1])
             try:
                 words = str(self._client.request(request, Done, ANSWER_SECONDS).value)
-            except LEFT:
+            except ENDED_ERRORS:
                 raise
             except TransferQueueError as error:
                 words = str(error)

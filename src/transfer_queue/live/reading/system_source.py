@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 from transfer_queue.client.control_client import ControlClient
-from transfer_queue.errors import ConnectionLostError, TransferQueueError
+from transfer_queue.errors import ConnectionLostError
 from transfer_queue.live import payload
 from transfer_queue.live.reading.system_reader import SystemReader
 from transfer_queue.live.view.view_maker import Parts, ViewMaker
-from transfer_queue.node.system.launcher import RunningSystem, find
+from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.processes import Process
 
 
@@ -77,10 +77,8 @@ class SystemSource:
 
     def find_successor(self) -> bool:
         """See `hub.ViewSource`."""
-        found = None
-        with contextlib.suppress(TransferQueueError, OSError):  # it is still starting
-            found = find(self.folder)
-        if found is None or (self.system is not None and found.key == self.system.key):
+        found = find_successor(self.folder, self.system)
+        if found is None:
             return False
         self._close()
         self.system = found

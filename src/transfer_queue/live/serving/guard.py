@@ -104,9 +104,7 @@ class Guard:
         return None
 
     def _is_own(self, host: str) -> bool:
-        if host in self._hosts:
-            return True
-        return self._any_address and _is_address(host)
+        return host in self._hosts or (self._any_address and _is_address(host))
 
     def _token_of(self, scope: Scope) -> str | None:
         query = scope.get("query_string", b"").decode("latin-1")

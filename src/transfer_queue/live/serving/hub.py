@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from transfer_queue.client.control_client import ENDED_ERRORS
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.live import payload
 from transfer_queue.live.payload import SystemState
-from transfer_queue.live.reading.system_reader import LEFT
 from transfer_queue.live.view.view_maker import Parts
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Hub:
         """Compute a view, and push what has changed."""
         try:
             now, parts = await self._call(self._source.make)
-        except LEFT as error:
+        except ENDED_ERRORS as error:
             await self._end(error)
         except WaitTimeoutError:
             words = "The controller does not answer: it is being restarted, or is overloaded."

@@ -25,9 +25,8 @@ from transfer_queue.messages.reports.overview import MOST_COLUMNS
 PAGE = Path(__file__).parent.parent / "page"
 TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".json": "application/json",
-    ".txt": "text/plain; charset=utf-8", ".woff2": "font/woff2",
+    ".mjs": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
+    ".json": "application/json",
 }  # fmt: skip
 COLUMNS = 256
 LONGEST_NAME = 1024
@@ -176,17 +175,12 @@ async def _events(hub: Hub, viewer: Viewer) -> AsyncIterator[bytes]:
         hub.leave(viewer)
 
 
-def _json(part: object) -> Response:
-    return Response(to_json(part), media_type="application/json", headers={"cache-control": "no-store"})
+def _json(part: object, status: int = 200) -> Response:
+    return Response(to_json(part), status, {"cache-control": "no-store"}, "application/json")
 
 
 def _problem(status: int, words: str) -> Response:
-    return Response(
-        to_json(Problem(words)),
-        status_code=status,
-        media_type="application/json",
-        headers={"cache-control": "no-store"},
-    )
+    return _json(Problem(words), status)
 
 
 def _check_length(text: str | None) -> None:

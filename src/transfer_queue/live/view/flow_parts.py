@@ -52,8 +52,8 @@ def verdict_part(verdict: Verdict, last: str) -> payload.VerdictView:
     if verdict.stage is not None and ": " in verdict.stage:
         headline, detail = verdict.text, ""
     return payload.VerdictView(
-        verdict.state, verdict.text, headline, detail, verdict.stage, verdict.field, last, round(verdict.wait_share, 3),
-        verdict.queue_rows, round(verdict.queue_growth, 2), _time(verdict.since), verdict.cause, verdict.advice,
+        verdict.state, verdict.text, headline, detail, verdict.stage, verdict.field, last,
+        verdict.queue_rows, _time(verdict.since), verdict.cause, verdict.advice,
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def step_part(seen: Observation, account: Account, task: str) -> payload.StepVie
     rows = max(ever, found.rows, dealt) + found.reserved
     rate = account.tasks[task].claim_rate if task in account.tasks else 0.0
     eta = round((rows - dealt) / rate, 1) if rate > 0 else None
-    return payload.StepView(name, task, dealt, rows, found.sealed, eta)
+    return payload.StepView(name, dealt, rows, found.sealed, eta)
 
 
 def claimed_partition(account: Account, task: str) -> str:
@@ -175,12 +175,10 @@ def _task_part(account: Account, name: str) -> payload.TaskView:
     few = len(letters) <= MOST_LETTERS
     works = its.busy if only_puts else its.works
     return payload.TaskView(
-        name, its.alive + its.gone, its.alive, its.gone, _time(its.gone_since), _gone_words(account, its),
+        name, its.alive + its.gone, its.alive, its.gone,
         list(its.takes), list(its.puts), _rate(its.put_rate if only_puts else its.claim_rate), _rate(its.put_rate),
         _share(works), _share(its.waits), _share(its.held), _share(0.0 if only_puts else its.idle),
-        account.hold_causes.get(name, "") if its.held > 0.005 else "",
         {state: text.count(letter) for letter, state in STATE_OF.items()}, text if few else "",
-        [_rank_name(account, worker) for worker in letters] if few else [],
     )  # fmt: skip
 
 
@@ -204,13 +202,10 @@ def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, s
     return found
 
 
-def _gone_words(account: Account, its: TaskAccount) -> str:
+def _gone_words(account: Account, gone: list[int]) -> str:
     """Say where the workers ran that are gone."""
-    if not its.gone:
-        return ""
     recording, workers = account.table.recording, account.table.workers
     lanes = {lane.client: lane for lane in recording.lanes[1:]}
-    gone = [worker for worker, letter in _letters(account, its, False).items() if letter == "x"]
     places: dict[str, list[str]] = defaultdict(list)
     pids = []
     for worker in gone:
@@ -236,12 +231,12 @@ def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
 
     return payload.TaskView(
         OTHER, sum(each.alive + each.gone for each in parts), sum(each.alive for each in parts),
-        sum(each.gone for each in parts), None, "",
+        sum(each.gone for each in parts),
         sorted({field for each in parts for field in each.takes})[:MOST_FIELDS],
         sorted({field for each in parts for field in each.puts})[:MOST_FIELDS],
         _rate(sum(each.claim_rate for each in parts)), _rate(sum(each.put_rate for each in parts)),
         mean(each.busy for each in parts), mean(each.waits for each in parts), mean(each.held for each in parts),
-        0.0, "", {}, "", [], len(names),
+        0.0, {}, "", len(names),
     )  # fmt: skip
 
 
@@ -253,13 +248,10 @@ def queue_parts(account: Account, names: Iterable[str]) -> list[payload.QueueVie
         if its is None or not its.takes:
             continue
         age = account.ages.get(name)
-        rates = {field: sum(flow.rows for flow in account.flows if flow.field == field) for field in its.takes}
-        last = min(its.takes, key=lambda field: rates[field])
-        growth = its.queue_growth if its.arrival_rate > 0 else -its.claim_rate
         found.append(
             payload.QueueView(
-                name, its.queue_rows, _rate(its.arrival_rate), _rate(growth if its.queue_rows > 0 else 0.0),
-                None if age is None else round(age.median, 2), None if age is None else round(age.largest, 2), last,
+                name, its.queue_rows, None if age is None else round(age.median, 2),
+                None if age is None else round(age.largest, 2),
             )
         )  # fmt: skip
     return found
@@ -268,25 +260,23 @@ def queue_parts(account: Account, names: Iterable[str]) -> list[payload.QueueVie
 def field_parts(account: Account, names: Iterable[str]) -> list[payload.FieldView]:
     """Return the fields in the order of the flow."""
     names = list(names)
-    known = dict.fromkeys(field for name in names for field in account.tasks[name].puts if name in account.tasks)
+    known = dict.fromkeys(field for name in names for field in account.tasks[name].puts)
     known.update(dict.fromkeys(field for name in names for field in account.tasks[name].takes))
-    flows = {(flow.field, flow.task): flow for flow in account.flows}
     fields = list(known)
     found = []
     for field in fields[: MOST_FIELDS if len(fields) <= MOST_FIELDS else MOST_FIELDS - 1]:
         producers = account.producers_of(field)
-        its = [flow for (name, _), flow in flows.items() if name == field]
         found.append(
             payload.FieldView(
                 field, sorted(producers, key=lambda task: (-producers[task], task))[:MOST_TASKS],
                 [name for name in names if field in account.tasks[name].takes],
-                _rate(sum(flow.rows for flow in its)), round(sum(flow.bytes for flow in its)),
+                _rate(sum(producers.values())),
             )
         )  # fmt: skip
     if len(fields) > MOST_FIELDS:
         rest = set(fields[MOST_FIELDS - 1 :])
         rate = sum(flow.rows for flow in account.flows if flow.field in rest)
-        found.append(payload.FieldView(OTHER, [], [], _rate(rate), 0.0))
+        found.append(payload.FieldView(OTHER, [], [], _rate(rate)))
     return found
 
 
@@ -356,9 +346,9 @@ def _held_words(account: Account, task: str) -> str:
 
 
 def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
-    letters = _letters(account, its, False)
-    ranks = [_rank_name(account, worker) for worker, letter in letters.items() if letter == "x"]
-    words = f"Their connections ended without a close: {_gone_words(account, its)}."
+    gone = [worker for worker, letter in _letters(account, its, False).items() if letter == "x"]
+    ranks = [_rank_name(account, worker) for worker in gone]
+    words = f"Their connections ended without a close: {_gone_words(account, gone)}."
     total = its.alive + its.gone
     return payload.WaitView(
         its.name, "gone", ranks[:MOST_RANKS], its.gone, total, 0, [], "", "", "",

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transfer_queue.live.payload import HISTORY_SECONDS, GapView, LaneView, Tick, Timeline
+from transfer_queue.live.payload import HISTORY_SECONDS, STATES, GapView, LaneView, Tick, Timeline
 from transfer_queue.timeline.account import Account
-from transfer_queue.timeline.event_table import EventTable
+from transfer_queue.timeline.event_table import EventTable, order_by_flow
 from transfer_queue.timeline.events import EventKind
-from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
+from transfer_queue.timeline.spans import STATE_NAMES, SpanState, WorkerSpans, measure_spans
 
 MOST_LANES = 64
 OWN_LANES = 3  # of the ranks of a task that is joined to a band
@@ -22,7 +22,7 @@ BIN_LANES = 16  # at most this many lanes have bins of the finest width
 SLICE = 30.0  # seconds that are binned in one step, to bound the memory
 KEPT_LANES = 30.0  # seconds for which the same ranks keep a lane of their own
 
-STATE_NUMBERS = {SpanState.IDLE: 0, SpanState.WORKS: 1, SpanState.HELD: 2, SpanState.WAITS: 3, SpanState.GONE: 4}
+STATE_NUMBERS: dict[SpanState, int] = {state: STATES.index(name) for state, name in STATE_NAMES.items()}
 Key = tuple[str, int, str]  # task, rank, and the client if it has no rank
 
 
@@ -64,7 +64,7 @@ class LaneBook:
         groups = self._group(account, now)
         self.renewed = groups.keys() != self._lanes.keys()
         if self.renewed:
-            self._begin(groups, now)
+            self._begin(groups)
         bin_ = self._bin
         since = max(self._until, math.floor((now - HISTORY_SECONDS) / bin_) * bin_, 0.0)
         until = max(math.floor(now / bin_) * bin_, since)
@@ -142,7 +142,7 @@ class LaneBook:
             found += [_key(account, worker) for worker in worst]
         return found
 
-    def _begin(self, groups: Mapping[Key, list[int]], now: float) -> None:
+    def _begin(self, groups: Mapping[Key, list[int]]) -> None:
         """Begin with other lanes: everything is measured again from the recording."""
         known = {key: lane.id for key, lane in self._lanes.items()}
         self._lanes = {}
@@ -188,20 +188,7 @@ class LaneBook:
 def task_order(account: Account) -> list[str]:
     """Return the tasks in the order of the flow: a task comes after those whose fields it takes."""
     table = account.table
-    names = sorted(table.workers.tasks)
-    makers = {
-        name: {each for each in names if each != name and not set(table.puts.get(each, ())).isdisjoint(taken)}
-        for name in names
-        for taken in [table.takes.get(name, ())]
-    }
-    order: list[str] = []
-    left = set(names)
-    while left:
-        # In a cycle of tasks, the one that waits for the fewest others comes first.
-        following = min(left, key=lambda name: (len(makers[name] & left), bool(table.takes.get(name)), name))
-        order.append(following)
-        left.discard(following)
-    return order
+    return order_by_flow(table, sorted(table.workers.tasks, key=lambda name: (bool(table.takes.get(name)), name)))
 
 
 def reason_of_waiting(account: Account, task: str) -> tuple[str, str | None]:

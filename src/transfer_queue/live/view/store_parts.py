@@ -28,13 +28,12 @@ def partitions_part(seen: Observation, waits: list[payload.WaitView]) -> payload
 
 
 def _partition_part(its: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.ListedPartition:
-    put = max((each.produced_ever for each in its.fields), default=0)
     wait = next((each for each in waits if each.kind == "wait" and each.partition == its.name and each.field), None)
     field = "" if wait is None else wait.field
     have = next((each.produced for each in its.fields if each.name == field), 0)
     return payload.ListedPartition(
-        its.name, its.rows, its.reserved, its.nbytes, its.sealed, shown, max(put, its.rows),
-        max(its.rows - have, 0) if field else 0, field, None if wait is None else wait.sample,
+        its.name, its.rows, its.sealed, shown, max(its.rows - have, 0) if field else 0, field,
+        None if wait is None else wait.sample,
     )  # fmt: skip
 
 
@@ -134,18 +133,18 @@ def _journal(measured: ServersReply, trouble: str) -> payload.JournalView | None
     if journal is None:
         return None
     words = trouble or ("the journal cannot be written" if journal.trouble else "")
-    return payload.JournalView(round(journal.age, 1), journal.records, journal.nbytes, words)
+    return payload.JournalView(round(journal.age, 1), journal.records, words)
 
 
 def _server(name: str, now: ServerMeasures | None, before: ServerMeasures | None, seconds: float) -> payload.ServerView:
     if now is None:
-        return payload.ServerView(name, False, None, None, 0.0, 0, 0, 0, 0)
+        return payload.ServerView(name, False, None, None, 0.0, 0, 0)
     same = before is not None and before.started == now.started and seconds > 0
     cpu = None if not same or before is None else round(max(now.cpu - before.cpu, 0.0) / seconds, 3)
     p99 = None if not same or before is None else _slowest(now.requests, before.requests)
     return payload.ServerView(
-        name, True, cpu, p99, round(max(now.longest.values(), default=0.0), 5), now.connections, now.accepted,
-        max(now.accepted - now.connections, 0), now.resident,
+        name, True, cpu, p99, round(max(now.longest.values(), default=0.0), 5), now.connections,
+        max(now.accepted - now.connections, 0),
     )  # fmt: skip
 
 

@@ -11,9 +11,8 @@ from transfer_queue.live.view import flow_parts, store_parts
 from transfer_queue.live.view.lane_book import LaneBook
 from transfer_queue.live.view.observation import Observation
 from transfer_queue.timeline.account import Account, make_account
-from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.verdict import judge
+from transfer_queue.timeline.verdict import judge_with_account
 
 MOST_WAITING = 8
 
@@ -51,8 +50,9 @@ class ViewMaker:
         """
         seen = self._reader.read()
         recording = seen.recording
-        table = EventTable(recording)
-        verdict = judge(recording, seen.status)
+        verdict, judged = judge_with_account(recording, seen.status)
+        table = judged.table
+        # The verdict may be about a longer time than the one whose rates and shares are shown.
         start = max(recording.now - payload.WINDOW_SECONDS, recording.start)
         account = make_account(table, seen.status, start, recording.now)
         self._account = account

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from transfer_queue.config import environment as environment_of
-from transfer_queue.errors import AttachError, StartError, WaitTimeoutError
+from transfer_queue.errors import AttachError, StartError, TransferQueueError, WaitTimeoutError
 from transfer_queue.net.session import Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
@@ -233,6 +233,15 @@ def find(system: str | None = None) -> RunningSystem | None:
     the key belongs to another user.
     """
     return _find(_folder_of(system))
+
+
+def find_successor(system: str | None, old: RunningSystem | None) -> RunningSystem | None:
+    """Return the system that runs in the place of one that has ended (None: of none); None if none does yet."""
+    try:
+        later = find(system)
+    except (TransferQueueError, OSError):
+        return None  # it is still starting
+    return later if later is not None and (old is None or later.key != old.key) else None
 
 
 def _folder_of(system: str | None) -> SystemFolder:

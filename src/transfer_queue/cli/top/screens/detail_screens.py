@@ -22,7 +22,6 @@ from transfer_queue.cli.top.screens.top_screen import TopScreen
 from transfer_queue.cli.top.tables.cells import (
     Cell,
     Piece,
-    clock,
     count,
     duration,
     name_text,
@@ -33,10 +32,10 @@ from transfer_queue.cli.top.tables.cells import (
 )
 from transfer_queue.cli.top.tables.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
 from transfer_queue.cli.top.tables.live_table import LiveTable
-from transfer_queue.display import count_text, listed_names
-from transfer_queue.display.progress_text import notes_of
+from transfer_queue.display import count_text, listed_names, time_of_day
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.reports.progress_text import notes_of
 
 SAMPLES_EVERY = 5.0  # seconds after which the samples are read again, if one page contains all of them
 MOST_QUEUES = 3  # the number of partitions that the screen of a task names
@@ -123,7 +122,7 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
     its = row.account
     gone: list[Piece] = []
     if its.gone:
-        since = f" since {clock(its.gone_since)}" if its.gone_since is not None else ""
+        since = f" since {time_of_day(its.gone_since)}" if its.gone_since is not None else ""
         gone = [(f"  × {its.gone:,} gone{since}", "gone")]
     slowest: list[Piece] = [("  ▲ the slowest stage", "slowest")] if row.slowest else []
     yield "ranks", [(f"{its.alive:,} connected", ""), *gone, *slowest]

@@ -6,7 +6,6 @@ A role is the name of a style, which the theme decides. No text is markup, so a 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from transfer_queue.display import printable_name
-from transfer_queue.timeline.spans import SpanState
+from transfer_queue.timeline.spans import STATE_NAMES, SpanState
 
 Piece = tuple[str, str]
 """A text and its role: "" for normal text, "dim", "strong", or the name of a state."""
@@ -27,10 +26,6 @@ SHAPES = {
 """The shape of each state, so that users do not need to see its color."""
 FILLS = {SpanState.WORKS: "█", SpanState.HELD: "▒", SpanState.WAITS: "░", SpanState.IDLE: "·", SpanState.GONE: "×"}
 """How a strip shows each state of a rank."""
-ROLES = {
-    SpanState.WORKS: "works", SpanState.HELD: "held", SpanState.WAITS: "waits", SpanState.IDLE: "idle",
-    SpanState.GONE: "gone",
-}  # fmt: skip
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
@@ -113,14 +108,6 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} m" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def clock(when: float) -> str:
-    """Return a time of day."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "an unknown time"
-
-
 def bar(share: float, width: int, role: str) -> Cell:
     """Return a bar of a share from 0 to 1, in eighths of a character."""
     share = min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
@@ -177,7 +164,7 @@ def strip(spans: tuple[np.ndarray, np.ndarray, np.ndarray], start: float, end: f
     changes = np.flatnonzero(np.diff(best)) + 1
     for first, last in zip([0, *changes.tolist()], [*changes.tolist(), width]):
         state = SpanState(int(best[first]))
-        pieces.append((FILLS.get(state, " ") * (last - first), ROLES.get(state, "")))
+        pieces.append((FILLS.get(state, " ") * (last - first), STATE_NAMES.get(state, "")))
     return pieces
 
 

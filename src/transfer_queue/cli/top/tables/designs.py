@@ -31,8 +31,8 @@ from transfer_queue.cli.top.tables.cells import (
 from transfer_queue.cli.top.tables.live_table import TableColumn, TableDesign
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import count_text, printable_name, short_repr, size_text
-from transfer_queue.display.progress_text import notes_of, tier_name
 from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
+from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.timeline.spans import SpanState
 from transfer_queue.timeline.verdict import HOLDS
 

@@ -85,7 +85,6 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         Binding("s", "sort", "Sort"),
         Binding("S", "reverse", "Reverse", show=False),
     ]
-    COMPONENT_CLASSES: ClassVar[set[str]] = set()
 
     class Opened(Message):
         """Enter was pressed on a row, or a row was clicked twice."""

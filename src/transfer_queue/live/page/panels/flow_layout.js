@@ -1,6 +1,6 @@
 /** The places of the parts of the flow graph: tasks in columns by how many tasks come before them. Nothing is drawn here. */
 
-export const CHIP = 21; // the height of a field with its distance
+const CHIP = 21; // the height of a field with its distance
 const BOX = 94; // the height of a task
 const ABOVE = 26; // between two tasks of a column; a mark may be above one
 const PASS = 12; // the height that an edge takes in a column that it passes
@@ -31,7 +31,7 @@ function depthsOf(number, edges) {
 }
 
 /** The fields that are shown at a task; what is beyond them is counted. */
-export function chipsOf(task) {
+function chipsOf(task) {
   if (task.puts.length <= CHIPS) return task.puts.map((name) => ({ name }));
   const shown = task.puts.slice(0, CHIPS - 1).map((name) => ({ name }));
   return [...shown, { name: "", more: task.puts.slice(CHIPS - 1) }];

@@ -38,10 +38,6 @@ class Others extends Panel {
     this.state = { filter: "" };
   }
 
-  shouldComponentUpdate(next, state) {
-    return state !== this.state || super.shouldComponentUpdate(next);
-  }
-
   render({ partitions, chosen, choose }, { filter }) {
     const others = partitions.list.filter((each) => !each.shown);
     if (!others.length && !partitions.rest) return null;
@@ -85,10 +81,6 @@ export class Matrix extends Panel {
     this.cursor = null;
     this.visible = true;
     this.busy = false;
-  }
-
-  shouldComponentUpdate(next, state) {
-    return state !== this.state || super.shouldComponentUpdate(next);
   }
 
   componentDidMount() {

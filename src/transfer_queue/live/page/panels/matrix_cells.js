@@ -3,7 +3,7 @@
 import { count, plain } from "../format.js";
 
 /** @returns {number[][]} [first column, number of columns, value 0 to 255] of base64 of (count, value) pairs. */
-export function runsOf(encoded) {
+function runsOf(encoded) {
   if (!encoded) return [];
   const bytes = atob(encoded);
   const runs = [];
@@ -19,7 +19,7 @@ export function runsOf(encoded) {
 }
 
 /** @returns {number} The value of a column, 0 to 255. */
-export function valueAt(runs, column) {
+function valueAt(runs, column) {
   const run = runs.find((each) => column >= each[0] && column < each[0] + each[1]);
   return run ? run[2] : 0;
 }
@@ -39,7 +39,7 @@ export function indexOf(matrix, column) {
 }
 
 /** @returns {number} The rows of a column. */
-export const rowsOf = (matrix, column) => Math.max(0, Math.min(matrix.column_rows, matrix.stop - matrix.start - column * matrix.column_rows));
+const rowsOf = (matrix, column) => Math.max(0, Math.min(matrix.column_rows, matrix.stop - matrix.start - column * matrix.column_rows));
 
 function amount(value, rows) {
   if (value === 255) return rows === 1 ? "yes" : `all ${count(rows)}`;

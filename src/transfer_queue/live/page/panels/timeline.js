@@ -29,7 +29,7 @@ function reasonOf(span, why) {
 }
 
 /** @returns {string} What a lane did at a time (seconds since the origin). */
-export function laneWords(timeline, lane, time) {
+function laneWords(timeline, lane, time) {
   const name = laneName(lane);
   const at = clock(timeline.origin + time);
   if (lane.ranks > 1) {
@@ -64,10 +64,6 @@ export class Timeline extends Panel {
     this.state = { table: false };
     this.cursor = null;
     this.visible = true;
-  }
-
-  shouldComponentUpdate(next, state) {
-    return state !== this.state || super.shouldComponentUpdate(next);
   }
 
   componentDidMount() {

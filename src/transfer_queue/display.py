@@ -7,6 +7,7 @@ and every text in it is escaped and shortened.
 from __future__ import annotations
 
 import reprlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -99,6 +100,14 @@ def size_text(nbytes: float) -> str:
 def count_text(count: int, noun: str) -> str:
     """Return a number with a noun, as `1 sample` and `2 samples`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def time_of_day(when: float) -> str:
+    """Return a time in Unix seconds as the local time of day, as `03:11:26`."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return "an unknown time"
 
 
 @dataclass(frozen=True)
