@@ -59,7 +59,8 @@ class Terminal:
             assert self._read(), f"the command ended without {words!r}: {self.text()!r}"
 
     def text(self) -> str:
-        return _CONTROL.sub("", self.raw[self._from :].decode(errors="replace"))
+        """What was written since the last key, with single spaces, because words wrap at the end of a line."""
+        return " ".join(_CONTROL.sub("", self.raw[self._from :].decode(errors="replace")).split())
 
     def _read(self) -> bool:
         if select.select([self._terminal], [], [], 1.0)[0]:
