@@ -18,8 +18,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "trace", help="write what each rank waited for as a trace for Perfetto",
         description="Writes a trace of the last seconds: a track for each task and rank with the times in which it "
-        "waited and worked, puts and claims with their rows, and how many samples queued. Open the file at "
-        "https://ui.perfetto.dev or chrome://tracing.",
+        "waited and worked, its claims, its puts and gets with their bytes, and how many samples queued. Open the file "
+        "at https://ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
     command.add_argument("file", type=Path, help="the file to write, for example trace.json; it is replaced")
     command.add_argument(
