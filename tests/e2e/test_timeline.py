@@ -150,7 +150,7 @@ def test_the_controller_knows_tasks_after_a_restart(client: tq.TransferQueueClie
     controller.kill()
     client.put({"x": torch.zeros(2, 3)}, partition_id="p")
     with ControlClient(system) as other:
-        after = other._read_timeline(ReadTimeline(before.boot, before.position, 60.0, 100, 100, 100))
+        after = other.request(ReadTimeline(before.boot, before.position, 60.0, 100, 100, 100), TimelineReply)
     assert after.boot != before.boot
     assert [(lane.task, lane.rank) for lane in after.lanes] == [("trainer", 2)]
     events = np.frombuffer(after.events, EVENT)
