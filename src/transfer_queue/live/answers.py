@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from transfer_queue.live.payload import Part
+from transfer_queue.live.payload import Part, Timeline
 
 
 class MatrixField(Part, frozen=True):
@@ -63,6 +63,25 @@ class MatrixAnswer(Part, frozen=True):
     """At most 50."""
     tasks: list[MatrixTask]
     """At most 16."""
+
+
+class LanesAnswer(Part, frozen=True):
+    """The answer to `GET /api/lanes?task=&from=&count=&after=`: ranks of a band, each as a lane.
+
+    `task` is that of the band, `from` a position in it (default: 0), and `count` at most 64 (the default). `after` is
+    the `epoch` of the previous answer. 404 with `Problem` if no ranks of this task are joined to a band.
+    """
+
+    task: str
+    epoch: str
+    """Send it back as `after` to get only what is new."""
+    first: int
+    """The position of the first lane among the ranks of the band."""
+    ranks: int
+    """The number of ranks of the band."""
+    timeline: Timeline
+    """The lanes, with times and reasons as in the stream, and ids of their own. `since` 0: it replaces everything;
+    otherwise it continues the previous answer as a `delta` does."""
 
 
 class SampleFieldView(Part, frozen=True):
