@@ -4,7 +4,7 @@ import { Component, html } from "../html.js";
 
 const KEYS = [
   ["/", "search a sample by index or key"], ["space", "pause, go on"], ["w", "to the first wait"], ["m", "to the matrix"], ["t", "to the timeline"],
-  ["arrow keys", "move in the matrix and the timeline; in a sample: the one before, the next one"], ["Enter", "open the sample"], ["Esc", "close"], ["?", "this help"],
+  ["arrow keys", "move in the matrix and the timeline; in a sample: the one before, the next one"], ["Enter", "open the sample; in the timeline: the ranks of a line of many"], ["Esc", "close"], ["?", "this help"],
 ];
 const WORDS = [
   ["works", "A claim was answered, and the rank has not asked for more yet. A rank that only puts works unless it is held back."],

@@ -127,7 +127,8 @@ function drawBand(pen, plan, { lane, y, height }, color) {
 /** The names and shares of the tasks, on the left. */
 function drawTasks(pen, plan, color) {
   for (const row of plan.rows.filter((each) => each.first)) {
-    const own = plan.rows.filter((each) => each.lane.task === row.lane.task);
+    const all = plan.rows.filter((each) => each.lane.task === row.lane.task);
+    const own = row.lane.single ? all : all.filter((each) => !each.lane.single); // the line above joins them already
     const sums = own.map((each) => secondsIn(each.lane, plan.begin, plan.end)).reduce((a, b) => a.map((value, at) => value + b[at]));
     const lived = sums[IDLE] + sums[WORKS] + sums[HELD] + sums[WAITS] || 1;
     const label = plan.label - 26;
@@ -142,7 +143,7 @@ function drawTasks(pen, plan, color) {
 }
 
 /** The ranks, on the left of their lanes; of crowded ones each second. */
-function drawRanks(pen, plan, color) {
+function drawRanks(pen, plan, color, opened) {
   pen.fillStyle = color.muted;
   pen.font = `9px ${SANS}`;
   pen.textAlign = "right";
@@ -150,7 +151,11 @@ function drawRanks(pen, plan, color) {
   for (const { lane, y, height, first } of plan.rows) {
     place = first ? 0 : place + 1;
     const words = lane.ranks > 1 ? `×${lane.ranks}` : lane.rank >= 0 ? String(lane.rank) : "";
-    if (lane.ranks > 1 || place % 2 === 0) pen.fillText(words, plan.label - 5, y + height / 2);
+    if (lane.ranks > 1) {
+      pen.fillText(words, plan.label - 5, y + 6);
+      pen.fillText(lane.task === opened ? "▾" : "▸", plan.label - 5, y + 16);
+    } else if (place % 2 === 0) pen.fillText(words, plan.label - 5, y + height / 2);
+    if (lane.single) pen.fillRect(plan.label - 3, y, 1, height);
   }
   pen.textAlign = "left";
 }
@@ -244,8 +249,8 @@ function drawVersions(pen, plan, timeline, color) {
   }
 }
 
-/** Draw the timeline. `cursor`: {row, time} that the keyboard is at, or null. */
-export function draw(canvas, timeline, history, cursor) {
+/** Draw the timeline. `cursor`: {row, time} that the keyboard is at, or null. `opened`: the task whose single ranks are shown. */
+export function draw(canvas, timeline, history, cursor, opened) {
   const plan = planOf(canvas.clientWidth, timeline, history);
   const { pen } = prepare(canvas, plan.height);
   const color = colors();
@@ -254,7 +259,7 @@ export function draw(canvas, timeline, history, cursor) {
   for (const row of plan.rows) (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
   drawGaps(pen, plan, timeline, color);
   drawTasks(pen, plan, color);
-  drawRanks(pen, plan, color);
+  drawRanks(pen, plan, color, opened);
   drawVersions(pen, plan, timeline, color);
   drawGone(pen, plan, timeline, color);
   if (cursor) {
