@@ -222,6 +222,17 @@ def test_a_sample_has_its_fields_and_history_but_no_values(page: Page) -> None:
         assert words.startswith("Sample 0 of partition 'train_0'")
 
 
+def test_ranks_that_have_lines_of_their_own_cannot_be_opened(page: Page) -> None:
+    page.view_when(complete)
+    with page.browser() as browser:
+        found = browser.get("/api/lanes", params={"task": "train"})
+        assert found.status_code == 404
+        assert found.json()["error"] == "no ranks of the task 'train' are joined to a line"
+        assert browser.get("/api/lanes").status_code == 400
+        assert browser.get("/api/lanes", params={"task": "train", "from": "x"}).status_code == 400
+        assert browser.get("/api/lanes", params={"task": "x" * 2000}).status_code == 400
+
+
 class Pickled:
     def __reduce__(self) -> tuple[Any, ...]:
         return print, ("the page has unpickled a value",)

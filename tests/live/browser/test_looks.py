@@ -102,7 +102,9 @@ def test_hostile_names_of_joined_ranks_are_text(page: Page, server: CannedServer
     opened(page, server)
     page.evaluate("document.querySelector('.joined .link').click()")
     page.wait_for("document.querySelector('.joined p')?.innerText.includes('ranks 3 to 66')")
-    assert (name or "no task").partition("\n")[0][:10].replace("\u202e", "\\u202e") in text_of(page, ".joined p").replace("␊", "\n")
+    assert (name or "no task").partition("\n")[0][:10].replace("\u202e", "\\u202e") in text_of(
+        page, ".joined p"
+    ).replace("␊", "\n")
     assert "\u202e" not in page.evaluate("document.body.innerText")
     assert page.evaluate("document.querySelectorAll('img, b b, script:not([src])').length") == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -154,10 +156,13 @@ def test_a_system_as_large_as_the_limits_is_shown(page: Page, server: CannedServ
     server.delta(1.0, timeline=timeline, tasks=[{**task, "rate": 901.0} for task in server.full["tasks"]])
     page.wait_for("document.querySelector('.flow').textContent.includes('901')")
     server.lanes["task_5"] = invented.joined("task_5", 61)
-    page.evaluate("[...document.querySelectorAll('.joined .link')].find(each => each.innerText.startsWith('task_5')).click()")
+    page.evaluate(
+        "[...document.querySelectorAll('.joined .link')].find(each => each.innerText.startsWith('task_5')).click()"
+    )
     page.wait_for("document.querySelector('.joined p')?.innerText.includes('ranks 3 to 63')")
     page.evaluate("performance.clearMeasures()")
-    server.delta(2.0, tasks=[{**task, "rate": 902.0} for task in server.full["tasks"]], timeline={**timeline, "since": 301.0, "until": 302.0})  # fmt: skip
+    timeline.update(since=301.0, until=302.0)
+    server.delta(2.0, timeline=timeline, tasks=[{**task, "rate": 902.0} for task in server.full["tasks"]])
     page.wait_for("document.querySelector('.flow').textContent.includes('902')")
     assert violations(page) == []
     print(

@@ -279,7 +279,8 @@ def test_buttons_turn_the_pages_of_single_ranks_and_the_table_names_them(banded:
     click('.joined [aria-label="Ranks before"]')
     banded.wait_for(f"{SINGLE}?.includes('ranks 1 to 64')")
     timeline = server.full["timeline"]
-    server.delta(1.0, timeline={**timeline, "since": 300.0, "lanes": [{**each, "spans": [], "band": []} for each in timeline["lanes"]]})  # fmt: skip
+    unchanged = [{**each, "spans": [], "band": []} for each in timeline["lanes"]]
+    server.delta(1.0, timeline={**timeline, "since": 300.0, "lanes": unchanged})
     banded.wait_for("performance.getEntriesByType('resource').some(each => each.name.includes('after=0-1'))")
     assert "ranks 1 to 64" in text_of(banded, ".joined p")
     assert_clean(banded, server)

@@ -1,6 +1,6 @@
 /** The canvas of the timeline: a line for each rank, or for a band of ranks, over the last five minutes. */
 
-import { colors, fitted, prepare, SANS } from "../canvas.js";
+import { channels, colors, fitted, prepare, SANS } from "../canvas.js";
 import { clock, hourAndMinute, plain, share } from "../format.js";
 
 export const [IDLE, WORKS, HELD, WAITS, GONE] = [0, 1, 2, 3, 4];
@@ -63,50 +63,60 @@ export function secondsIn(lane, begin, end) {
   return seconds;
 }
 
-/** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbours are drawn at once. */
+/** @returns {number} How much of a pixel is covered, as one of a few levels, so that little is seen as well. */
 const levelOf = (part) => (part < 0.02 ? 0 : Math.min(LEVELS, Math.ceil((part + 0.1) * LEVELS)));
 
-/** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. */
+const strip = document.createElement("canvas");
+
+/** Draw a row of pixels, each as far as it is covered, as one image: thousands of rectangles take several times as long. */
+function drawPixels(pen, pixels, fill, x, y, height) {
+  if (strip.width !== pixels.length) [strip.width, strip.height] = [pixels.length, 1];
+  const image = new ImageData(pixels.length, 1);
+  const [red, green, blue] = channels(fill);
+  for (let at = 0; at < pixels.length; at += 1) {
+    const level = levelOf(pixels[at]);
+    if (level) image.data.set([red, green, blue, (255 * level) / LEVELS], 4 * at);
+  }
+  strip.getContext("2d").putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(strip, x, y, pixels.length, height);
+}
+
+/** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. @returns what `secondsIn` does. */
 function drawSpans(pen, plan, { lane, y, height }, color) {
   const fills = [color.m0, color.work, color.held, color.wait, null];
   const wide = Math.ceil(plan.width - plan.label);
   const covered = [null, null, null, null, null];
+  const seconds = [0, 0, 0, 0, 0];
   let drawn = null;
   const scale = (plan.width - plan.label) / plan.history;
   for (let place = 0; place < lane.spans.length; place += 1) {
     const span = lane.spans[place];
     const state = span[2];
-    if (span[1] < plan.begin || !fills[state] || state === IDLE) continue;
-    const left = Math.max(plan.label, plan.label + (span[0] - plan.begin) * scale);
-    const right = Math.min(plan.width, plan.label + (span[1] - plan.begin) * scale);
-    if (right - left >= 1) {
+    const begin = span[0] > plan.begin ? span[0] : plan.begin;
+    const long = (span[1] < plan.end ? span[1] : plan.end) - begin;
+    if (long <= 0) continue;
+    seconds[state] += long;
+    if (!fills[state] || state === IDLE) continue;
+    const left = plan.label + (begin - plan.begin) * scale;
+    if (long * scale >= 1) {
       const high = state === WORKS ? height - 2 : THIN;
       if (drawn !== state) pen.fillStyle = fills[(drawn = state)];
-      pen.fillRect(left, y + (height - 2 - high) / 2, right - left, high);
+      pen.fillRect(left, y + (height - 2 - high) / 2, long * scale, high);
       continue;
     }
     covered[state] ??= new Float32Array(wide + 1);
-    covered[state][Math.min(wide, Math.floor(left - plan.label))] += Math.max(0, right - left);
+    covered[state][Math.min(wide, Math.floor(left - plan.label))] += long * scale;
   }
   covered.forEach((pixels, state) => {
     if (!pixels) return;
     const high = state === WORKS ? height - 2 : THIN;
-    pen.fillStyle = fills[state];
-    let begin = 0;
-    for (let at = 1; at <= pixels.length; at += 1) {
-      const level = levelOf(pixels[begin]);
-      if (at < pixels.length && levelOf(pixels[at]) === level) continue;
-      if (level) {
-        pen.globalAlpha = level / LEVELS;
-        pen.fillRect(plan.label + begin, y + (height - 2 - high) / 2, at - begin, high);
-      }
-      begin = at;
-    }
-    pen.globalAlpha = 1;
+    drawPixels(pen, pixels, fills[state], plan.label, y + (height - 2 - high) / 2, high);
   });
+  return seconds;
 }
 
-/** A band: by the second, the share of its ranks in each state, stacked. */
+/** A band: by the second, the share of its ranks in each state, stacked. @returns what `secondsIn` does. */
 function drawBand(pen, plan, { lane, y, height }, color) {
   const kinds = [[1, color.work], [3, color.held], [2, color.wait]];
   const high = height - 2;
@@ -122,6 +132,7 @@ function drawBand(pen, plan, { lane, y, height }, color) {
       pen.fillRect(left, (floors[at] -= part), Math.min(plan.width, xOf(plan, point[0])) - left + 0.3, part);
     });
   }
+  return secondsIn(lane, plan.begin, plan.end);
 }
 
 /** The names and shares of the tasks, on the left. */
@@ -129,7 +140,7 @@ function drawTasks(pen, plan, color) {
   for (const row of plan.rows.filter((each) => each.first)) {
     const all = plan.rows.filter((each) => each.lane.task === row.lane.task);
     const own = row.lane.single ? all : all.filter((each) => !each.lane.single); // the line above joins them already
-    const sums = own.map((each) => secondsIn(each.lane, plan.begin, plan.end)).reduce((a, b) => a.map((value, at) => value + b[at]));
+    const sums = own.map((each) => each.seconds).reduce((a, b) => a.map((value, at) => value + b[at]));
     const lived = sums[IDLE] + sums[WORKS] + sums[HELD] + sums[WAITS] || 1;
     const label = plan.label - 26;
     pen.fillStyle = color.ink;
@@ -256,7 +267,7 @@ export function draw(canvas, timeline, history, cursor, opened) {
   const color = colors();
   if (!plan.rows.length || plan.width < plan.label + 20) return plan; // not seen
   drawMinutes(pen, plan, timeline, color);
-  for (const row of plan.rows) (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
+  for (const row of plan.rows) row.seconds = (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
   drawGaps(pen, plan, timeline, color);
   drawTasks(pen, plan, color);
   drawRanks(pen, plan, color, opened);
