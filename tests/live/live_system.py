@@ -75,11 +75,13 @@ def view_when(events: Iterator[Event], condition: Callable[[dict[str, Any]], boo
 
 
 @contextmanager
-def served(*, values: bool = False, host: str = "127.0.0.1", tls: dict[str, str] | None = None) -> Iterator[Page]:
+def served(
+    *, values: bool = False, tokenizer: str | None = None, host: str = "127.0.0.1", tls: dict[str, str] | None = None
+) -> Iterator[Page]:
     """Serve the page of the current system in a thread."""
     assert CURRENT.system is not None
     listener = bind_socket((host, 0))
-    options = LiveOptions(str(CURRENT.system.folder), new_token(), host, values, tls=tls)
+    options = LiveOptions(str(CURRENT.system.folder), new_token(), host, values, tokenizer, tls=tls)
     server = LiveServer(options, listener)
     thread = threading.Thread(target=server.run)
     thread.start()

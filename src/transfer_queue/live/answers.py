@@ -105,6 +105,8 @@ class SampleFieldView(Part, frozen=True):
     """The first 16 values as text, if the page may show values."""
     text: Union[str, None] = None
     """The first 2,000 characters, if the value is text and the page may show values."""
+    decoded: Union[str, None] = None
+    """The first 2,000 characters of the text whose token ids the value contains, if the page has a tokenizer."""
     note: str = ""
     """Why there is no head, such as "pickled, 1,024 bytes" or "values are hidden: start tq live with --values"."""
 

@@ -332,6 +332,24 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert_clean(page, server)
 
 
+def test_decoded_token_ids_stand_beside_them_as_text(page: Page, server: CannedServer) -> None:
+    text = f"{invented.HOSTILE[0]} {invented.HOSTILE[1]}\n{'word ' * 400}"[:2000]
+    server.samples["107168"]["fields"][1].update(head="123550, 124163, ...", decoded=text, note="")
+    opened(page, server)
+    page.evaluate("document.querySelector('.waits [data-index]').click()")
+    page.wait_for("!!document.querySelector('dialog .history')")
+    assert text_of(page, "dialog td .decoded").startswith("<img src=x onerror=")
+    assert "123550, 124163, ..." in text_of(page, "dialog")
+    whole = page.evaluate("document.querySelector('dialog pre').innerText")
+    assert whole.startswith("tokens decoded from its token ids\n<img src=x onerror=")
+    assert whole.endswith("word wo")  # all of it, while its line in the table is cut
+    assert "\u202e" not in page.evaluate("document.body.innerText")
+    assert page.evaluate("document.querySelectorAll('dialog img').length") == 0
+    inside = "document.querySelector('dialog .inside')"
+    assert page.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth")
+    assert_clean(page, server)
+
+
 def test_the_search_opens_a_sample_by_key_or_says_that_there_is_none(page: Page, server: CannedServer) -> None:
     opened(page, server)
     page.type("/")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.client.conversion.sample_reports import ReportPages
+from transfer_queue.display.token_text import TokenText
 from transfer_queue.errors import AttachError
 from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
 from transfer_queue.live.questions.matrix import MatrixCounter
@@ -28,11 +29,13 @@ class Questions:
     Args:
         source: What the page shows.
         values: Whether values may be returned.
+        tokens: Decodes token ids; None to leave them numbers.
     """
 
-    def __init__(self, source: SystemSource, *, values: bool) -> None:
+    def __init__(self, source: SystemSource, *, values: bool, tokens: TokenText | None = None) -> None:
         self._source = source
         self._values = values
+        self._tokens = tokens
         self._system: RunningSystem | None = None
         self._client: ControlClient | None = None
         self._counter: MatrixCounter | None = None
@@ -95,6 +98,6 @@ class Questions:
             from transfer_queue.live.questions.sample_values import ValueReader  # with torch, which takes seconds
 
             assert self._system is not None
-            self._reader = ValueReader(self._system)
+            self._reader = ValueReader(self._system, self._tokens)
             self._source.other_clients = 2
         return self._reader.read(report)
