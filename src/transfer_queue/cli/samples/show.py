@@ -72,7 +72,8 @@ def _load_tokenizer(options: argparse.Namespace) -> TokenText:
     try:
         return load_tokenizer(options.tokenizer)
     except InvalidArgumentError as error:
-        options.parser.error(str(error))
+        parser: argparse.ArgumentParser = options.parser
+        parser.error(str(error))
 
 
 def _describe(onlooker: object, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
