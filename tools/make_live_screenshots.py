@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ from tests.live.browser import invented  # noqa: E402
 from tests.live.browser.canned_server import CannedServer, canned_server  # noqa: E402
 from tests.live.live_system import Page as Served  # noqa: E402
 from tests.live.live_system import served  # noqa: E402
+from transfer_queue import TransferQueueClient  # noqa: E402
 from transfer_queue.config.settings import Settings  # noqa: E402
+from transfer_queue.errors import TransferQueueError  # noqa: E402
 from transfer_queue.node.system.launcher import RunningSystem, start_local  # noqa: E402
 
 DOCS = ROOT / "docs" / "assets" / "live"
@@ -39,7 +42,9 @@ STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", 
 NAME = "grpo-math"
 SECONDS = 290.0  # of the pipeline before the first pictures: the timeline covers 300
 DYING = 0.6  # of these seconds, after which two ranks of reward fail
-STOPPED_SECONDS = 90.0  # for which nothing was dealt before the picture of a stopped system
+STOPPED_SECONDS = 75.0  # for which nothing was dealt before the picture of a stopped system
+QUALITY = 55  # of the WebP files, so that each is smaller than 120 kB
+AHEAD = 64  # samples behind the first one that lacks a field is one that lacks it for some seconds more
 LIMIT = 600.0  # seconds for each condition
 
 # Name of a picture in the documentation -> size, dark, whether all of the page is in it.
@@ -87,8 +92,10 @@ def is_slow(seconds: float) -> Callable[[View], bool]:
     def condition(view: View) -> bool:
         verdict = view["verdict"]
         slow = (verdict["state"], verdict["stage"]) == ("slow", "reward") and "gone" in verdict["cause"]
-        linked = any(wait["sample"] is not None for wait in view["waits"])
-        return slow and linked and view["timeline"]["until"] >= seconds
+        lacking = any(
+            each["missing"] >= 2 * AHEAD and each["sample"] is not None for each in view["partitions"]["list"]
+        )
+        return slow and lacking and view["timeline"]["until"] >= seconds
 
     return condition
 
@@ -97,6 +104,12 @@ def is_stopped(view: View) -> bool:
     """Whether nothing has been dealt for a while."""
     verdict = view["verdict"]
     return verdict["state"] == "stopped" and view["now"] - (verdict["since"] or view["now"]) >= STOPPED_SECONDS
+
+
+def claim(system: RunningSystem) -> None:
+    """Wait for samples of a partition that does not exist, until the system ends."""
+    with contextlib.suppress(TransferQueueError), TransferQueueClient(system, task="train", rank=0) as client:
+        client.get_meta(["response"], 8, "step_0", task_name="train", timeout=LIMIT)
 
 
 def take(page: Page, address: Served, name: str) -> None:
@@ -109,29 +122,32 @@ def take(page: Page, address: Served, name: str) -> None:
         "!!document.querySelector('main')" + ("" if empty else " && !document.querySelector('#matrix').hidden")
     )
     if name == "live-sample":
-        page.wait_for("!!document.querySelector('.waits [data-index]')")
-        page.evaluate("document.querySelector('.waits [data-index]').click()")
+        link = "document.querySelector('.matrix .remark [data-index]')"
+        page.wait_for(f"!!{link}")
+        page.evaluate(f"{link}.dataset.index = Number({link}.dataset.index) + {AHEAD}, {link}.click()")
         page.wait_for("!!document.querySelector('dialog .history')")
         page.evaluate("document.activeElement.blur()")
-    page.screenshot(DOCS / f"{name}.webp", whole)
+    page.screenshot(DOCS / f"{name}.webp", whole, QUALITY)
 
 
 def take_all(page: Page, seconds: float) -> None:
     """Write the pictures of the documentation."""
     DOCS.mkdir(parents=True, exist_ok=True)
     with new_system() as system, served(system=system) as address:
-        wait_for(address, lambda view: view["state"]["state"] == "empty" and bool(view["servers"]["servers"]))
+        waiting = threading.Thread(target=claim, args=(system,), daemon=True)
+        waiting.start()
+        wait_for(address, lambda view: view["state"]["state"] == "empty" and bool(view["clients"]["waiting"]))
         take(page, address, "live-empty")
     with tempfile.TemporaryDirectory() as folder, new_system() as system:
         tokenizer = str(write_tokenizer(Path(folder)))
-        with served(values=True, tokenizer=tokenizer, system=system) as address:
-            with SimulatedPipeline(system, DYING * seconds) as pipeline:
-                wait_for(address, is_slow(seconds))
-                for name in ("live-light", "live-dark", "live-sample"):
-                    take(page, address, name)
-                pipeline.fail("reward")
-                wait_for(address, is_stopped)
-                take(page, address, "live-stopped")
+        pipeline = SimulatedPipeline(system, DYING * seconds)
+        with served(values=True, tokenizer=tokenizer, system=system) as address, pipeline:
+            wait_for(address, is_slow(seconds))
+            for name in ("live-light", "live-dark", "live-sample"):
+                take(page, address, name)
+            pipeline.fail("reward")
+            wait_for(address, is_stopped)
+            take(page, address, "live-stopped")
 
 
 def show(page: Page, server: CannedServer, state: str) -> None:

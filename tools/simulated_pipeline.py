@@ -24,6 +24,7 @@ STEPS = 3  # partitions that are kept after they are trained
 CLAIM_SECONDS = 5.0  # timeout of one claim
 ROWS = 256  # samples of one partition
 GROUP = 4  # answers to one prompt
+LEAD = 12  # partitions that the rollouts may be ahead of the training; then they pause
 SENTENCES = 40  # of one answer
 WORDS = ("What", "is", "plus", "?", ".", *map(str, range(1000)))
 """The vocabulary of the prompts and answers, by token id."""
@@ -114,6 +115,7 @@ class SimulatedPipeline:
             for rank in range(stage.ranks)
         ]
         self._failing: set[str] = set()
+        self._trained = 0
         self._made = 0
         self._put: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -150,6 +152,8 @@ class SimulatedPipeline:
                         step = self._take(client, stage, step, seconds)
                     else:
                         self._ends.wait(seconds)
+                        if self._made // ROWS - self._trained > LEAD:
+                            continue
                         self._make(client, stage, rank)
 
     def _make(self, client: TransferQueueClient, stage: SimulatedStage, rank: int) -> None:
@@ -176,6 +180,8 @@ class SimulatedPipeline:
         """Claim samples and put the stage's fields. Returns the step whose samples are next."""
         meta = client.get_meta(list(stage.takes), BATCH, f"step_{step}", task_name=stage.name, timeout=CLAIM_SECONDS)
         if not meta.size:
+            if not stage.puts:
+                self._trained = max(self._trained, step + 1)
             if not stage.puts and step >= STEPS:
                 client.clear_partition(f"step_{step - STEPS}")
             return step + 1

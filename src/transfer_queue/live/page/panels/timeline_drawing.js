@@ -212,7 +212,7 @@ function drawGaps(pen, plan, timeline, color) {
 
 /** A cross where a rank is gone, and when, once for each task and moment. */
 function drawGone(pen, plan, timeline, color) {
-  const told = new Set();
+  const told = [];
   for (const { lane, y, height } of plan.rows) {
     if (lane.gone_at === null || lane.ranks > 1) continue;
     const x = Math.max(plan.label + 1, Math.min(plan.width - 9, xOf(plan, lane.gone_at - timeline.origin)));
@@ -225,9 +225,8 @@ function drawGone(pen, plan, timeline, color) {
     pen.moveTo(x + 1 + size, y);
     pen.lineTo(x + 1, y + size);
     pen.stroke();
-    const key = `${lane.task}\u0000${Math.round(lane.gone_at / 5)}`;
-    if (told.has(key)) continue;
-    told.add(key);
+    if (told.some((each) => each.task === lane.task && Math.abs(each.gone_at - lane.gone_at) < 5)) continue;
+    told.push(lane);
     drawBeside(pen, plan, `gone at ${clock(lane.gone_at)}`, x + size + 5, x - 4, y + height / 2 - 0.5, color);
   }
 }

@@ -71,7 +71,7 @@ export function Joined({ lanes, opened, trouble, toggle, turn }) {
       <button type="button" class="link" aria-expanded=${opened?.task === lane.task} onClick=${() => toggle(lane.task)}
         title=${opened?.task === lane.task ? "Joins them again" : undefined}><${Name} of=${lane.task || "no task"} /> ×${count(lane.ranks)}</button> </span>`)}
     ${opened && html`<p><b><${Name} of=${opened.task || "no task"} /></b>: ${trouble ? plain(trouble) : opened.words()}
-      ${" "}${turning(-1, "← before", "Ranks before")}${turning(1, "next →", "Next ranks")}
+      ${" "}${opened.ranks > PAGE && html`${turning(-1, "← before", "Ranks before")}${turning(1, "next →", "Next ranks")}`}
       <button type="button" class="small" onClick=${() => toggle(opened.task)}>Join again</button></p>`}</div>`;
 }
 
