@@ -41,6 +41,7 @@ def state_is(*states: str) -> Any:
 def test_an_empty_system_says_who_waits(client: tq.TransferQueueClient) -> None:
     with served() as page:
         view = page.view_when(state_is("empty"))
+        assert view["clients"]["connected"] == 1  # neither the storage unit nor the page
         assert "Nothing was put yet" in view["state"]["words"]
         assert (view["partitions"]["list"], view["policy"], view["groups"]) == ([], None, [])
         assert [(task["name"], task["rank_state"]) for task in view["tasks"]] == [("rollout", "i")]

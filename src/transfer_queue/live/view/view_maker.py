@@ -19,6 +19,7 @@ from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.verdict import judge
 
 MOST_WAITING = 8
+UNITS = "unit-"  # the names with which storage units connect to the controller begin with it
 
 Parts = dict[str, object]
 """Name of an attribute of `LiveView` -> its value."""
@@ -157,9 +158,8 @@ def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
             what = "a put" if wait.holds else f"partition {wait.partition!r}"
             words = f"{lane.task or lane.client}{rank}: for {what}, since {recording.now - wait.since:.0f} s"
             waiting.setdefault(f"{lane.client} {wait.partition}", words)
-    return payload.ClientsView(
-        max(len(recording.connected) - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING]
-    )
+    clients = sum(not client.startswith(UNITS) for client in recording.connected)
+    return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING])
 
 
 def _next_step(seen: Observation) -> str:
