@@ -23,7 +23,7 @@ from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.spans import SpanState, measure_spans
-from transfer_queue.timeline.verdict import judge
+from transfer_queue.timeline.verdict import Verdict, judge
 
 SCENARIOS = {each.name: each for each in scenarios()}
 SECONDS = 60.0
@@ -104,6 +104,13 @@ def test_the_parts_have_the_numbers_of_the_account(simulated: Any) -> None:
     if points and last:
         recent = [point.rows for point in points[-25:]]
         assert np.mean(recent) == pytest.approx(account.tasks[last].claim_rate, rel=0.5, abs=2.0)
+
+
+def test_the_headline_of_a_stopped_system_says_for_how_long() -> None:
+    text = "Stopped: nothing was dealt for 80 s; `train` waits 100 % of the time for `x`; 4 of 4 workers are gone."
+    shown = flow_parts.verdict_part(Verdict(text, "stopped", "reward", "x", 1.0, 0, 0.0, 5.0, "", ""), "train")
+    assert shown.headline == "Stopped: nothing was dealt for 80 s"
+    assert shown.detail == "`train` waits 100 % of the time for `x`; 4 of 4 workers are gone."
 
 
 def test_deltas_of_the_timeline_add_up_to_the_whole() -> None:
