@@ -42,6 +42,7 @@ STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", 
 NAME = "grpo-math"
 SECONDS = 290.0  # of the pipeline before the first pictures: the timeline covers 300
 DYING = 0.6  # of these seconds, after which two ranks of reward fail
+EMPTY_SECONDS = 8.0  # of a new system before its picture
 STOPPED_SECONDS = 75.0  # for which nothing was dealt before the picture of a stopped system
 QUALITY = 55  # of the WebP files, so that each is smaller than 120 kB
 AHEAD = 64  # samples behind the first one that lacks a field is one that lacks it for some seconds more
@@ -84,6 +85,12 @@ def wait_for(address: Served, condition: Callable[[View], bool]) -> None:
             if time.monotonic() > limit:
                 break
     raise TimeoutError(f"the page has not shown what the picture needs; its verdict is {view.get('verdict')}")
+
+
+def is_empty(view: View) -> bool:
+    """Whether somebody waits, for a while, for the first samples."""
+    waits = view["state"]["state"] == "empty" and bool(view["clients"]["waiting"])
+    return waits and view["now"] - view["system"]["started"] >= EMPTY_SECONDS
 
 
 def is_slow(seconds: float) -> Callable[[View], bool]:
@@ -136,7 +143,7 @@ def take_all(page: Page, seconds: float) -> None:
     with new_system() as system, served(system=system) as address:
         waiting = threading.Thread(target=claim, args=(system,), daemon=True)
         waiting.start()
-        wait_for(address, lambda view: view["state"]["state"] == "empty" and bool(view["clients"]["waiting"]))
+        wait_for(address, is_empty)
         take(page, address, "live-empty")
     with tempfile.TemporaryDirectory() as folder, new_system() as system:
         tokenizer = str(write_tokenizer(Path(folder)))
