@@ -97,9 +97,9 @@ class Page:
                 return False  # the page is being replaced by another one
             raise
 
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Write what the page shows, or all of it, as a PNG or WebP file."""
-        kind = {"format": "webp", "quality": 78} if path.suffix == ".webp" else {"format": "png"}
+    def screenshot(self, path: Path, whole: bool = False, quality: int = 78) -> None:
+        """Write what the page shows, or all of it, as a PNG file, or as a WebP file of a quality up to 100."""
+        kind = {"format": "webp", "quality": quality} if path.suffix == ".webp" else {"format": "png"}
         result = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **kind)
         path.write_bytes(base64.b64decode(result["data"]))
 

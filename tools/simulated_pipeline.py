@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,11 @@ BATCH = 8  # samples of one put or claim
 STEPS = 3  # partitions that are kept after they are trained
 CLAIM_SECONDS = 5.0  # timeout of one claim
 ROWS = 256  # samples of one partition
+GROUP = 4  # answers to one prompt
+LEAD = 12  # partitions that the rollouts may be ahead of the training; then they pause
+SENTENCES = 40  # of one answer
+WORDS = ("What", "is", "plus", "?", ".", *map(str, range(1000)))
+"""The vocabulary of the prompts and answers, by token id."""
 
 
 class RankFailure(Exception):
@@ -54,6 +60,42 @@ STAGES = (
 )
 
 
+def prompt_of(sample: int) -> torch.Tensor:
+    """Return the token ids of a prompt, such as "What is 17 plus 25 ?"."""
+    group = sample // GROUP
+    return ids_of(f"What is {group % 97} plus {group % 89} ?")
+
+
+def response_of(sample: int) -> torch.Tensor:
+    """Return the token ids of an answer, which goes on adding."""
+    first, second, text = sample // GROUP % 97, sample // GROUP % 89, ""
+    for number in range(SENTENCES):
+        total = (first + second + number) % 1000
+        text += f"{first} plus {second} is {total} . "
+        first, second = second, total
+    return ids_of(text)
+
+
+def ids_of(text: str) -> torch.Tensor:
+    """Return the token ids of a text of `WORDS`."""
+    return torch.tensor([IDS[word] for word in text.split()])
+
+
+IDS = {word: number for number, word in enumerate(WORDS)}
+TEXTS = {"prompt": prompt_of, "response": response_of}
+"""Field of a rollout -> the value of a sample."""
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write the tokenizer of the prompts and answers into a folder, and return its path."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel(IDS, unk_token=WORDS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
 class SimulatedPipeline:
     """Runs the stages until it is closed.
 
@@ -72,6 +114,8 @@ class SimulatedPipeline:
             for stage in STAGES
             for rank in range(stage.ranks)
         ]
+        self._failing: set[str] = set()
+        self._trained = 0
         self._made = 0
         self._put: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -84,6 +128,10 @@ class SimulatedPipeline:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def fail(self, stage: str) -> None:
+        """Let every rank of a stage fail."""
+        self._failing.add(stage)
+
     def close(self) -> None:
         """End the stages."""
         self._ends.set()
@@ -95,7 +143,8 @@ class SimulatedPipeline:
         with contextlib.suppress(RankFailure), TransferQueueClient(self._system, task=stage.name, rank=rank) as client:
             step = 0
             while not self._ends.is_set():
-                if rank in stage.dies and time.monotonic() - self._begun > self.dying:
+                late = time.monotonic() - self._begun > self.dying
+                if (rank in stage.dies and late) or stage.name in self._failing:
                     raise RankFailure
                 seconds = stage.seconds * (0.7 + 0.6 * dice.random())
                 with contextlib.suppress(TransferQueueError):
@@ -103,9 +152,11 @@ class SimulatedPipeline:
                         step = self._take(client, stage, step, seconds)
                     else:
                         self._ends.wait(seconds)
-                        self._make(client, stage)
+                        if self._made // ROWS - self._trained > LEAD:
+                            continue
+                        self._make(client, stage, rank)
 
-    def _make(self, client: TransferQueueClient, stage: SimulatedStage) -> None:
+    def _make(self, client: TransferQueueClient, stage: SimulatedStage, rank: int) -> None:
         """Put new samples, and seal a partition that has all of its samples."""
         with self._lock:
             first = self._made
@@ -113,10 +164,11 @@ class SimulatedPipeline:
         step = first // ROWS
         numbers = range(first, first + BATCH)
         client.kv_batch_put(
-            [f"prompt-{number // 4}-answer-{number % 4}" for number in numbers],
+            [f"prompt-{number // GROUP}-answer-{number % GROUP}" for number in numbers],
             f"step_{step}",
-            {name: torch.zeros(BATCH, 256) for name in stage.puts},
-            tags=[{"prompt": number // 4} for number in numbers],
+            {name: torch.stack([TEXTS[name](number) for number in numbers]) for name in stage.puts},
+            tags=[{"prompt": number // GROUP, "worker": f"{stage.name}-{rank}"} for number in numbers],
+            group_ids=[f"prompt-{number // GROUP}" for number in numbers],
         )
         with self._lock:
             self._put[step] += BATCH
@@ -128,6 +180,8 @@ class SimulatedPipeline:
         """Claim samples and put the stage's fields. Returns the step whose samples are next."""
         meta = client.get_meta(list(stage.takes), BATCH, f"step_{step}", task_name=stage.name, timeout=CLAIM_SECONDS)
         if not meta.size:
+            if not stage.puts:
+                self._trained = max(self._trained, step + 1)
             if not stage.puts and step >= STEPS:
                 client.clear_partition(f"step_{step - STEPS}")
             return step + 1

@@ -16,6 +16,7 @@ from benchmarks.harness.report import Row, Scale
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.payload import SystemInfo, to_json
 from transfer_queue.live.questions.matrix import MatrixCounter
 from transfer_queue.live.reading.system_reader import SystemReader
@@ -77,6 +78,10 @@ class CoreSource:
     def full_parts(self) -> Parts:
         """See `hub.Source`."""
         return self._maker.full_parts()
+
+    def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
+        """See `hub.Source`."""
+        return self._maker.lanes(task, first, count, after)
 
     def renewed(self) -> bool:
         """See `hub.Source`."""

@@ -54,6 +54,13 @@ def report(**more: object) -> SampleReport:
 
 
 class TestReport:
+    def test_decoded_token_ids_have_a_line_below_them(self) -> None:
+        value = ShownValue(first=[2, 3], decoded="what\n\x1b[31m\u202e" + "x" * 400)
+        lines = lines_of(report(), {"prompt": value}, 80, PLAIN)
+        at = lines.index("      2, 3")
+        assert lines[at + 1].startswith("      text: 'what\\n\\x1b[31m\\u202exxx")
+        assert len(lines[at + 1]) <= 80
+
     def test_at_160_columns(self) -> None:
         lines = lines_of(report(), {"prompt": ShownValue("hello")}, 160, PLAIN)
         text = "\n".join(lines)

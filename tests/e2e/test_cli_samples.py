@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from tests.live.tiny_tokenizer import write_tokenizer
 from transfer_queue.cli import main
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.node.system.launcher import RunningSystem, find
@@ -215,3 +216,35 @@ def test_without_the_extra_it_says_what_to_install(
     code, _, errors = output_of(capsys, "completion", "bash")
     assert code == 1
     assert "pip install 'transfer_queue[completion]'" in errors
+
+
+class TestTokenizer:
+    def test_token_ids_are_shown_as_text(
+        self, system: RunningSystem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        tokenizer = str(write_tokenizer(tmp_path))
+        client = TransferQueueClient(system)
+        client.kv_put("t", "texts", {"tokens": torch.tensor([2, 3, 4]), "labels": torch.tensor([2, -100])})
+        client.close()
+        assert main(["show", "texts", "t", "--tokenizer", tokenizer]) == 0
+        shown = capsys.readouterr().out
+        assert "      2, 3, 4\n      text: 'what is two'\n" in shown
+        assert shown.count("text: ") == 1
+        assert main(["show", "texts", "t", "--tokenizer", str(tmp_path), "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)["values"]
+        assert (values["tokens"]["decoded"], values["labels"]["decoded"]) == ("what is two", None)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--tokenizer", "nowhere"], "the tokenizer 'nowhere' was not found"),
+            (["--tokenizer", "x", "--no-values"], "--tokenizer is 'x', but --no-values hides values"),
+        ],
+    )
+    def test_one_that_cannot_be_used_is_a_usage_error(
+        self, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["show", "texts", "t", *arguments])
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err

@@ -18,6 +18,7 @@ from transfer_queue.interface import CURRENT
 from transfer_queue.live.serving.guard import new_token
 from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
 from transfer_queue.net.server.sockets import bind_socket
+from transfer_queue.node.system.launcher import RunningSystem
 
 SECONDS = 60.0  # for anything that happens at all
 
@@ -75,11 +76,15 @@ def view_when(events: Iterator[Event], condition: Callable[[dict[str, Any]], boo
 
 
 @contextmanager
-def served(*, values: bool = False, host: str = "127.0.0.1", tls: dict[str, str] | None = None) -> Iterator[Page]:
-    """Serve the page of the current system in a thread."""
-    assert CURRENT.system is not None
+def served(
+    *, values: bool = False, tokenizer: str | None = None, host: str = "127.0.0.1", tls: dict[str, str] | None = None,
+    system: RunningSystem | None = None,
+) -> Iterator[Page]:  # fmt: skip
+    """Serve the page of a system, by default of the current one, in a thread."""
+    system = system or CURRENT.system
+    assert system is not None
     listener = bind_socket((host, 0))
-    options = LiveOptions(str(CURRENT.system.folder), new_token(), host, values, tls=tls)
+    options = LiveOptions(str(system.folder), new_token(), host, values, tokenizer, tls=tls)
     server = LiveServer(options, listener)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -19,7 +19,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.live.serving.guard import new_token
 from transfer_queue.live.serving.live_server import LiveOptions, address_of
 
-PATHS = ["/", "/static/main.js", "/api/live", "/api/matrix", "/api/sample", "/api/explain", "/elsewhere"]
+PATHS = ["/", "/static/main.js", "/api/live", "/api/matrix", "/api/sample", "/api/lanes", "/api/explain", "/elsewhere"]
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
 
 
@@ -118,7 +118,7 @@ def test_only_the_files_of_the_page_are_served(page: Page, path: str) -> None:
         assert browser.get(f"/static/{path}").status_code in (401, 404)
 
 
-NAMES = st.sampled_from(["partition", "index", "key", "from", "to", "columns", "task", "token", "x"])
+NAMES = st.sampled_from(["partition", "index", "key", "from", "to", "columns", "task", "count", "after", "token", "x"])
 VALUES = st.one_of(
     st.sampled_from(
         ["train_0", "0", "-1", "1e9", "٣", "9" * 30, "18446744073709551616", "%", "%ff", "\0", "x" * 3000, ""]
@@ -129,7 +129,7 @@ VALUES = st.one_of(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.sampled_from(PATHS[3:6]), query=st.lists(st.tuples(NAMES, VALUES), max_size=5), raw=st.booleans())
+@given(path=st.sampled_from(PATHS[3:7]), query=st.lists(st.tuples(NAMES, VALUES), max_size=5), raw=st.booleans())
 def test_no_query_makes_the_server_fail(hostile: httpx.Client, path: str, query: list[Any], raw: bool) -> None:
     parts = [f"{name}={quote(value.encode('utf-8', 'replace'), safe='%' if raw else '')}" for name, value in query]
     found = hostile.get(f"{path}?{'&'.join(parts)}")

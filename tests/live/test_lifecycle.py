@@ -41,6 +41,7 @@ def state_is(*states: str) -> Any:
 def test_an_empty_system_says_who_waits(client: tq.TransferQueueClient) -> None:
     with served() as page:
         view = page.view_when(state_is("empty"))
+        assert view["clients"]["connected"] == 1  # neither the storage unit nor the page
         assert "Nothing was put yet" in view["state"]["words"]
         assert (view["partitions"]["list"], view["policy"], view["groups"]) == ([], None, [])
         assert [(task["name"], task["rank_state"]) for task in view["tasks"]] == [("rollout", "i")]
@@ -112,6 +113,30 @@ def test_the_command_refuses_what_it_cannot_serve(
 ) -> None:
     assert main(["live", "--name", NAME, *arguments]) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokenizer", "nowhere", "--values"], "the tokenizer 'nowhere' was not found"),
+        (["--tokenizer", "nowhere"], "--tokenizer is 'nowhere', but values are hidden: give --values as well"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_a_usage_error(
+    client: tq.TransferQueueClient, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["live", "--name", NAME, *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_not_there_is_reported_at_the_start() -> None:
+    live = {"enabled": True, "values": True, "tokenizer": "/nowhere/tokenizer.json"}
+    with pytest.raises(tq.StartError, match=r"live\.tokenizer: the tokenizer '/nowhere/tokenizer\.json' was not found"):
+        tq.init({"system": {"name": NAME}, "live": live})
+    with pytest.raises(tq.InvalidArgumentError, match=r"live\.tokenizer is .*null, unless live\.values is true"):
+        tq.init({"system": {"name": NAME}, "live": {**live, "values": False}})
 
 
 def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import torch
 
 import transfer_queue as tq
 from tests.live.live_system import SECONDS, Page, read_events, rows, served, view_when
+from tests.live.tiny_tokenizer import write_tokenizer
 from transfer_queue.live import payload
 from transfer_queue.live.serving.hub import MOST_VIEWERS, QUEUED, Hub, Viewer
 
@@ -236,6 +238,17 @@ def test_a_cleared_sample_is_explained_by_its_index_even_if_its_key_was_asked_fo
     client.clear_partition("cleared")
 
 
+def test_ranks_that_have_lines_of_their_own_cannot_be_opened(page: Page) -> None:
+    page.view_when(complete)
+    with page.browser() as browser:
+        found = browser.get("/api/lanes", params={"task": "train"})
+        assert found.status_code == 404
+        assert found.json()["error"] == "no ranks of the task 'train' are joined to a line"
+        assert browser.get("/api/lanes").status_code == 400
+        assert browser.get("/api/lanes", params={"task": "train", "from": "x"}).status_code == 400
+        assert browser.get("/api/lanes", params={"task": "x" * 2000}).status_code == 400
+
+
 class Pickled:
     def __reduce__(self) -> tuple[Any, ...]:
         return print, ("the page has unpickled a value",)
@@ -259,6 +272,21 @@ def test_values_are_shown_only_on_request_and_never_unpickled(
         assert "too large" in big["note"]
     assert "unpickled" not in capfd.readouterr().out
     client.clear_partition("values")
+
+
+def test_token_ids_are_shown_as_text_with_a_tokenizer(client: tq.TransferQueueClient, tmp_path: Path) -> None:
+    tokenizer = str(write_tokenizer(tmp_path))
+    client.kv_put("one", "texts", {"tokens": torch.tensor([2, 3, 4] * 20), "labels": torch.tensor([2, -100])})
+    with served(values=True, tokenizer=tokenizer) as page, page.browser() as browser:
+        sample = browser.get("/api/sample", params={"partition": "texts", "key": "one"}).json()
+    fields = {field["name"]: field for field in sample["fields"]}
+    assert fields["tokens"]["head"].startswith("2, 3, 4, 2, ")
+    assert fields["tokens"]["decoded"] == " ".join(["what is two"] * 20)
+    assert (fields["labels"]["head"], fields["labels"]["decoded"]) == ("2, -100", None)
+    with served(tokenizer=tokenizer) as page, page.browser() as browser:  # values stay hidden
+        hidden = browser.get("/api/sample", params={"partition": "texts", "key": "one"})
+    assert "what is two" not in hidden.text
+    client.clear_partition("texts")
 
 
 def test_the_stream_ends_with_a_farewell(client: tq.TransferQueueClient) -> None:

@@ -13,8 +13,9 @@ from timeline_replies import event, reply
 
 from transfer_queue.live import payload
 from transfer_queue.live.view import flow_parts
-from transfer_queue.live.view.lane_book import MOST_LANES, STATE_NUMBERS, LaneBook, task_order
+from transfer_queue.live.view.lane_book import MOST_LANES, OWN_LANES, STATE_NUMBERS, LaneBook, task_order
 from transfer_queue.live.view.observation import Observation
+from transfer_queue.live.view.opened_bands import OpenedBands
 from transfer_queue.messages.reports.timeline import Lane, OpenWait
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, make_account
@@ -22,7 +23,7 @@ from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.spans import SpanState, measure_spans
-from transfer_queue.timeline.verdict import judge
+from transfer_queue.timeline.verdict import Verdict, judge
 
 SCENARIOS = {each.name: each for each in scenarios()}
 SECONDS = 60.0
@@ -105,6 +106,13 @@ def test_the_parts_have_the_numbers_of_the_account(simulated: Any) -> None:
         assert np.mean(recent) == pytest.approx(account.tasks[last].claim_rate, rel=0.5, abs=2.0)
 
 
+def test_the_headline_of_a_stopped_system_says_for_how_long() -> None:
+    text = "Stopped: nothing was dealt for 80 s; `train` waits 100 % of the time for `x`; 4 of 4 workers are gone."
+    shown = flow_parts.verdict_part(Verdict(text, "stopped", "reward", "x", 1.0, 0, 0.0, 5.0, "", ""), "train")
+    assert shown.headline == "Stopped: nothing was dealt for 80 s"
+    assert shown.detail == "`train` waits 100 % of the time for `x`; 4 of 4 workers are gone."
+
+
 def test_deltas_of_the_timeline_add_up_to_the_complete_timeline() -> None:
     """A page that cuts each lane at `since` and appends has what a new viewer gets."""
     lanes = [Lane(0, "a", "train", 0), Lane(1, "b", "train", 1)]
@@ -170,6 +178,75 @@ def test_a_thousand_ranks_have_at_most_64_lanes(tasks: int) -> None:
     later = book.update(account)
     assert not book.renewed
     assert later.order == timeline.order
+
+
+def recording_of_many(tasks: int, seconds: int) -> Recording:
+    """Return a recording of 200 ranks of each task, which wait for half of each second."""
+    lanes = [Lane(number, f"c{number}", f"task {number // 200}", number % 200) for number in range(200 * tasks)]
+    recording = Recording()
+    for second in range(1, seconds + 1):
+        add_second(recording, lanes, float(second))
+    return recording
+
+
+def add_second(recording: Recording, lanes: list[Lane], now: float) -> None:
+    events = [event(EventKind.WAIT, now - 0.3, lane.number, now - 0.8) for lane in lanes]
+    events += [event(EventKind.CLAIM, now - 0.3, lane.number) for lane in lanes]
+    position = len(recording.events) + len(events)
+    connected = [lane.client for lane in lanes]
+    recording.add(reply(events, now, position=position, lanes=lanes, connected=connected))
+
+
+def test_the_single_ranks_of_a_band_are_answered_a_page_at_a_time() -> None:
+    recording = recording_of_many(2, 5)
+    account = account_of(recording)
+    book = LaneBook(recording.start)
+    book.update(account)
+    opened = OpenedBands(recording.start)
+    joined = book.joined["task 1"]
+    assert len(joined) == 200 - OWN_LANES
+    seen: list[int] = []
+    for first in range(0, len(joined), 64):
+        answer = opened.answer(joined, account, "task 1", first, 64, "")
+        assert (answer.first, answer.ranks) == (first, len(joined))
+        assert len(answer.timeline.lanes) == min(64, len(joined) - first)
+        assert {(lane.task, lane.ranks) for lane in answer.timeline.lanes} == {("task 1", 1)}
+        seen += [lane.rank for lane in answer.timeline.lanes]
+        for lane in answer.timeline.lanes:
+            assert shown_seconds(lane, SpanState.WAITS) == pytest.approx(0.5 * 5, abs=0.3)
+    own = {lane.rank for lane in book.timeline(account).lanes if lane.task == "task 1" and lane.ranks == 1}
+    assert sorted(seen) == sorted(set(range(200)) - own)
+    beyond = opened.answer(joined, account, "task 1", 10**18, 10**18, "")
+    assert (beyond.first, len(beyond.timeline.lanes)) == (192, len(joined) - 192)
+
+
+def test_single_ranks_are_continued_for_a_viewer_who_has_them() -> None:
+    recording = recording_of_many(1, 5)
+    lanes = recording.lanes[1:]
+    book, opened = LaneBook(recording.start), OpenedBands(recording.start)
+    account = account_of(recording)
+    book.update(account)
+    joined = book.joined["task 0"]
+    answer = opened.answer(joined, account, "task 0", 0, 8, "")
+    kept = {lane.id: list(lane.spans) for lane in answer.timeline.lanes}
+    assert answer.timeline.since == 0
+    for second in range(6, 12):
+        add_second(recording, lanes, float(second))
+        account = account_of(recording)
+        answer = opened.answer(joined, account, "task 0", 0, 8, answer.epoch)
+        since = answer.timeline.since
+        assert 0 < since < answer.timeline.until
+        for lane in answer.timeline.lanes:
+            assert all(span[0] >= since for span in lane.spans)
+            before = [(t0, min(t1, since), *rest) for t0, t1, *rest in kept[lane.id] if t0 < since]
+            kept[lane.id] = [*before, *lane.spans]
+    whole = opened.answer(joined, account, "task 0", 0, 8, "")
+    assert [_joined(kept[lane.id]) for lane in whole.timeline.lanes] == [
+        _joined(lane.spans) for lane in whole.timeline.lanes
+    ]
+    for after in (whole.epoch.replace("-", "9-"), f"{whole.epoch}9", "x", "nan-nan", "1-", "9" * 400):
+        assert opened.answer(joined, account, "task 0", 0, 8, after).timeline.since == 0
+    assert opened.answer(joined[1:], account, "task 0", 0, 8, whole.epoch).timeline.since == 0  # other ranks
 
 
 def test_many_fields_are_summed() -> None:

@@ -47,6 +47,16 @@ def seconds_type(wanted: str, accepts: Callable[[float], bool]) -> Callable[[str
     return convert
 
 
+def add_tokenizer(command: argparse.ArgumentParser, default: str) -> None:
+    """Add the option `--tokenizer`, which decodes token ids."""
+    command.add_argument(
+        "--tokenizer", metavar="PATH_OR_NAME",
+        help="also show token ids as text, decoded by this tokenizer: the path of a tokenizer.json or of a folder that "
+        "has one, or the name of a model in the cache of Hugging Face; nothing is downloaded; needs the extra "
+        f"[tokenizer] (default: {default})",
+    )  # fmt: skip
+
+
 def find_system(name: str | None) -> RunningSystem:
     """Return the running system of this name; with RAY_ADDRESS, that of the Ray cluster first.
 

@@ -7,8 +7,8 @@ import contextlib
 import signal
 import sys
 
-from transfer_queue.cli.common import Commands, add_name, find_system
-from transfer_queue.errors import StartError
+from transfer_queue.cli.common import Commands, add_name, add_tokenizer, find_system
+from transfer_queue.errors import InvalidArgumentError, StartError
 
 
 def add(commands: Commands) -> None:
@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--values", action="store_true", help="also show the first values and text of a sample that is opened"
     )
+    add_tokenizer(command, "live.tokenizer of the system; needs --values")
     command.add_argument("--open", action="store_true", help="open the page in this machine's browser")
     add_name(command)
     command.set_defaults(run=run)
@@ -51,9 +52,12 @@ def run(options: argparse.Namespace) -> int:
     system = find_system(options.name)
     with ControlClient(system) as client:
         _, settings = client.topology()
+    values = options.values or settings.live_values
+    if options.tokenizer is not None and not values:
+        options.parser.error(f"--tokenizer is {options.tokenizer!r}, but values are hidden: give --values as well")
     chosen = LiveOptions(
-        str(system.folder), new_token(), options.host or settings.live_host, options.values or settings.live_values,
-        settings.live_insecure, settings.tls,
+        str(system.folder), new_token(), options.host or settings.live_host, values,
+        (options.tokenizer or settings.live_tokenizer) if values else None, settings.live_insecure, settings.tls,
     )  # fmt: skip
     chosen.check()
     port = settings.live_port if options.port is None else options.port
@@ -64,7 +68,10 @@ def run(options: argparse.Namespace) -> int:
             f"the page cannot be served on port {port} of {chosen.host}: {error}; choose another one with --port"
         ) from None
     with contextlib.closing(listener):
-        server = LiveServer(chosen, listener)
+        try:
+            server = LiveServer(chosen, listener)
+        except InvalidArgumentError as error:
+            options.parser.error(str(error))  # the tokenizer cannot be used
         address = address_of(chosen, listener.getsockname()[1])
         print(f"the system {system.name} is shown at\n{address}\nPress Ctrl-C to end.", flush=True)
         if options.open:

@@ -171,6 +171,21 @@ terminal = EnvironmentVariable[str](
     "The type of the terminal. Commands print no colors on one of type `dumb`.",
 )
 
+hf_hub_cache = EnvironmentVariable[str | None](
+    "HF_HUB_CACHE",
+    None,
+    _text,
+    "A variable of Hugging Face: the folder of the files of models, in which `--tokenizer` looks for a name. Default: "
+    "`hub` in the folder of HF_HOME.",
+)
+
+hf_home = EnvironmentVariable[str | None](
+    "HF_HOME",
+    None,
+    _text,
+    "A variable of Hugging Face: the folder of its files. Default: ~/.cache/huggingface.",
+)
+
 otel_sdk_disabled = EnvironmentVariable[bool](
     "OTEL_SDK_DISABLED",
     False,
@@ -228,6 +243,8 @@ VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     ray_address,
     no_color,
     terminal,
+    hf_hub_cache,
+    hf_home,
     otel_sdk_disabled,
     otel_traces_exporter,
     otel_endpoint,

@@ -296,6 +296,14 @@ class Settings:
         "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters. false: only "
         "names, types and shapes.",
     )
+    live_tokenizer: str | None = setting(
+        "live.tokenizer",
+        None,
+        OrNull(Text()),
+        "The tokenizer with which the page shows token ids as text, if it shows values. The absolute path of a "
+        "`tokenizer.json` or of a folder that has one, or the name of a model in the cache of Hugging Face. Nothing is "
+        "downloaded. Needs the extra [tokenizer]. null: token ids are shown as numbers.",
+    )
     live_insecure: bool = setting(
         "live.insecure",
         False,
@@ -385,6 +393,9 @@ class Settings:
         if exposed and values["tls"] is None and not values["live_insecure"]:
             allowed = f"an address of this machine only, unless {KEYS['tls']} or {KEYS['live_insecure']} is set"
             raise not_allowed(KEYS["live_host"], values["live_host"], allowed)
+        if values["live_enabled"] and values["live_tokenizer"] is not None and not values["live_values"]:
+            allowed = f"null, unless {KEYS['live_values']} is true: text is a value"
+            raise not_allowed(KEYS["live_tokenizer"], values["live_tokenizer"], allowed)
         if values["storage_backend"] != "SimpleStorage":
             values["num_data_storage_units"] = 1  # it knows the contents of the store, wherever the bytes are
             offload_enabled = False

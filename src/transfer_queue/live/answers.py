@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from transfer_queue.live.payload import Part
+from transfer_queue.live.payload import Part, Timeline
 
 
 class MatrixField(Part, frozen=True):
@@ -65,6 +65,25 @@ class MatrixAnswer(Part, frozen=True):
     """At most 16."""
 
 
+class LanesAnswer(Part, frozen=True):
+    """The answer to `GET /api/lanes?task=&from=&count=&after=`: ranks of a band, each as a lane.
+
+    `task` is that of the band, `from` a position in it (default: 0), and `count` at most 64 (the default). `after` is
+    the `epoch` of the previous answer. 404 with `Problem` if no ranks of this task are joined to a band.
+    """
+
+    task: str
+    epoch: str
+    """Send it back as `after` to get only what is new."""
+    first: int
+    """The position of the first lane among the ranks of the band."""
+    ranks: int
+    """The number of ranks of the band."""
+    timeline: Timeline
+    """The lanes, with times and reasons as in the stream, and ids of their own. `since` 0: it replaces everything;
+    otherwise it continues the previous answer as a `delta` does."""
+
+
 class SampleFieldView(Part, frozen=True):
     """A field of a sample."""
 
@@ -86,6 +105,8 @@ class SampleFieldView(Part, frozen=True):
     """The first 16 values as text, if the page may show values."""
     text: Union[str, None] = None
     """The first 2,000 characters, if the value is text and the page may show values."""
+    decoded: Union[str, None] = None
+    """The first 2,000 characters of the text whose token ids the value contains, if the page has a tokenizer."""
     note: str = ""
     """Why `head` is None, such as "pickled, 1,024 bytes" or "values are hidden: start tq live with --values"."""
 

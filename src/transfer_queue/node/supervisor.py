@@ -34,8 +34,9 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import StartError
+from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.journal.segment import ROOM, check_space
+from transfer_queue.live.token_text import find_tokenizer
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
@@ -211,6 +212,7 @@ class Supervisor:
                 f"live.enabled is set, but {' and '.join(missing)} cannot be imported: install transfer_queue[live] "
                 f"(StartError)"
             )
+        self._check_tokenizer()
         try:
             listener = self._listen((settings.live_host, settings.live_port))
         except OSError as error:
@@ -221,6 +223,21 @@ class Supervisor:
         child = self._child("live", partial(_build_page, self._system, settings, secrets.token_urlsafe(32), listener))
         child.essential = False
         self._start_child(child)
+
+    def _check_tokenizer(self) -> None:
+        """Raise _ShutdownReason if there is no tokenizer where `live.tokenizer` says."""
+        name = self._settings.live_tokenizer
+        if name is None:
+            return
+        if importlib.util.find_spec("tokenizers") is None:
+            raise _ShutdownReason(
+                "live.tokenizer is set, but tokenizers cannot be imported: install transfer_queue[tokenizer] "
+                "(StartError)"
+            )
+        try:
+            find_tokenizer(name)
+        except InvalidArgumentError as error:
+            raise _ShutdownReason(f"live.tokenizer: {error} (StartError)") from error
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """Return a socket for a server. The supervisor owns it: clients wait in its queue while the server restarts."""

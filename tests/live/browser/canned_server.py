@@ -34,6 +34,7 @@ class CannedServer(ThreadingHTTPServer):
     Attributes:
         full: What a new stream gets first.
         matrices: Partition -> answer of `/api/matrix`; others get 404.
+        lanes: Task -> the lanes that are joined to its band, for `/api/lanes`; others get 404.
         samples: Index or key -> answer of `/api/sample`; others get 404.
         words: What `/api/explain` answers.
         requests: The paths of all requests, with their queries.
@@ -48,6 +49,7 @@ class CannedServer(ThreadingHTTPServer):
         matrix, sample = example("matrix"), example("sample")
         self.matrices: dict[str, Any] = {matrix["partition"]: matrix}
         self.samples: dict[str, Any] = {str(sample["index"]): sample, sample["key"]: sample}
+        self.lanes: dict[str, list[dict[str, Any]]] = {}
         self.words = "Sample 107168 was consumed by task 'reward'."
         self.requests: list[str] = []
         self.is_up = True
@@ -110,11 +112,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
         parts = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
         if parts.path == "/api/live":
             self._stream()
         elif parts.path == "/api/matrix":
             self._matrix(query)
+        elif parts.path == "/api/lanes":
+            self._lanes(query)
         elif parts.path == "/api/sample":
             self._json(self.server.samples.get(query.get("index", query.get("key", ""))), "the sample does not exist")
         elif parts.path == "/api/explain":
@@ -147,6 +151,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_MODIFIED, b"", "application/json", tag)
         else:
             self._json(answer, f"partition {query['partition']!r} does not exist", tag)
+
+    def _lanes(self, query: dict[str, str]) -> None:
+        lanes, timeline = self.server.lanes.get(query["task"]), self.server.full["timeline"]
+        if lanes is None:
+            self._json(None, "no ranks of this task are joined to a line")
+            return
+        first, count = int(query["from"]), int(query["count"])
+        shown = lanes[first : first + count]
+        since = timeline["until"] if query["after"] == f"{first}-1" else 0.0
+        if since:
+            shown = [{**lane, "spans": [], "band": []} for lane in shown]
+        its = {**timeline, "since": since, "order": [lane["id"] for lane in shown], "lanes": shown}
+        epoch = f"{first}-1"
+        self._json({"task": query["task"], "epoch": epoch, "first": first, "ranks": len(lanes), "timeline": its})
 
     def _json(self, answer: Any, otherwise: str = "", tag: str = "") -> None:
         status = HTTPStatus.NOT_FOUND if answer is None else HTTPStatus.OK

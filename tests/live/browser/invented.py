@@ -312,6 +312,12 @@ def hostile() -> tuple[dict[str, Any], dict[str, Any]]:
     return made, {renamed(name): renamed(answer) for name, answer in matrices().items()}
 
 
+def joined(task: str, count: int, first: int = 3) -> list[dict[str, Any]]:
+    """Return the single lanes of a band, of ranks from `first` on."""
+    chance = random.Random(17)
+    return [lane(at + 1, task, first + at, spans(chance, 0.9, 0.6, 3, 1)) for at in range(count)]
+
+
 def large() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the data of 1,024 ranks (61 bands of 16 and 48 lanes at most 64), 1,000 partitions, a million samples."""
     full = slow()

@@ -92,6 +92,25 @@ def test_the_colors_follow_the_system_and_the_button(page: Page, server: CannedS
     page.evaluate("localStorage.clear()")
 
 
+@pytest.mark.parametrize("name", invented.HOSTILE)
+def test_hostile_names_of_joined_ranks_are_text(page: Page, server: CannedServer, name: str) -> None:
+    own = server.full["timeline"]["lanes"][0]
+    band = {**own, "id": 900, "task": name, "rank": -1, "ranks": 70, "spans": [], "band": [(300.0, 60, 30, 0, 10)]}
+    server.full["timeline"].update(lanes=[band], order=[900])
+    server.lanes[name] = invented.joined(name, 70)
+    page.show_as(PHONE)
+    opened(page, server)
+    page.evaluate("document.querySelector('.joined .link').click()")
+    page.wait_for("document.querySelector('.joined p')?.innerText.includes('ranks 3 to 66')")
+    assert (name or "no task").partition("\n")[0][:10].replace("\u202e", "\\u202e") in text_of(
+        page, ".joined p"
+    ).replace("␊", "\n")
+    assert "\u202e" not in page.evaluate("document.body.innerText")
+    assert page.evaluate("document.querySelectorAll('img, b b, script:not([src])').length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert_clean(page, server)
+
+
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1440", "390"])
 def test_hostile_names_are_text_and_break_no_layout(page: Page, server: CannedServer, size: tuple[int, int]) -> None:
     server.full, server.matrices = invented.hostile()
@@ -136,6 +155,16 @@ def test_a_system_as_large_as_the_limits_is_shown(page: Page, server: CannedServ
     timeline["lanes"] = [{**lane, "spans": [[300.0, 301.0, 1, 0]], "band": []} for lane in timeline["lanes"]]
     server.delta(1.0, timeline=timeline, tasks=[{**task, "rate": 901.0} for task in server.full["tasks"]])
     page.wait_for("document.querySelector('.flow').textContent.includes('901')")
+    server.lanes["task_5"] = invented.joined("task_5", 61)
+    page.evaluate(
+        "[...document.querySelectorAll('.joined .link')].find(each => each.innerText.startsWith('task_5')).click()"
+    )
+    page.wait_for("document.querySelector('.joined p')?.innerText.includes('ranks 3 to 63')")
+    page.evaluate("performance.clearMeasures()")
+    timeline.update(since=301.0, until=302.0)
+    server.delta(2.0, timeline=timeline, tasks=[{**task, "rate": 902.0} for task in server.full["tasks"]])
+    page.wait_for("document.querySelector('.flow').textContent.includes('902')")
+    assert violations(page) == []
     print(
         {
             each: page.evaluate(f"performance.getEntriesByName('{each}')[0]?.duration")

@@ -210,6 +210,100 @@ def test_the_timeline_shows_work_thick_and_waiting_thin(page: Page, server: Cann
     assert "rollout rank 0 waits 50 % 50 % 0 %" in text_of(page, ".timeline details table tbody")
 
 
+@pytest.fixture
+def banded(page: Page, server: CannedServer) -> Page:
+    """A page on which 100 ranks of rollout are joined to one line, below which rank 0 has a line of its own."""
+    own = server.full["timeline"]["lanes"][0]
+    band = {**own, "id": 900, "rank": -1, "ranks": 100, "client": "", "spans": []}
+    band["band"] = [(float(second), 60, 30, 0, 10) for second in range(1, 301)]
+    server.full["timeline"].update(lanes=[band, own], order=[900, own["id"]], versions=[])
+    server.lanes["rollout"] = invented.joined("rollout", 100, first=1)
+    return opened(page, server)
+
+
+SINGLE = "document.querySelector('.joined p')?.innerText"
+
+
+def height(page: Page) -> int:
+    return int(page.evaluate("document.getElementById('timeline').clientHeight"))
+
+
+def test_enter_on_a_line_of_many_ranks_shows_them_singly_and_joins_them_again(
+    banded: Page, server: CannedServer
+) -> None:
+    before = height(banded)
+    banded.type("t")
+    press(banded, "ArrowUp")
+    assert "60 % work, 30 % wait, 0 % are held back, 10 % are gone" in text_of(banded, ".timeline [role=status]")
+    assert text_of(banded, ".timeline [role=status]").endswith("Enter shows 100 single ranks.")
+    press(banded, "Enter")
+    banded.wait_for(f"{SINGLE}?.includes('ranks 1 to 64, 1 to 64 of 100 joined ones')")
+    assert text_of(banded, ".timeline [role=status]") == "rollout: ranks 1 to 64, 1 to 64 of 100 joined ones"
+    assert height(banded) > 64 * 6 > before
+    press(banded, "ArrowDown")
+    assert text_of(banded, ".timeline [role=status]").startswith("rollout rank 1 ")
+    press(banded, "ArrowUp")
+    press(banded, "Enter")
+    banded.wait_for("!document.querySelector('.joined p')")
+    assert height(banded) == before
+    assert text_of(banded, ".timeline [role=status]") == "The ranks are joined again."
+    assert_clean(banded, server)
+
+
+def test_a_click_on_a_line_of_many_ranks_shows_them_singly(banded: Page, server: CannedServer) -> None:
+    box = banded.evaluate(
+        "(() => { const b = document.getElementById('timeline').getBoundingClientRect(); return [b.x, b.y] })()"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        banded.call(
+            "Input.dispatchMouseEvent", type=kind, x=box[0] + 200, y=box[1] + 20, button="left", clickCount=1
+        )  # fmt: skip
+    banded.wait_for(f"{SINGLE}?.includes('ranks 1 to 64')")
+    assert any("api/lanes?task=rollout&from=0&count=64&after=" in path for path in server.requests)
+    assert_clean(banded, server)
+
+
+def test_buttons_turn_the_pages_of_single_ranks_and_the_table_names_them(banded: Page, server: CannedServer) -> None:
+    def click(selector: str) -> None:
+        banded.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
+
+    banded.evaluate("document.querySelector('.timeline details').open = true")
+    click(".joined [aria-expanded]")
+    banded.wait_for(f"{SINGLE}?.includes('ranks 1 to 64')")
+    assert banded.evaluate("document.querySelector('.joined .link').getAttribute('aria-expanded')") == "true"
+    assert banded.evaluate("document.querySelector('.joined [aria-label=\"Ranks before\"]').ariaDisabled") == "true"
+    click('.joined [aria-label="Next ranks"]')
+    banded.wait_for(f"{SINGLE}?.includes('ranks 65 to 100, 65 to 100 of 100 joined ones')")
+    banded.wait_for("document.querySelector('.timeline details table').innerText.includes('rollout rank 65')")
+    assert "rollout, 100 ranks together" in text_of(banded, ".timeline details table")
+    click('.joined [aria-label="Ranks before"]')
+    banded.wait_for(f"{SINGLE}?.includes('ranks 1 to 64')")
+    timeline = server.full["timeline"]
+    unchanged = [{**each, "spans": [], "band": []} for each in timeline["lanes"]]
+    server.delta(1.0, timeline={**timeline, "since": 300.0, "lanes": unchanged})
+    banded.wait_for("performance.getEntriesByType('resource').some(each => each.name.includes('after=0-1'))")
+    assert "ranks 1 to 64" in text_of(banded, ".joined p")
+    assert_clean(banded, server)
+
+
+def test_single_ranks_are_joined_when_so_few_are_left_that_each_has_a_line(banded: Page, server: CannedServer) -> None:
+    banded.evaluate("document.querySelector('.joined .link').click()")
+    banded.wait_for(f"{SINGLE}?.includes('ranks 1 to 64')")
+    timeline = server.full["timeline"]
+    own = timeline["lanes"][1]
+    server.send("full", {**server.full, "timeline": {**timeline, "lanes": [own], "order": [own["id"]]}})
+    banded.wait_for("!document.querySelector('.joined')")
+    server.send("full", {**server.full, "timeline": timeline})
+    banded.wait_for("!!document.querySelector('.joined')")
+    banded.wait_for("!document.querySelector('.joined p')")
+
+
+def test_why_single_ranks_cannot_be_shown_is_said(banded: Page, server: CannedServer) -> None:
+    server.lanes.clear()
+    banded.evaluate("document.querySelector('.joined .link').click()")
+    banded.wait_for(f"{SINGLE}?.includes('no ranks of this task are joined to a line')")
+
+
 def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedServer) -> None:
     sample = server.samples["107168"]
     sample["tags"] = [{"name": "policy_version", "value": "41"}]
@@ -235,6 +329,24 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     press(page, "Escape", windowsVirtualKeyCode=27)
     page.wait_for("!document.querySelector('dialog')")
     assert page.evaluate("document.activeElement.matches('.waits [data-index]')") in (True, False)
+    assert_clean(page, server)
+
+
+def test_decoded_token_ids_stand_beside_them_as_text(page: Page, server: CannedServer) -> None:
+    text = f"{invented.HOSTILE[0]} {invented.HOSTILE[1]}\n{'word ' * 400}"[:2000]
+    server.samples["107168"]["fields"][1].update(head="123550, 124163, ...", decoded=text, note="")
+    opened(page, server)
+    page.evaluate("document.querySelector('.waits [data-index]').click()")
+    page.wait_for("!!document.querySelector('dialog .history')")
+    assert text_of(page, "dialog td .decoded").startswith("<img src=x onerror=")
+    assert "123550, 124163, ..." in text_of(page, "dialog")
+    whole = page.evaluate("document.querySelector('dialog pre').innerText")
+    assert whole.startswith("tokens decoded from its token ids\n<img src=x onerror=")
+    assert whole.endswith("word wo")  # all of it, while its line in the table is cut
+    assert "\u202e" not in page.evaluate("document.body.innerText")
+    assert page.evaluate("document.querySelectorAll('dialog img').length") == 0
+    inside = "document.querySelector('dialog .inside')"
+    assert page.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth")
     assert_clean(page, server)
 
 

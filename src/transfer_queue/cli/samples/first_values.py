@@ -13,6 +13,7 @@ from transfer_queue.messages.reports.samples import SampleField, SampleReport
 
 if TYPE_CHECKING:
     from transfer_queue.client import TransferQueueClient
+    from transfer_queue.live.token_text import TokenText
     from transfer_queue.node.system.launcher import RunningSystem
 
 MAX_BYTES = 64 << 20
@@ -36,40 +37,46 @@ class ShownValue(msgspec.Struct, frozen=True):
     """The number of its other numbers."""
     other: str = ""
     """The beginning of the `repr` of an object."""
+    decoded: str | None = None
+    """The text whose token ids a tensor contains; None if it does not contain token ids, or without a tokenizer."""
     error: str = ""
     """Why the value is not shown."""
 
 
-def read_values(system: RunningSystem, report: SampleReport) -> dict[str, ShownValue]:
-    """Return the beginnings of the values of a live sample, by field."""
+def read_values(system: RunningSystem, report: SampleReport, tokens: TokenText | None = None) -> dict[str, ShownValue]:
+    """Return the beginnings of the values of a live sample, by field. `tokens` decodes token ids."""
     from transfer_queue.client import TransferQueueClient
 
     client = TransferQueueClient(system)
     try:
         fields = [field for field in report.fields if field.kind != "nested"]
-        return {field.name: _read(client, report, field) for field in fields}
+        return {field.name: _read(client, report, field, tokens) for field in fields}
     finally:
         client.close()
 
 
-def _read(client: TransferQueueClient, report: SampleReport, field: SampleField) -> ShownValue:
+def _read(
+    client: TransferQueueClient, report: SampleReport, field: SampleField, tokens: TokenText | None
+) -> ShownValue:
     if field.nbytes is not None and field.nbytes > MAX_BYTES:
         return ShownValue(error="too large to be shown")
     try:
-        return shown(client._read_value(report.partition, report.index, field.name))
+        return shown(client._read_value(report.partition, report.index, field.name), tokens)
     except Exception as error:  # a user's class may raise anything when it is unpickled
         return ShownValue(error=f"{type(error).__name__}: {error}")
 
 
-def shown(value: Any) -> ShownValue:
-    """Return the beginning of a value."""
+def shown(value: Any, tokens: TokenText | None = None) -> ShownValue:
+    """Return the beginning of a value. `tokens` decodes token ids."""
     import torch
 
     if isinstance(value, torch.Tensor):
         flat = value.detach().reshape(-1) if not value.is_sparse else value.coalesce().values().reshape(-1)
         numbers = flat[:FIRST].tolist()
-        text = text_of_numbers(flat[:LONGEST_TEXT].tolist()) if _may_be_text(value) else None
-        return ShownValue(text, numbers, max(0, flat.numel() - len(numbers)))
+        decoded = None if tokens is None else tokens.decode(value)
+        may_be_text = decoded is None and _may_be_text(value)
+        text = text_of_numbers(flat[:LONGEST_TEXT].tolist()) if may_be_text else None
+        return ShownValue(text, numbers, max(0, flat.numel() - len(numbers)), decoded=decoded)
     if isinstance(value, str):
         return ShownValue(value[:LONGEST_TEXT])
     if isinstance(value, (bytes, bytearray)):

@@ -135,6 +135,8 @@ class ReportText:
             value = self._values.get(field.name)
             if value is not None:
                 yield style(cut(f"      {value_text(value)}", self._width), "dim")
+                if value.decoded is not None:
+                    yield style(cut(f"      text: {value.decoded!r}", self._width), "dim")
         if report.missing:
             words = f"missing: {listed_names(report.missing, most=32, characters=60)}"
             lost = f"; lost with their storage unit: {listed_names(report.lost)}" if report.lost else ""

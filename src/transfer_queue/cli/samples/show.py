@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.common import Commands, add_name, add_tokenizer, find_system
 from transfer_queue.cli.shell.json_output import add_json, plain, print_json
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
 if TYPE_CHECKING:
     from transfer_queue.client.control_client import ControlClient
+    from transfer_queue.live.token_text import TokenText
 
 
 def add(commands: Commands) -> None:
@@ -27,6 +29,7 @@ def add(commands: Commands) -> None:
     command.add_argument("partition")
     command.add_argument("sample", metavar="KEY|INDEX", help="the sample's key, or its global index")
     command.add_argument("--no-values", action="store_true", help="do not read the values, which takes some seconds")
+    add_tokenizer(command, "token ids are shown as numbers")
     add_json(command)
     add_name(command)
     command.set_defaults(run=run)
@@ -36,6 +39,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the report."""
     from transfer_queue.client.control_client import ControlClient
 
+    if options.tokenizer is not None and options.no_values:
+        options.parser.error(f"--tokenizer is {options.tokenizer!r}, but --no-values hides values: give only one")
+    tokens = None if options.tokenizer is None else _load_tokenizer(options)
     system = find_system(options.name)
     with ControlClient(system) as onlooker:
         _, settings = onlooker.topology()
@@ -49,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if report.state == LIVE and report.fields and not options.no_values:
         from transfer_queue.cli.samples.first_values import read_values
 
-        values = read_values(system, report)
+        values = read_values(system, report, tokens)
     if options.json:
         print_json({**plain(report), "values": plain(values)})
         return 0
@@ -58,6 +64,17 @@ def run(options: argparse.Namespace) -> int:
 
     print("\n".join(lines_of(report, values, width_of_output(), Styles())))
     return 0
+
+
+def _load_tokenizer(options: argparse.Namespace) -> TokenText:
+    """Return the tokenizer. Exits with a usage error if it cannot be used."""
+    from transfer_queue.live.token_text import load_tokenizer
+
+    try:
+        return load_tokenizer(options.tokenizer)
+    except InvalidArgumentError as error:
+        parser: argparse.ArgumentParser = options.parser
+        parser.error(str(error))
 
 
 def _describe(onlooker: ControlClient, partition: str, sample: str, allow_pickle: bool) -> SampleReport:

@@ -21,11 +21,16 @@ async function failed(response) {
   }
 }
 
-async function fetchJson(path, parameters) {
-  const response = await fetch(address(path, parameters), { headers: { Accept: "application/json" } });
+async function answerOf(url) {
+  const response = await fetch(url, { headers: { Accept: "application/json" } });
   if (!response.ok) throw await failed(response);
   return response.json();
 }
+
+const fetchJson = (path, parameters) => answerOf(address(path, parameters));
+
+/** Single ranks of a line that joins many. `after`: the `epoch` of the previous answer, "" to get everything. */
+export const fetchLanes = (task, from, count, after) => answerOf(`api/lanes?${new URLSearchParams({ task, from, count, after })}`);
 
 /** One sample: its fields, tags, group and history. `which` has an index or a key. */
 export const fetchSample = (partition, which) => fetchJson("api/sample", { partition, ...which });

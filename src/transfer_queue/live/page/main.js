@@ -145,7 +145,7 @@ function Panels({ data, theme, width, active, stale, open }) {
     <${Flow} tasks=${tasks} fields=${data.fields} queues=${data.queues} life=${data.life} verdict=${verdict} policy=${policy} now=${now} window=${seconds} width=${width} />
     <${Matrix} partitions=${partitions} fields=${data.fields} tasks=${tasks} last=${verdict.last} active=${active} stale=${stale} open=${open} theme=${theme} width=${width} />
     <${Waits} waits=${data.waits} verdict=${verdict} memory=${memory} now=${now} window=${seconds} />
-    <${Timeline} timeline=${data.timeline} history=${history} theme=${theme} width=${width} />
+    <${Timeline} timeline=${data.timeline} history=${history} active=${active} theme=${theme} width=${width} />
     <div class="bottom">
       <${Policy} policy=${policy} ages=${data.ages} groups=${data.groups} now=${now} />
       <${Memory} memory=${memory} partitions=${partitions} />

@@ -4,10 +4,10 @@ const TOUCHING = 0.002; // seconds: spans of the same state that are this close 
 
 /** Cut the spans of a lane at `since` and append those that came. A cut span that continues becomes one span again. */
 export function continueSpans(spans, added, since) {
-  const kept = [];
-  for (const span of spans) {
-    if (span[0] < since) kept.push(span[1] > since ? [span[0], since, span[2], span[3]] : span);
-  }
+  let end = spans.length;
+  while (end > 0 && spans[end - 1][0] >= since) end -= 1;
+  const kept = spans.slice(0, end);
+  if (end > 0 && kept[end - 1][1] > since) kept[end - 1] = [kept[end - 1][0], since, kept[end - 1][2], kept[end - 1][3]];
   for (const span of added) {
     const before = kept[kept.length - 1];
     const same = before && before[2] === span[2] && before[3] === span[3] && span[0] - before[1] < TOUCHING;
@@ -18,7 +18,10 @@ export function continueSpans(spans, added, since) {
 }
 
 function continueLane(before, lane, since, oldest) {
-  const spans = continueSpans(before?.spans ?? [], lane.spans, since).filter((span) => span[1] >= oldest);
+  const known = before?.spans ?? [];
+  let old = 0;
+  while (old < known.length && known[old][1] < oldest) old += 1;
+  const spans = continueSpans(old ? known.slice(old) : known, lane.spans, since);
   const points = (before?.band ?? []).filter((point) => point[0] < since);
   return { ...lane, spans, band: [...points, ...lane.band].filter((point) => point[0] >= oldest) };
 }

@@ -10,6 +10,7 @@ from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
 from transfer_queue.live.questions.matrix import MatrixCounter
 from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
 from transfer_queue.live.reading.system_source import SystemSource
+from transfer_queue.live.token_text import TokenText
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
 
@@ -25,11 +26,13 @@ class Questions:
     Args:
         source: What the page shows.
         values: Whether values may be returned.
+        tokens: Decodes token ids; None to leave them numbers.
     """
 
-    def __init__(self, source: SystemSource, *, values: bool) -> None:
+    def __init__(self, source: SystemSource, *, values: bool, tokens: TokenText | None = None) -> None:
         self._source = source
         self._values = values
+        self._tokens = tokens
         self._system: RunningSystem | None = None
         self._client: ControlClient | None = None
         self._counter: MatrixCounter | None = None
@@ -87,6 +90,6 @@ class Questions:
             from transfer_queue.live.questions.sample_values import ValueReader  # with torch, which takes seconds
 
             assert self._system is not None
-            self._reader = ValueReader(self._system)
+            self._reader = ValueReader(self._system, self._tokens)
             self._source.other_clients = 2
         return self._reader.read(report)

@@ -36,8 +36,10 @@ class ValueHead:
     """The first values as text."""
     text: str | None = None
     """The beginning of the text that the value is."""
+    decoded: str | None = None
+    """The beginning of the text whose token ids the value contains."""
     note: str = ""
-    """Why there is neither."""
+    """Why there is none of them."""
 
 
 def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None) -> answers.SampleAnswer:
@@ -82,7 +84,7 @@ def _field(field: SampleField, heads: Mapping[str, ValueHead] | None) -> answers
     return answers.SampleFieldView(
         field.name, True, field.dtype if field.kind == "tensor" else field.kind, field.shape, field.nbytes,
         field.unit if field.unit >= 0 else None, field.tier, _who(field.task, field.rank, field.client),
-        None if field.time is None else round(field.time, 2), False, head.head, head.text, head.note,
+        None if field.time is None else round(field.time, 2), False, head.head, head.text, head.decoded, head.note,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.errors import TransferQueueError, UncarriableValueError
 from transfer_queue.live.questions.sample_answer import ValueHead
+from transfer_queue.live.token_text import TokenText
 from transfer_queue.messages.reports.samples import SampleField, SampleReport
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import RunningSystem
@@ -17,9 +18,15 @@ MOST_BYTES = 64 << 10  # that are read for one sample
 
 
 class ValueReader:
-    """Reads values with a separate client, which never unpickles, even if `security.allow_pickle` is true."""
+    """Reads values with a separate client, which never unpickles, even if `security.allow_pickle` is true.
 
-    def __init__(self, system: RunningSystem) -> None:
+    Args:
+        system: The system.
+        tokens: Decodes token ids; None to leave them numbers.
+    """
+
+    def __init__(self, system: RunningSystem, tokens: TokenText | None = None) -> None:
+        self._tokens = tokens
         self._client = TransferQueueClient(system)
         self._client._connect()
         state = self._client._state
@@ -45,21 +52,22 @@ class ValueReader:
 
     def _read(self, report: SampleReport, field: SampleField) -> ValueHead:
         try:
-            return head_of(self._client._read_value(report.partition, report.index, field.name))
+            return head_of(self._client._read_value(report.partition, report.index, field.name), self._tokens)
         except UncarriableValueError:
             return ValueHead(note=f"pickled, {field.nbytes or 0:,} bytes")
         except (TransferQueueError, LookupError, ValueError, TypeError, RuntimeError) as error:
             return ValueHead(note=f"it cannot be read: {type(error).__name__}")
 
 
-def head_of(value: object) -> ValueHead:
-    """Return the beginning of a value."""
+def head_of(value: object, tokens: TokenText | None = None) -> ValueHead:
+    """Return the beginning of a value. `tokens` decodes token ids."""
     import torch
 
     if isinstance(value, torch.Tensor):
         flat = (value.coalesce().values() if value.is_sparse else value).detach().reshape(-1)
         numbers = ", ".join(map(_number, flat[:FIRST].tolist()))
-        return ValueHead(numbers + (", ..." if flat.numel() > FIRST else ""))
+        decoded = None if tokens is None else tokens.decode(value)
+        return ValueHead(numbers + (", ..." if flat.numel() > FIRST else ""), decoded=decoded)
     if isinstance(value, str):
         return ValueHead(text=value[:LONGEST_TEXT])
     if isinstance(value, (bytes, bytearray)):

@@ -7,6 +7,7 @@ import contextlib
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.live import payload
+from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.reading.system_reader import SystemReader
 from transfer_queue.live.view.view_maker import Parts, ViewMaker
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
@@ -59,6 +60,12 @@ class SystemSource:
     def full_parts(self) -> Parts:
         """See `hub.ViewSource`."""
         return {} if self._maker is None else self._maker.full_parts()
+
+    def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
+        """See `hub.ViewSource`."""
+        if self._maker is None:
+            raise ConnectionLostError("the page has not reached the system yet; try again")
+        return self._maker.lanes(task, first, count, after)
 
     def renewed(self) -> bool:
         """See `hub.ViewSource`."""

@@ -15,6 +15,7 @@ import msgspec
 from transfer_queue.client.control_client import ENDED_ERRORS
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.live import payload
+from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.payload import SystemState
 from transfer_queue.live.view.view_maker import Parts
 
@@ -40,6 +41,9 @@ class ViewSource(Protocol):
 
     def full_parts(self) -> Parts:
         """Return the parts of the last view that differ in a `full`."""
+
+    def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
+        """Return ranks of a band as of the last view; None if there is no such band. See `ViewMaker.lanes`."""
 
     def renewed(self) -> bool:
         """Return whether the last view cannot be reached by a `delta`."""
@@ -107,7 +111,8 @@ class Hub:
     """The viewers and the loop that computes for them. Everything but the source runs in the event loop."""
 
     def __init__(self, source: ViewSource, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source = source
+        self.source = source
+        """What it shows. Only functions that `ask` calls may use it."""
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "live-view")
         self.viewers: list[Viewer] = []
@@ -157,7 +162,7 @@ class Hub:
                 self._wake.clear()
                 await self._wake.wait()
                 if self._clock() - self._left_at > FORGET_SECONDS:
-                    await self._call(self._source.forget)
+                    await self._call(self.source.forget)
             began = self._clock()
             await self._step()
             await self._pause(began)
@@ -177,13 +182,17 @@ class Hub:
         else:
             self.every = SECONDS
 
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Return the result of a function that uses the source, in its thread."""
+        return await self._call(question)
+
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def _step(self) -> None:
         """Compute a view, and push what has changed."""
         try:
-            now, parts = await self._call(self._source.make)
+            now, parts = await self._call(self.source.make)
         except ENDED_ERRORS as error:
             await self._end(error)
         except WaitTimeoutError:
@@ -196,16 +205,16 @@ class Hub:
         else:
             self._now = now
             self.views += 1
-            if await self._call(self._source.renewed):
+            if await self._call(self.source.renewed):
                 for viewer in self.viewers:
                     viewer.begin_again()
             await self._publish(parts)
 
     async def _end(self, error: Exception) -> None:
         """Report that the system has ended, unless a new one has taken its place."""
-        if await self._call(self._source.find_successor):
+        if await self._call(self.source.find_successor):
             return
-        words = await self._call(self._source.ended_words)
+        words = await self._call(self.source.ended_words)
         if words:
             await self._publish({"state": self._same_state("ended", time.time(), words)})
         else:
@@ -239,7 +248,7 @@ class Hub:
         waiting = [viewer for viewer in self.viewers if viewer.begins]
         if not waiting:
             return
-        complete = await self._call(self._source.full_parts)
+        complete = await self._call(self.source.full_parts)
         known = self._sent if self._sent else {"state": _encode(self._state)}
         parts = known | {name: _encode(part) for name, part in complete.items()}
         event = _event("full", {"seq": self._seq, "now": self._now}, parts)

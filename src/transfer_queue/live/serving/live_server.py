@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
@@ -22,7 +22,10 @@ from transfer_queue.live.reading.system_source import SystemSource
 from transfer_queue.live.serving.guard import Guard
 from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.serving.web import build_app
+from transfer_queue.live.token_text import load_tokenizer
 from transfer_queue.node.system.paths import SystemFolder
+
+logger = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 2  # for streams to end
 MOST_CONNECTIONS = 128
@@ -40,6 +43,8 @@ class LiveOptions:
     """The address on which it listens."""
     values: bool = False
     """Whether it shows values."""
+    tokenizer: str | None = None
+    """The path or name of the tokenizer that decodes token ids; None if there is none."""
     insecure: bool = False
     """Whether it may be served without TLS on an address that other machines reach."""
     tls: Mapping[str, str] | None = None
@@ -80,9 +85,14 @@ def address_of(options: LiveOptions, port: int) -> str:
 def build_page(system: SystemFolder, settings: Settings, token: str, listener: socket.socket) -> LiveServer:
     """Return the server of a system whose `live.enabled` is set, in a child of the supervisor."""
     options = LiveOptions(
-        str(system.folder), token, settings.live_host, settings.live_values, settings.live_insecure, settings.tls
-    )
-    server = LiveServer(options, listener)
+        str(system.folder), token, settings.live_host, settings.live_values, settings.live_tokenizer,
+        settings.live_insecure, settings.tls,
+    )  # fmt: skip
+    try:
+        server = LiveServer(options, listener)
+    except InvalidArgumentError as error:  # such as a damaged file: the page is worth more than the text
+        logger.error("token ids are shown as numbers: %s", error)
+        server = LiveServer(replace(options, tokenizer=None), listener)
     system.write_live_address(address_of(options, listener.getsockname()[1]))
     return server
 
@@ -93,13 +103,17 @@ class LiveServer:
     Args:
         options: How the page is served.
         listener: A socket that listens.
+
+    Raises:
+        InvalidArgumentError: The page would cross the network unencrypted, or the tokenizer cannot be used.
     """
 
     def __init__(self, options: LiveOptions, listener: socket.socket) -> None:
         options.check()
+        tokens = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
         self._listener = listener
         self._source = SystemSource(options.folder, values=options.values, version=_version())
-        self._questions = Questions(self._source, values=options.values)
+        self._questions = Questions(self._source, values=options.values, tokens=tokens)
         self.hub: Hub | None = None
         self._options = options
         self._server: uvicorn.Server | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from transfer_queue.live.answers import ExplainAnswer, Problem
 from transfer_queue.live.payload import to_json
 from transfer_queue.live.questions.questions import Questions
 from transfer_queue.live.serving.hub import Hub, Viewer
+from transfer_queue.live.view.opened_bands import MOST_OPENED_LANES
 from transfer_queue.messages.reports.overview import MOST_COLUMNS
 
 PAGE = Path(__file__).parent.parent / "page"
@@ -33,6 +34,9 @@ LONGEST_NAME = 1024
 MOST_QUESTIONS = 32  # that wait at a time
 
 logger = logging.getLogger(__name__)
+
+
+Ask = Callable[[Callable[[], Response]], Awaitable[Response]]
 
 
 class _BadRequest(Exception):
@@ -57,6 +61,7 @@ def build_app(hub: Hub, questions: Questions, page: Path = PAGE) -> Starlette:
         Route("/static/{path:path}", pages.file, methods=["GET"]),
         Route("/api/live", pages.live, methods=["GET"]),
         Route("/api/matrix", pages.matrix, methods=["GET"]),
+        Route("/api/lanes", pages.lanes, methods=["GET"]),
         Route("/api/sample", pages.sample, methods=["GET"]),
         Route("/api/explain", pages.explain, methods=["GET"]),
     ]
@@ -119,6 +124,21 @@ class Pages:
 
         return await self._ask(request, answer)
 
+    async def lanes(self, request: Request) -> Response:
+        """Answer `/api/lanes`. The thread that computes the views answers, because it has the recording."""
+
+        def answer() -> Response:
+            task, first = _name(request, "task"), _number(request, "from", 0) or 0
+            count = _number(request, "count", MOST_OPENED_LANES) or MOST_OPENED_LANES
+            after = request.query_params.get("after", "")
+            _check_length(after)
+            found = self._hub.source.lanes(task, first, count, after)
+            if found is None:
+                return _problem(404, f"no ranks of the task {task[:200]!r} are joined to a line")
+            return _json(found)
+
+        return await self._ask(request, answer, self._hub.ask)
+
     async def sample(self, request: Request) -> Response:
         """Answer `/api/sample`."""
 
@@ -147,12 +167,14 @@ class Pages:
 
         return await self._ask(request, answer)
 
-    async def _ask(self, request: Request, answer: Callable[[], Response]) -> Response:
-        """Answer a question in the thread of questions."""
+    async def _ask(self, request: Request, answer: Callable[[], Response], ask: Ask | None = None) -> Response:
+        """Answer a question, in the thread of questions unless `ask` calls it in another one."""
         if self._waiting >= MOST_QUESTIONS:
             return _problem(503, "too many questions wait for the controller; try again")
         self._waiting += 1
         try:
+            if ask is not None:
+                return await ask(answer)
             return await asyncio.get_running_loop().run_in_executor(self._thread, answer)
         except _BadRequest as error:
             return _problem(400, str(error))

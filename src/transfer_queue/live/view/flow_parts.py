@@ -48,7 +48,8 @@ def last_task(account: Account) -> str:
 
 def verdict_part(verdict: Verdict, last: str) -> payload.VerdictView:
     """Return the verdict in two parts."""
-    headline, _, detail = verdict.text.partition(": ")
+    # "Stopped: nothing was dealt for 80 s; `train` waits ..."; otherwise "`reward` is the slowest stage: `train` ..."
+    headline, _, detail = verdict.text.partition("; " if verdict.state == "stopped" else ": ")
     if verdict.stage is not None and ": " in verdict.stage:
         headline, detail = verdict.text, ""
     return payload.VerdictView(

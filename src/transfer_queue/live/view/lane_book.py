@@ -23,6 +23,7 @@ SLICE = 30.0  # seconds that are binned in one step, to bound the memory
 KEPT_LANES = 30.0  # seconds for which the same ranks keep a lane of their own
 
 STATE_NUMBERS: dict[SpanState, int] = {state: STATES.index(name) for state, name in STATE_NAMES.items()}
+SHOWN_NUMBERS = [STATE_NUMBERS.get(state, 0) for state in SpanState]  # by the number of the `SpanState`
 Key = tuple[str, int, str]  # task, rank, and the client if it has no rank
 
 
@@ -35,7 +36,7 @@ class _Lane:
     ranks: int = 1
     spans: list[tuple[float, float, int, int]] = field(default_factory=list)
     band: list[tuple[float, int, int, int, int]] = field(default_factory=list)
-    due: np.ndarray = field(default_factory=lambda: np.zeros(len(SpanState)))
+    due: list[float] = field(default_factory=lambda: [0.0] * len(SpanState))
     """The seconds of each state that the spans do not show yet, because a span has one state."""
 
 
@@ -54,6 +55,8 @@ class LaneBook:
         self._next = 1
         self._bin = FINEST
         self._own: tuple[float, frozenset[Key]] = (-math.inf, frozenset())
+        self.joined: dict[str, list[Key]] = {}
+        """The ranks of each band, by the task of its lane."""
         self.renewed = True
         """Whether the lanes differ from the previous ones, so that a viewer needs all of them."""
 
@@ -62,6 +65,11 @@ class LaneBook:
         table = account.table
         now = table.recording.now - self.origin
         groups = self._group(account, now)
+        self.joined = {
+            key[0]: [worker_key(account, worker) for worker in workers]
+            for key, workers in groups.items()
+            if key[2] == "*"
+        }
         self.renewed = groups.keys() != self._lanes.keys()
         if self.renewed:
             self._begin(groups)
@@ -81,7 +89,7 @@ class LaneBook:
         """Return the timeline from a time on."""
         recording, workers = account.table.recording, account.table.workers
         newest = {lane.client: lane for lane in recording.lanes[1:]}
-        of_key = {_key(account, worker): worker for worker in range(len(workers))}
+        of_key = {worker_key(account, worker): worker for worker in range(len(workers))}
         left = account.table.last_left
         lanes = []
         for lane in self._lanes.values():
@@ -119,17 +127,17 @@ class LaneBook:
             mine.setdefault(workers.tasks[workers.task[worker]], []).append(worker)
         mine = {task: sorted(mine[task], key=lambda each: _rank_order(account, each)) for task in order if task in mine}
         if sum(map(len, mine.values())) <= MOST_LANES:
-            return {_key(account, worker): [worker] for task in mine for worker in mine[task]}
+            return {worker_key(account, worker): [worker] for task in mine for worker in mine[task]}
         if now - self._own[0] >= KEPT_LANES:
             self._own = now, frozenset(self._worst(account, mine))
         groups: dict[Key, list[int]] = {}
         for number, (task, all_) in enumerate(mine.items()):
-            own = [worker for worker in all_ if _key(account, worker) in self._own[1]]
-            rest = [worker for worker in all_ if _key(account, worker) not in self._own[1]]
+            own = [worker for worker in all_ if worker_key(account, worker) in self._own[1]]
+            rest = [worker for worker in all_ if worker_key(account, worker) not in self._own[1]]
             name = task if number < MOST_TASKS - 1 or len(mine) <= MOST_TASKS else "other"
             if rest:
                 groups.setdefault((name, -1, "*"), []).extend(rest)
-            groups.update({_key(account, worker): [worker] for worker in own})
+            groups.update({worker_key(account, worker): [worker] for worker in own})
         return groups
 
     def _worst(self, account: Account, mine: Mapping[str, list[int]]) -> list[Key]:
@@ -139,7 +147,7 @@ class LaneBook:
         found = []
         for task in list(mine)[: MOST_TASKS - 1]:
             worst = sorted(mine[task], key=lambda worker: -badness[worker])[:OWN_LANES]
-            found += [_key(account, worker) for worker in worst]
+            found += [worker_key(account, worker) for worker in worst]
         return found
 
     def _begin(self, groups: Mapping[Key, list[int]]) -> None:
@@ -210,7 +218,8 @@ def _reason_names(account: Account) -> list[str]:
     return ["", *dict.fromkeys(_reason_of(account).values())]
 
 
-def _key(account: Account, worker: int) -> Key:
+def worker_key(account: Account, worker: int) -> Key:
+    """Return what identifies a worker in every recording of a system."""
     workers = account.table.workers
     rank = int(workers.rank[worker])
     return workers.tasks[workers.task[worker]], rank, "" if rank >= 0 else workers.clients[worker]
@@ -271,21 +280,23 @@ def _mark_puts(table: EventTable, seconds: np.ndarray, start: float, width: floa
 
 def _add_spans(lane: _Lane, seconds: np.ndarray, start: float, width: float, why: int) -> None:
     """Add the bins of one worker as spans."""
-    known = seconds.sum(axis=1) > width * 0.01
-    for number in range(len(seconds)):
-        if not known[number]:
-            lane.due[:] = 0.0
+    due, spans = lane.due, lane.spans
+    # Numbers of Python are several times faster here than arrays of six.
+    for number, (bins, total) in enumerate(zip(seconds.tolist(), seconds.sum(axis=1).tolist())):
+        if total <= width * 0.01:
+            due[:] = [0.0] * len(due)
             continue
-        lane.due += seconds[number]
-        state = int(lane.due[1:].argmax()) + 1
-        lane.due[state] -= seconds[number].sum()
+        for state, part in enumerate(bins):
+            due[state] += part
+        state = due.index(max(due[1:]), 1)
+        due[state] -= total
         begin, end = round(start + number * width, 2), round(start + (number + 1) * width, 2)
-        shown = STATE_NUMBERS[SpanState(state)]
+        shown = SHOWN_NUMBERS[state]
         reason = why if shown in (2, 3) else 0
-        if lane.spans and lane.spans[-1][1:] == (begin, shown, reason):
-            lane.spans[-1] = (lane.spans[-1][0], end, shown, reason)
+        if spans and spans[-1][1:] == (begin, shown, reason):
+            spans[-1] = (spans[-1][0], end, shown, reason)
         else:
-            lane.spans.append((begin, end, shown, reason))
+            spans.append((begin, end, shown, reason))
 
 
 def _add_points(lane: _Lane, seconds: np.ndarray, start: float, width: float) -> None:

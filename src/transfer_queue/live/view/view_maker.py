@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from transfer_queue.errors import ConnectionLostError
 from transfer_queue.live import payload
+from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.reading.system_reader import SLOW_SECONDS, SystemReader
 from transfer_queue.live.view import flow_parts, store_parts
 from transfer_queue.live.view.lane_book import LaneBook
 from transfer_queue.live.view.observation import Observation
+from transfer_queue.live.view.opened_bands import OpenedBands
 from transfer_queue.timeline.account import Account, make_account
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.verdict import judge_with_account
 
 MOST_WAITING = 8
+UNITS = "unit-"  # the names with which storage units connect to the controller begin with it
 
 Parts = dict[str, object]
 """Name of an attribute of `LiveView` -> its value."""
@@ -31,6 +35,7 @@ class ViewMaker:
         self._reader = reader
         self._system = describe
         self._book: LaneBook | None = None
+        self._opened: OpenedBands | None = None
         self._account: Account | None = None
         self._rates: dict[float, payload.RatePoint] = {}
         self._watched = ("", "")
@@ -90,9 +95,21 @@ class ViewMaker:
             return {}
         return {"timeline": self._book.timeline(self._account), "rates": list(self._rates.values())}
 
+    def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
+        """Return ranks of a band as of the last `make`; see `OpenedBands.answer`. None if there is no such band.
+
+        Raises:
+            ConnectionLostError: Nothing was read of the system yet.
+        """
+        if self._account is None or self._book is None or self._opened is None:
+            raise ConnectionLostError("the page has not reached the system yet; try again")
+        joined = self._book.joined.get(task)
+        return None if joined is None else self._opened.answer(joined, self._account, task, first, count, after)
+
     def _update_book(self, account: Account) -> payload.Timeline:
         if self._book is None:
             self._book = LaneBook(account.table.recording.start)
+            self._opened = OpenedBands(account.table.recording.start)
         timeline = self._book.update(account)
         self.renewed = self._book.renewed
         return timeline
@@ -141,9 +158,8 @@ def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
             what = "a put" if wait.holds else f"partition {wait.partition!r}"
             words = f"{lane.task or lane.client}{rank}: for {what}, since {recording.now - wait.since:.0f} s"
             waiting.setdefault(f"{lane.client} {wait.partition}", words)
-    return payload.ClientsView(
-        max(len(recording.connected) - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING]
-    )
+    clients = sum(not client.startswith(UNITS) for client in recording.connected)
+    return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING])
 
 
 def _next_step(seen: Observation) -> str:

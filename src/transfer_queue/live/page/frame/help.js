@@ -4,7 +4,7 @@ import { Component, html } from "../html.js";
 
 const KEYS = [
   ["/", "search a sample by index or key"], ["space", "pause or continue"], ["w", "go to the first wait"], ["m", "go to the matrix"], ["t", "go to the timeline"],
-  ["arrow keys", "move in the matrix and the timeline; in a sample: go to the previous or the next sample"], ["Enter", "open the sample"], ["Esc", "close"], ["?", "this help"],
+  ["arrow keys", "move in the matrix and the timeline; in a sample: go to the previous or the next sample"], ["Enter", "open the sample; in the timeline: open the ranks of a band"], ["Esc", "close"], ["?", "this help"],
 ];
 const WORDS = [
   ["works", "A claim was answered, and the rank has not asked for more yet. A rank that only puts works unless it is held back."],

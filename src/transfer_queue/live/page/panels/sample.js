@@ -14,7 +14,7 @@ function Field({ field, values }) {
   }
   return html`<tr>
     <td><${Name} of=${field.name} /></td><td>${plain(field.type)}</td><td class="mono">${shapeOf(field)}</td>
-    ${values && html`<td class="mono head" title=${field.head === null ? undefined : plain(field.head)}>${field.head === null ? html`<span class="muted">${plain(field.note) || "–"}</span>` : plain(field.head)}</td>`}
+    ${values && html`<td class="mono head" title=${field.head === null ? undefined : plain(field.head)}>${field.head === null ? html`<span class="muted">${plain(field.note) || "–"}</span>` : plain(field.head)}${field.decoded && html`<div class="decoded">${plain(field.decoded)}</div>`}</td>`}
     <td>${plain(field.put_by) || "–"}</td><td>${field.put_at === null ? "–" : clock(field.put_at)}</td>
   </tr>`;
 }
@@ -53,10 +53,10 @@ function Group({ sample }) {
 }
 
 function Texts({ fields }) {
-  const texts = fields.filter((field) => field.text !== null);
+  const texts = fields.map((field) => ({ name: field.name, text: field.text ?? field.decoded, decoded: field.text === null })).filter((each) => each.text);
   if (!texts.length) return null;
   return html`<h3>Text <span class="muted">the first 2,000 characters</span></h3>
-    ${texts.map((field) => html`<pre key=${field.name} tabindex="0"><b>${plain(field.name)}</b>${"\n"}${plainLines(field.text)}</pre>`)}`;
+    ${texts.map((field) => html`<pre key=${field.name} tabindex="0"><b>${plain(field.name)}</b>${field.decoded && html` <span class="muted">decoded from its token ids</span>`}${"\n"}${plainLines(field.text)}</pre>`)}`;
 }
 
 function Tags({ tags }) {

@@ -5,6 +5,7 @@ import { Key, Name, STATES_KEY } from "../elements.js";
 import { clock, counted, duration, plain, share } from "../format.js";
 import { html, Panel } from "../html.js";
 import { draw, GONE, HELD, IDLE, secondsIn, spanAt, timeAt, WAITS, WORKS, xOf } from "./timeline_drawing.js";
+import { clickWords, isBand, Joined, OpenedRanks, withRanks } from "./timeline_ranks.js";
 
 const KEY = [...STATES_KEY, ["cross", "gone"], ["tick", "policy version"]];
 const STEP = 5; // seconds of an arrow key
@@ -41,7 +42,7 @@ function laneWords(timeline, lane, time) {
   const span = spanAt(lane, time);
   if (!span) return `${name}\n${at}: nothing is known${where}`;
   const end = span[1] >= timeline.until - 0.05 ? "now" : clock(timeline.origin + span[1]);
-  return `${name} ${STATES[span[2]]}${reasonOf(span, timeline.why)}\n${clock(timeline.origin + span[0])} to ${end}, ${duration(span[1] - span[0])}${where}`;
+  return `${name} ${STATES[span[2]]}${reasonOf(span, lane.why ?? timeline.why)}\n${clock(timeline.origin + span[0])} to ${end}, ${duration(span[1] - span[0])}${where}`;
 }
 
 /** The lanes in numbers. */
@@ -61,9 +62,12 @@ function Table({ timeline, history }) {
 export class Timeline extends Panel {
   constructor() {
     super();
-    this.state = { table: false };
+    this.state = { table: false, opened: null, trouble: "" };
     this.cursor = null;
     this.visible = true;
+    this.busy = false;
+    this.toggle = (task) => this.show(this.state.opened?.task === task ? null : new OpenedRanks(task));
+    this.turn = (opened) => this.show(opened);
   }
 
   componentDidMount() {
@@ -72,33 +76,95 @@ export class Timeline extends Panel {
       if (this.visible) this.draw();
     }, { rootMargin: "100px" });
     this.observer.observe(this.section);
+    this.timer = window.setInterval(() => this.refresh(), 1000);
     this.draw();
   }
 
   componentDidUpdate() {
+    const { opened } = this.state;
+    const joined = this.props.timeline.lanes.some((lane) => isBand(lane) && lane.task === opened?.task);
+    if (opened && !joined) this.setState({ opened: null, trouble: "" }); // so few are left that each has a line
     this.draw();
   }
 
   componentWillUnmount() {
     this.observer.disconnect();
+    window.clearInterval(this.timer);
+  }
+
+  /** The timeline as it is drawn. */
+  timeline() {
+    return withRanks(this.props.timeline, this.state.opened);
+  }
+
+  /** Show single ranks, or join them again (null). The cursor stays on its line. */
+  show(opened) {
+    const at = this.cursor && this.plan.rows[this.cursor.row]?.lane.id;
+    this.setState({ opened, trouble: "" }, () => {
+      const row = this.plan.rows.findIndex((each) => each.lane.id === at);
+      if (this.cursor) this.cursor = row < 0 ? null : { ...this.cursor, row };
+      if (opened) this.fetch(opened);
+      else this.say("The ranks are joined again.");
+    });
+  }
+
+  /** Fetch what is new of the single ranks: while they are seen, and as long as the data is of now. */
+  refresh() {
+    const { opened } = this.state;
+    if (opened && this.props.active && this.visible && !document.hidden && !this.busy) this.fetch(opened);
+  }
+
+  async fetch(opened) {
+    this.busy = true;
+    try {
+      const others = await opened.fetch(this.props.history);
+      if (this.state.opened !== opened) return;
+      if (others || this.state.trouble) this.setState({ trouble: "" }); // otherwise the next event of the stream draws them
+      if (others) this.say(`${plain(opened.task) || "no task"}: ${opened.words()}`);
+    } catch (error) {
+      if (this.state.opened !== opened) return;
+      this.setState({ trouble: error.name === "TypeError" ? "The server of this page does not answer." : error.message });
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  say(words) {
+    this.spoken.textContent = words;
   }
 
   draw() {
     if (!this.visible) return;
-    const { timeline, history } = this.props;
+    const [timeline, { history }] = [this.timeline(), this.props];
     if (this.cursor && this.cursor.row >= timeline.lanes.length) this.cursor = null;
     const cursor = document.activeElement === this.canvas ? this.cursor : null;
-    this.plan = measured("timeline", () => draw(this.canvas, timeline, history, cursor));
+    this.plan = measured("timeline", () => draw(this.canvas, timeline, history, cursor, this.state.opened?.task));
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const y = event.clientY - box.top;
+    return { x: event.clientX - box.left, lane: this.plan.rows.find((each) => y >= each.y - 1 && y < each.y + each.height - 1)?.lane };
   }
 
   point(event) {
-    const box = this.canvas.getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    const row = this.plan.rows.find((each) => y >= each.y - 1 && y < each.y + each.height - 1);
-    note(row && x >= this.plan.label ? laneWords(this.props.timeline, row.lane, timeAt(this.plan, x)) : "", event.clientX, event.clientY);
+    const { x, lane } = this.at(event);
+    this.canvas.style.cursor = lane && isBand(lane) ? "pointer" : "";
+    const more = lane && isBand(lane) ? `\n${clickWords(lane, this.state.opened, "Click")}` : "";
+    note(lane && x >= this.plan.label ? laneWords(this.props.timeline, lane, timeAt(this.plan, x)) + more : more.trim(), event.clientX, event.clientY);
+  }
+
+  click(event) {
+    const { lane } = this.at(event);
+    if (lane && isBand(lane)) this.toggle(lane.task);
   }
 
   press(event) {
+    if (event.key === "Enter" && this.cursor) {
+      const { lane } = this.plan.rows[this.cursor.row];
+      if (isBand(lane)) this.toggle(lane.task);
+      return;
+    }
     const step = { ArrowRight: [STEP, 0], ArrowLeft: [-STEP, 0], PageDown: [60, 0], PageUp: [-60, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!step || !this.plan.rows.length) return;
     event.preventDefault();
@@ -106,10 +172,11 @@ export class Timeline extends Panel {
     const { row, time } = this.cursor ?? { row: 0, time: end };
     this.cursor = { row: Math.max(0, Math.min(rows.length - 1, row + step[1])), time: Math.max(begin + 0.1, Math.min(end - 0.1, time + step[0])) };
     this.draw();
-    const words = laneWords(this.props.timeline, rows[this.cursor.row].lane, this.cursor.time);
+    const { lane } = rows[this.cursor.row];
+    const words = laneWords(this.props.timeline, lane, this.cursor.time) + (isBand(lane) ? `\n${clickWords(lane, this.state.opened, "Enter")}` : "");
     const box = this.canvas.getBoundingClientRect();
     note(words, box.left + xOf(this.plan, this.cursor.time), box.top + rows[this.cursor.row].y);
-    this.spoken.textContent = words.replaceAll("\n", ", ");
+    this.say(words.replaceAll("\n", ", "));
   }
 
   leave() {
@@ -117,18 +184,19 @@ export class Timeline extends Panel {
     this.draw();
   }
 
-  render({ timeline, history }, { table }) {
-    const bands = timeline.lanes.some((lane) => lane.ranks > 1);
+  render({ timeline, history }, { table, opened, trouble }) {
+    const bands = timeline.lanes.some(isBand);
     const key = timeline.gaps.length ? [...KEY, ["gap", "not known"]] : KEY;
     return html`<section class="panel timeline" aria-label="Timeline" ref=${(section) => (this.section = section)}>
       <h2>Last ${Math.round(history / 60)} minutes <small>a line for each rank${bands ? ", or for many" : ""}</small><${Key} items=${key} /></h2>
-      <canvas id="timeline" hidden=${!timeline.lanes.length} tabindex="0" role="application" aria-label="Working and waiting of each rank. Arrow keys move." ref=${(canvas) => (this.canvas = canvas)}
-        onMouseMove=${(event) => this.point(event)} onMouseLeave=${() => note("")} onKeyDown=${(event) => this.press(event)}
+      <canvas id="timeline" hidden=${!timeline.lanes.length} tabindex="0" role="application" aria-label=${`Working and waiting of each rank. Arrow keys move${bands ? ", Enter shows the ranks of a line of many" : ""}.`} ref=${(canvas) => (this.canvas = canvas)}
+        onMouseMove=${(event) => this.point(event)} onMouseLeave=${() => note("")} onClick=${(event) => this.click(event)} onKeyDown=${(event) => this.press(event)}
         onFocus=${() => this.draw()} onBlur=${() => this.leave()}></canvas>
       <div class="hidden" role="status" ref=${(spoken) => (this.spoken = spoken)}></div>
+      <${Joined} lanes=${timeline.lanes} opened=${opened} trouble=${trouble} toggle=${this.toggle} turn=${this.turn} />
       ${!timeline.lanes.length && html`<p class="nothing">No rank has put or claimed anything.</p>`}
       <details class="others" hidden=${!timeline.lanes.length} onToggle=${(event) => this.setState({ table: event.target.open })}><summary>As a table</summary>
-        ${table && html`<${Table} timeline=${timeline} history=${history} />`}</details>
+        ${table && html`<${Table} timeline=${this.timeline()} history=${history} />`}</details>
     </section>`;
   }
 }

@@ -1,6 +1,6 @@
 /** The canvas of the timeline: a line for each rank, or for a band of ranks, over the last five minutes. */
 
-import { colors, fitted, prepare, SANS } from "../canvas.js";
+import { channels, colors, fitted, prepare, SANS } from "../canvas.js";
 import { clock, hourAndMinute, plain, share } from "../format.js";
 
 export const [IDLE, WORKS, HELD, WAITS, GONE] = [0, 1, 2, 3, 4];
@@ -66,47 +66,57 @@ export function secondsIn(lane, begin, end) {
 /** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbors are drawn together. */
 const levelOf = (part) => (part < 0.02 ? 0 : Math.min(LEVELS, Math.ceil((part + 0.1) * LEVELS)));
 
-/** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. */
+const strip = document.createElement("canvas");
+
+/** Draw a row of pixels, each as far as it is covered, as one image: thousands of rectangles take several times as long. */
+function drawPixels(pen, pixels, fill, x, y, height) {
+  if (strip.width !== pixels.length) [strip.width, strip.height] = [pixels.length, 1];
+  const image = new ImageData(pixels.length, 1);
+  const [red, green, blue] = channels(fill);
+  for (let at = 0; at < pixels.length; at += 1) {
+    const level = levelOf(pixels[at]);
+    if (level) image.data.set([red, green, blue, (255 * level) / LEVELS], 4 * at);
+  }
+  strip.getContext("2d").putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(strip, x, y, pixels.length, height);
+}
+
+/** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. @returns what `secondsIn` does. */
 function drawSpans(pen, plan, { lane, y, height }, color) {
   const fills = [color.m0, color.work, color.held, color.wait, null];
   const wide = Math.ceil(plan.width - plan.label);
   const covered = [null, null, null, null, null];
+  const seconds = [0, 0, 0, 0, 0];
   let drawn = null;
   const scale = (plan.width - plan.label) / plan.history;
   for (let place = 0; place < lane.spans.length; place += 1) {
     const span = lane.spans[place];
     const state = span[2];
-    if (span[1] < plan.begin || !fills[state] || state === IDLE) continue;
-    const left = Math.max(plan.label, plan.label + (span[0] - plan.begin) * scale);
-    const right = Math.min(plan.width, plan.label + (span[1] - plan.begin) * scale);
-    if (right - left >= 1) {
+    const begin = span[0] > plan.begin ? span[0] : plan.begin;
+    const long = (span[1] < plan.end ? span[1] : plan.end) - begin;
+    if (long <= 0) continue;
+    seconds[state] += long;
+    if (!fills[state] || state === IDLE) continue;
+    const left = plan.label + (begin - plan.begin) * scale;
+    if (long * scale >= 1) {
       const high = state === WORKS ? height - 2 : THIN;
       if (drawn !== state) pen.fillStyle = fills[(drawn = state)];
-      pen.fillRect(left, y + (height - 2 - high) / 2, right - left, high);
+      pen.fillRect(left, y + (height - 2 - high) / 2, long * scale, high);
       continue;
     }
     covered[state] ??= new Float32Array(wide + 1);
-    covered[state][Math.min(wide, Math.floor(left - plan.label))] += Math.max(0, right - left);
+    covered[state][Math.min(wide, Math.floor(left - plan.label))] += long * scale;
   }
   covered.forEach((pixels, state) => {
     if (!pixels) return;
     const high = state === WORKS ? height - 2 : THIN;
-    pen.fillStyle = fills[state];
-    let begin = 0;
-    for (let at = 1; at <= pixels.length; at += 1) {
-      const level = levelOf(pixels[begin]);
-      if (at < pixels.length && levelOf(pixels[at]) === level) continue;
-      if (level) {
-        pen.globalAlpha = level / LEVELS;
-        pen.fillRect(plan.label + begin, y + (height - 2 - high) / 2, at - begin, high);
-      }
-      begin = at;
-    }
-    pen.globalAlpha = 1;
+    drawPixels(pen, pixels, fills[state], plan.label, y + (height - 2 - high) / 2, high);
   });
+  return seconds;
 }
 
-/** A band: by the second, the share of its ranks in each state, stacked. */
+/** A band: by the second, the share of its ranks in each state, stacked. @returns what `secondsIn` does. */
 function drawBand(pen, plan, { lane, y, height }, color) {
   const kinds = [[1, color.work], [3, color.held], [2, color.wait]];
   const high = height - 2;
@@ -122,13 +132,15 @@ function drawBand(pen, plan, { lane, y, height }, color) {
       pen.fillRect(left, (floors[at] -= part), Math.min(plan.width, xOf(plan, point[0])) - left + 0.3, part);
     });
   }
+  return secondsIn(lane, plan.begin, plan.end);
 }
 
 /** The names and shares of the tasks, on the left. */
 function drawTasks(pen, plan, color) {
   for (const row of plan.rows.filter((each) => each.first)) {
-    const own = plan.rows.filter((each) => each.lane.task === row.lane.task);
-    const sums = own.map((each) => secondsIn(each.lane, plan.begin, plan.end)).reduce((a, b) => a.map((value, at) => value + b[at]));
+    const all = plan.rows.filter((each) => each.lane.task === row.lane.task);
+    const own = row.lane.single ? all : all.filter((each) => !each.lane.single); // the line above joins them already
+    const sums = own.map((each) => each.seconds).reduce((a, b) => a.map((value, at) => value + b[at]));
     const lived = sums[IDLE] + sums[WORKS] + sums[HELD] + sums[WAITS] || 1;
     const label = plan.label - 26;
     pen.fillStyle = color.ink;
@@ -142,7 +154,7 @@ function drawTasks(pen, plan, color) {
 }
 
 /** The ranks, on the left of their lanes; of crowded ones each second. */
-function drawRanks(pen, plan, color) {
+function drawRanks(pen, plan, color, opened) {
   pen.fillStyle = color.muted;
   pen.font = `9px ${SANS}`;
   pen.textAlign = "right";
@@ -150,7 +162,11 @@ function drawRanks(pen, plan, color) {
   for (const { lane, y, height, first } of plan.rows) {
     place = first ? 0 : place + 1;
     const words = lane.ranks > 1 ? `×${lane.ranks}` : lane.rank >= 0 ? String(lane.rank) : "";
-    if (lane.ranks > 1 || place % 2 === 0) pen.fillText(words, plan.label - 5, y + height / 2);
+    if (lane.ranks > 1) {
+      pen.fillText(words, plan.label - 5, y + 6);
+      pen.fillText(lane.task === opened ? "▾" : "▸", plan.label - 5, y + 16);
+    } else if (place % 2 === 0) pen.fillText(words, plan.label - 5, y + height / 2);
+    if (lane.single) pen.fillRect(plan.label - 3, y, 1, height);
   }
   pen.textAlign = "left";
 }
@@ -196,7 +212,7 @@ function drawGaps(pen, plan, timeline, color) {
 
 /** A cross where a rank is gone, and when, once for each task and moment. */
 function drawGone(pen, plan, timeline, color) {
-  const labeled = new Set();
+  const labeled = [];
   for (const { lane, y, height } of plan.rows) {
     if (lane.gone_at === null || lane.ranks > 1) continue;
     const x = Math.max(plan.label + 1, Math.min(plan.width - 9, xOf(plan, lane.gone_at - timeline.origin)));
@@ -209,9 +225,8 @@ function drawGone(pen, plan, timeline, color) {
     pen.moveTo(x + 1 + size, y);
     pen.lineTo(x + 1, y + size);
     pen.stroke();
-    const key = `${lane.task}\u0000${Math.round(lane.gone_at / 5)}`;
-    if (labeled.has(key)) continue;
-    labeled.add(key);
+    if (labeled.some((each) => each.task === lane.task && Math.abs(each.gone_at - lane.gone_at) < 5)) continue;
+    labeled.push(lane);
     drawBeside(pen, plan, `gone at ${clock(lane.gone_at)}`, x + size + 5, x - 4, y + height / 2 - 0.5, color);
   }
 }
@@ -244,17 +259,17 @@ function drawVersions(pen, plan, timeline, color) {
   }
 }
 
-/** Draw the timeline. `cursor`: {row, time} that the keyboard is at, or null. */
-export function draw(canvas, timeline, history, cursor) {
+/** Draw the timeline. `cursor`: {row, time} that the keyboard is at, or null. `opened`: the task whose single ranks are shown. */
+export function draw(canvas, timeline, history, cursor, opened) {
   const plan = planOf(canvas.clientWidth, timeline, history);
   const { pen } = prepare(canvas, plan.height);
   const color = colors();
   if (!plan.rows.length || plan.width < plan.label + 20) return plan; // too narrow to be visible
   drawMinutes(pen, plan, timeline, color);
-  for (const row of plan.rows) (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
+  for (const row of plan.rows) row.seconds = (row.lane.ranks > 1 ? drawBand : drawSpans)(pen, plan, row, color);
   drawGaps(pen, plan, timeline, color);
   drawTasks(pen, plan, color);
-  drawRanks(pen, plan, color);
+  drawRanks(pen, plan, color, opened);
   drawVersions(pen, plan, timeline, color);
   drawGone(pen, plan, timeline, color);
   if (cursor) {
