@@ -58,6 +58,7 @@ class TestSettings:
             "live_host": "127.0.0.1",
             "live_port": 0,
             "live_values": False,
+            "live_tokenizer": None,
             "live_insecure": False,
             "timeline_events": 262_144,
             "allow_pickle": True,
