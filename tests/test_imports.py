@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "journal": BYTES | SETTINGS | {"core"},
     "net": BYTES | SETTINGS | {"metrics"},
     "metrics": LOWEST,
-    "node": SERVERS,
+    "token_text": {"errors", "config"},
+    "node": SERVERS | {"token_text"},
     "client": CLIENT,
     "controller": {"metadata"},
     "ray_runtime": CLIENT | {"client"},
@@ -48,9 +49,9 @@ MAY_IMPORT = {
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
     "summary_logger": CLIENT | {"client", "attachment"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
-    "live": CLIENT | {"client", "display", "metrics"},
+    "live": CLIENT | {"client", "display", "metrics", "token_text"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
-    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime"},
+    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime", "token_text"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from tests.live.tiny_tokenizer import write_tokenizer
+from tests.tiny_tokenizer import write_tokenizer
 from transfer_queue.cli import main
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.node.system.launcher import RunningSystem, find

@@ -17,7 +17,7 @@ import torch
 
 import transfer_queue as tq
 from tests.live.live_system import SECONDS, Page, read_events, rows, served, view_when
-from tests.live.tiny_tokenizer import write_tokenizer
+from tests.tiny_tokenizer import write_tokenizer
 from transfer_queue.live import payload
 from transfer_queue.live.serving.hub import MOST_VIEWERS, QUEUED, Hub, Viewer
 

@@ -36,7 +36,6 @@ import msgspec
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.journal.segment import ROOM, check_space
-from transfer_queue.live.token_text import find_tokenizer
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
@@ -52,6 +51,7 @@ from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
 from transfer_queue.storage.arena.arena import choose_folder
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.registry import has_server
+from transfer_queue.token_text import find_tokenizer
 
 CHANNEL = 3  # the descriptor of the launcher's pipe
 RECEIVE_SECONDS = 10.0

@@ -13,8 +13,8 @@ from transfer_queue.messages.reports.samples import SampleField, SampleReport
 
 if TYPE_CHECKING:
     from transfer_queue.client import TransferQueueClient
-    from transfer_queue.live.token_text import TokenText
     from transfer_queue.node.system.launcher import RunningSystem
+    from transfer_queue.token_text import TokenText
 
 MAX_BYTES = 64 << 20
 """The largest value that is read, in bytes."""

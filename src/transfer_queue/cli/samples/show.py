@@ -15,7 +15,7 @@ from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
 if TYPE_CHECKING:
     from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.live.token_text import TokenText
+    from transfer_queue.token_text import TokenText
 
 
 def add(commands: Commands) -> None:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _load_tokenizer(options: argparse.Namespace) -> TokenText:
     """Return the tokenizer. Exits with a usage error if it cannot be used."""
-    from transfer_queue.live.token_text import load_tokenizer
+    from transfer_queue.token_text import load_tokenizer
 
     try:
         return load_tokenizer(options.tokenizer)

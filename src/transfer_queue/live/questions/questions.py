@@ -10,9 +10,9 @@ from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
 from transfer_queue.live.questions.matrix import MatrixCounter
 from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
 from transfer_queue.live.reading.system_source import SystemSource
-from transfer_queue.live.token_text import TokenText
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
+from transfer_queue.token_text import TokenText
 
 ANSWER_SECONDS = 5.0
 

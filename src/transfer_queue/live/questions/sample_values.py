@@ -7,10 +7,10 @@ from dataclasses import replace
 from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.errors import TransferQueueError, UncarriableValueError
 from transfer_queue.live.questions.sample_answer import ValueHead
-from transfer_queue.live.token_text import TokenText
 from transfer_queue.messages.reports.samples import SampleField, SampleReport
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import RunningSystem
+from transfer_queue.token_text import TokenText
 
 FIRST = 16  # values of a tensor
 LONGEST_TEXT = 2000  # characters

@@ -22,8 +22,8 @@ from transfer_queue.live.reading.system_source import SystemSource
 from transfer_queue.live.serving.guard import Guard
 from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.serving.web import build_app
-from transfer_queue.live.token_text import load_tokenizer
 from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.token_text import load_tokenizer
 
 logger = logging.getLogger(__name__)
 

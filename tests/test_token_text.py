@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from tests.live.tiny_tokenizer import write_tokenizer
-from transfer_queue.live.token_text import LONGEST_TEXT, TokenText, find_tokenizer, load_tokenizer
+from tests.tiny_tokenizer import write_tokenizer
+from transfer_queue.token_text import LONGEST_TEXT, TokenText, find_tokenizer, load_tokenizer
 
 
 @pytest.fixture
