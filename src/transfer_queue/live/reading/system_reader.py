@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -145,11 +146,8 @@ class SystemReader:
         """Return the status with those partitions in which something may queue."""
         active = set(self.active)
         chosen = [progress for name, (_, progress) in self._partitions.items() if name in active]
-        others = [
-            progress
-            for name, (_, progress) in self._partitions.items()
-            if name not in active and progress.rows and any(task.consumed < progress.rows for task in progress.tasks)
-        ]
+        unfinished = unfinished_partitions([progress for _, progress in self._partitions.values()])
+        others = [progress for progress in unfinished if progress.name not in active]
         chosen += others[-(JUDGED - len(chosen)) :]
         return replace(status, partitions=chosen)
 
@@ -191,3 +189,23 @@ class SystemReader:
             self._explain_due[key] = now + (RARELY if took > COSTLY_SECONDS else EXPLAIN_SECONDS)
             named = SAMPLE.search(words)
             self._explained[key] = Explained(words[:2000], int(named[1]) if named else None)
+
+
+def unfinished_partitions(partitions: Sequence[PartitionProgress]) -> list[PartitionProgress]:
+    """Return the partitions in which a task of their pipeline has not consumed all rows, even if it has not come yet.
+
+    Tasks are of one pipeline if they have claimed from the same partition, or if a third task has done so with both.
+    """
+    pipeline: dict[str, set[str]] = {}
+    for each in partitions:
+        tasks = {task.name for task in each.tasks}
+        joined = tasks.union(*(pipeline[task] for task in tasks if task in pipeline))
+        for task in joined:
+            pipeline[task] = joined
+    return [
+        each for each in partitions if each.rows and each.tasks and _consumed_by(each) < pipeline[each.tasks[0].name]
+    ]
+
+
+def _consumed_by(partition: PartitionProgress) -> set[str]:
+    return {task.name for task in partition.tasks if task.consumed >= partition.rows}
