@@ -20,7 +20,7 @@ class BandBook(LaneBook):
     def __init__(self, start: float) -> None:
         super().__init__(start)
         self.number = 0
-        """Another one whenever the lanes are others, so that a viewer needs all of them."""
+        """A new number whenever the lanes change, so that a viewer needs all of them."""
         self.chosen: Sequence[Key] = ()
         """The ranks."""
 
