@@ -208,18 +208,18 @@ def _gone_words(account: Account, gone: list[int]) -> str:
     recording, workers = account.table.recording, account.table.workers
     lanes = {lane.client: lane for lane in recording.lanes[1:]}
     places: dict[str, list[str]] = defaultdict(list)
-    pids = []
+    pids: dict[int, None] = {}  # several ranks may be threads of one process
     for worker in gone:
         lane = lanes.get(workers.clients[worker])
         places["" if lane is None else lane.host].append(_rank_name(account, worker))
         if lane is not None and lane.pid:
-            pids.append(str(lane.pid))
+            pids[lane.pid] = None
     parts = [
         f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names[:MOST_RANKS])}" + (f" on {host}" if host else "")
         for host, names in places.items()
     ]
     words = "; ".join(parts[:8])
-    return words + (f" (pid{'s' if len(pids) > 1 else ''} {', '.join(pids[:8])})" if pids else "")
+    return words + (f" (pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, list(pids)[:8]))})" if pids else "")
 
 
 def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:

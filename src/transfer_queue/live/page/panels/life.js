@@ -8,7 +8,7 @@ const wordsOf = (each) => (each.part === "queue" ? `queues for ${plain(each.task
 export class Life extends Panel {
   render({ life, last, window }) {
     const sum = life.reduce((total, each) => total + each.p50, 0);
-    if (!sum) return html`<div class="life"><p class="remark">The way of a sample is shown after the first samples have reached the end.</p></div>`;
+    if (!sum) return html`<div class="life"><p class="remark">No sample has reached the end in the last ${duration(window)}, so how long a sample takes is not known.</p></div>`;
     return html`<div class="life">
       <h3>A sample takes ${duration(sum)} from its first put ${last ? `through ${plain(last)}` : "to the end"} <span>median of the last ${duration(window)}; queues are thin</span></h3>
       <ol>${life.map((each, at) => html`<li key=${at} style=${{ flex: `${each.p50 / sum} 1 0` }} title=${`${wordsOf(each)} ${duration(each.p50)}`}>
