@@ -20,13 +20,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
 import warm
 from tracing_program import put_one
 from transfer_queue.client import tracing
-from transfer_queue.client.tracing import Tracing, find_tracing
+from transfer_queue.client.tracing import Tracing, bytes_of, find_tracing
 from transfer_queue.messages.claims import Claim
 
 OTEL = [name for name in os.environ if name.startswith("OTEL_")]
@@ -94,6 +94,14 @@ def test_put_claim_and_get(client: tq.TransferQueueClient, exporter: InMemorySpa
         assert parent is not None
         assert parent.span_id == mine.get_span_context().span_id
         assert found[name].status.status_code is StatusCode.UNSET
+
+
+def test_bytes_of_objects_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = NonTensorStack(*[{"a": number} for number in range(3)])
+    monkeypatch.setattr(NonTensorStack, "values", lambda *args: pytest.fail("makes a TensorDict of each object"))
+    ragged = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)], layout=torch.jagged)
+    inner = TensorDict({"y": torch.zeros(3, dtype=torch.int64), "o": objects}, [3])
+    assert [bytes_of(each) for each in (objects, ragged, inner, torch.zeros(3, 2))] == [0, 12, 24, 24]
 
 
 def test_one_call_that_claims_and_gets_has_both(

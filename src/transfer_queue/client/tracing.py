@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.config import environment
 from transfer_queue.messages.claims import Claim, ClaimReply
@@ -156,12 +156,14 @@ def _describe_values(span: Span, values: TensorDictBase) -> None:
 
 
 def bytes_of(value: Any) -> int:
-    """Return the bytes of a column of tensors, or of those of a nested TensorDict; 0 for objects."""
+    """Return the bytes of a column of tensors, or of those of a nested TensorDict.
+
+    A stack of objects counts as 0, also if they are tensors (the layout "list"): to ask each of them takes longer than
+    some gets.
+    """
     if isinstance(value, torch.Tensor):
         return value.values().nbytes if value.is_nested else value.nbytes
-    if isinstance(value, TensorDictBase):
-        return sum(map(bytes_of, value.values()))
-    return sum(each.nbytes for each in value if isinstance(each, torch.Tensor)) if isinstance(value, list) else 0
+    return sum(map(bytes_of, value.values())) if isinstance(value, TensorDict) else 0
 
 
 def _task(task: str | None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class ValueRead(Message, frozen=True):
     rows: Natural
     """The number of rows."""
     nbytes: Bytes
-    """The bytes of the tensors that were read; objects count as 0."""
+    """The bytes of the tensors that were read. Objects count as 0, and so do tensors in a list."""
 
 
 class ReadTimeline(Request, frozen=True):
