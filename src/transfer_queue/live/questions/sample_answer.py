@@ -39,7 +39,7 @@ class ValueHead:
     decoded: str | None = None
     """The beginning of the text whose token ids the value contains."""
     note: str = ""
-    """Why there is none of them."""
+    """Why the value is not shown; "" if it is."""
 
 
 def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None) -> answers.SampleAnswer:

@@ -1,4 +1,4 @@
-"""The first screen of `tq top`: stages, who waits for what, partitions, memory, and the load of the controller."""
+"""The first screen of `tq top`: stages, waiting ranks, partitions, memory, and the load of the controller."""
 
 from __future__ import annotations
 
