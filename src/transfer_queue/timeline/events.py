@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import struct
 
 import numpy as np
 
@@ -50,8 +49,6 @@ DEMAND = 16
 CLOSED = 32
 """A flag of GONE: the client had announced that it closes, so its end is not a failure."""
 
-PACKING = struct.Struct("<ddBBHIIIIIQQfi")
-"""How the controller packs one event."""
 EVENT = np.dtype(
     [
         ("time", "<f8"),  # the controller's time
@@ -73,5 +70,3 @@ EVENT = np.dtype(
 """An event as an array element."""
 NO_FIELDS = 0
 """The number of the empty tuple of fields."""
-
-assert PACKING.size == EVENT.itemsize

@@ -201,8 +201,8 @@ class TestRowHistory:
         ring = EventRing(4)
         history = RowHistory(ring)
         for rows in ([1, 2, 3], list(range(100, 140)), [7, 2]):
-            history.add(ring.end, column(rows))
-            ring.append(0.0, 0.0, 4, 0, 1, 0, len(rows))
+            ring.append(0.0, 0.0, 4, 0, 1, 0, len(rows), before=history.end)
+            history.write(column(rows))
         assert self.positions(history, 2) == [2]
         assert self.positions(history, 139) == [1]
         assert self.positions(history, 100) == []
@@ -212,8 +212,9 @@ class TestRowHistory:
         ring = EventRing(3)
         history = RowHistory(ring)
         for which in (None, (0, 9), column([10, 4]), None, column([4])):
-            history.add(ring.end, which)
-            ring.append(0.0, 0.0, 4, 0, 1, 0, 1)
+            first, last = which if isinstance(which, tuple) else (1, 0)
+            ring.append(0.0, 0.0, 4, 0, 1, 0, 1, first, last, history.end)
+            history.write(which if isinstance(which, bytes) else b"")
         assert self.positions(history, 4) == [2, 4]
         assert self.positions(history, 10) == [2]
         assert self.positions(history, 0) == []

@@ -15,7 +15,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline import task_measures
-from transfer_queue.core.timeline.event_ring import EventRing
+from transfer_queue.core.timeline.event_ring import PACKING, EventRing
 from transfer_queue.core.timeline.number_tables import LaneTable
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
@@ -23,7 +23,7 @@ from transfer_queue.messages.partitions import SetGroupDemand, SetPolicyVersion,
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.sampler import SequentialSampler
-from transfer_queue.timeline.events import AHEAD, PACKING, EventKind
+from transfer_queue.timeline.events import AHEAD, EventKind
 
 T = TypeVar("T")
 TICKS = 20
@@ -234,7 +234,7 @@ class _System:
     def write(self, kind: int, lane: int, since: float, time: float, flags: int = 0, age: float = -1.0) -> None:
         PACKING.pack_into(
             self.ring.memory, self.ring.end % self.ring.capacity * PACKING.size,
-            time, since, kind, flags, 0, lane, 0, 0, 1, 0, 0, 0, age, -1,
+            time, since, kind, flags, 0, lane, 0, 0, 1, 0, 0, 0, age, -1, 1, 0, 0,
         )  # fmt: skip
         self.ring.end += 1
         if self.ring.end >= self.measures.due:

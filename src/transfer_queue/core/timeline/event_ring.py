@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 
 import numpy as np
 
-from transfer_queue.timeline.events import EVENT, NO_FIELDS, PACKING
+from transfer_queue.timeline.events import EVENT, NO_FIELDS
 
 DEFAULT_CAPACITY = 1 << 18
 
+PACKING = struct.Struct("<ddBBHIIIIIQQfiqqq")
+"""How an event and its rows are packed together."""
 SIZE = PACKING.size
-"""The bytes of an event."""
+"""The bytes of both."""
+_ENTRY = np.dtype([("event", EVENT), ("first", "<i8"), ("last", "<i8"), ("before", "<i8")])
+"""The event, and which rows it is about: see `EventRing.rows_of`."""
+
+assert _ENTRY.itemsize == SIZE
 
 _WIDE = 1 << 22
 
@@ -29,26 +36,38 @@ class EventRing:
         self.end = 0
         """The position behind all events."""
         column = np.empty(capacity * SIZE, "u1")
-        self._column = column.view(EVENT)
+        self._entries = column.view(_ENTRY)
         self.memory = column.data
-        """The bytes of the events. An event is written at its position modulo `capacity`."""
+        """The bytes of the entries. An event is written at its position modulo `capacity`."""
 
     @property
     def first(self) -> int:
         """The position of the oldest event that the ring has."""
         return max(0, self.end - self.capacity)
 
-    def append(self, time: float, since: float, kind: int, flags: int, lane: int, partition: int, rows: int) -> None:
-        """Write an event without fields over the oldest one. See `timeline.events.EVENT`."""
+    def append(
+        self, time: float, since: float, kind: int, flags: int, lane: int, partition: int, rows: int,
+        first: int = 1, last: int = 0, before: int = 0,
+    ) -> None:  # fmt: skip
+        """Write an event without fields over the oldest one. See `timeline.events.EVENT` and `rows_of`."""
         PACKING.pack_into(
             self.memory, self.end % self.capacity * SIZE,
-            time, since, kind, flags, 0, lane, partition, NO_FIELDS, rows, 0, 0, 0, -1.0, -1,
+            time, since, kind, flags, 0, lane, partition, NO_FIELDS, rows, 0, 0, 0, -1.0, -1, first, last, before,
         )  # fmt: skip
         self.end += 1
 
+    def rows_of(self, position: int, count: int = 1) -> np.ndarray:
+        """Return which rows events are about, from a position on, up to the end of the array at most.
+
+        The columns "first" and "last" have the first and the last global index of an event with a range of rows,
+        otherwise 1 and 0. "before" has the number of global indexes that were listed before those of the event.
+        """
+        start = position % self.capacity
+        return self._entries[start : start + count]
+
     def numbers_in(self, column: str) -> set[int]:
         """Return the distinct numbers in a column of all events."""
-        numbers = self._column[column][: self.end]
+        numbers = self._entries["event"][column][: self.end]
         if not len(numbers):
             return set()
         low, high = int(numbers.min()), int(numbers.max())
@@ -60,7 +79,7 @@ class EventRing:
 
     def position_at(self, time: float) -> int:
         """Return the position of the first event at or after this time."""
-        times = self._column["time"]
+        times = self._entries["event"]["time"]
         found = range(self.first, self.end)
         return self.first + bisect_left(found, time, key=lambda position: times[position % self.capacity])
 
@@ -70,6 +89,6 @@ class EventRing:
         if count <= 0:
             return b""
         start = position % self.capacity
-        some = self.memory[start * SIZE : (start + count) * SIZE]
+        some = self._entries["event"][start : start + count].tobytes()
         rest = start + count - self.capacity
-        return bytes(some) if rest <= 0 else b"".join((some, self.memory[: rest * SIZE]))
+        return some if rest <= 0 else some + self._entries["event"][:rest].tobytes()

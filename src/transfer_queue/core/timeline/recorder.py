@@ -18,7 +18,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK
-from transfer_queue.core.timeline.event_ring import SIZE, EventRing
+from transfer_queue.core.timeline.event_ring import PACKING, SIZE, EventRing
 from transfer_queue.core.timeline.number_tables import (
     MAX_FIELDS,
     MAX_NAMES,
@@ -28,26 +28,31 @@ from transfer_queue.core.timeline.number_tables import (
     PartitionTable,
 )
 from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
-from transfer_queue.core.timeline.row_history import PLACE, RowHistory
+from transfer_queue.core.timeline.row_history import RowHistory
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.timeline import ValueRead
-from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, PACKING, TIMED_OUT, WHOLE, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, WHOLE, EventKind
 
 MAX_NOTES = 128
 """Notes that are kept until they are written."""
 MANY_ROWS = 1 << 14
 """A note with at least this many rows is written immediately, so that notes do not keep much memory."""
+MANY_RECORDED = 256
+"""The same for a put, because its note keeps the record with the keys and tags of its rows."""
 LOOKED_AT = 64
 """Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
+LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
+"""The claims whose newest block is searched, at most this many in so many seconds. If claims are so frequent that the
+search would slow them down, the age and staleness of a part of them represent those of all."""
 POLICY_TAG = "policy_version"
 """The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 
 _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ = (int(kind) for kind in EventKind)
-_pack, _pack_place, _PLACE_SIZE = PACKING.pack_into, PLACE.pack_into, PLACE.size
+_pack = PACKING.pack_into
 _U4, _I4 = (1 << 32) - 1, (1 << 31) - 1  # the largest numbers of these columns
 
 Schema = tuple[FieldSpec, ...]
@@ -56,12 +61,14 @@ Policy = tuple[int, Any, int]
 """The block of a row that was put first, the row's tag entry with its policy version, the version of the partition."""
 Which = Union[int, bytes, None]
 """The rows of an event: the global index of the first of consecutive rows, or all global indexes (i8), or none."""
-Note = tuple[
-    int, float, float, int, str, Union[str, None], Any, str, Names, int, int, int, Union[Policy, float, None], Which
-]  # fmt: skip
-"""An event: its kind, time, since, flags, the client, the task and dp_rank of a claim (None: it is a put), the
-partition, the fields, the numbers of rows and bytes and of the block, the policy of a claim or the age of a read, and
-which rows these are."""
+Note = tuple[int, float, float, int, str, Any, Any, Which]
+"""An event: its kind, time, since, flags and client, what it is about, more about it, and which rows these are.
+
+    - A put: its record, and the fields of its block.
+    - A claim: the claim, and the newest block of its last row with the row's policy; None: it was not looked up.
+    - A wait or the end of a partition: the claim, and its number of rows.
+    - A read: what the client reports, and the seconds since it ended.
+"""
 
 
 class Clock(Protocol):
@@ -109,6 +116,8 @@ class TimelineRecorder:
         """The events that are not written yet, in order."""
         self._times = PublicationTimes()
         self._policies = PolicyHistory()
+        self._lookups, self._more_lookups = 0, -math.inf
+        """How many claims may still be looked at, and the time from which on it is `LOOKUPS` again."""
         self._reserved = 0, 0
         """The first global index and the number of the rows that were reserved last, until the next put."""
         self._dropped: dict[str, int] = {}
@@ -138,21 +147,19 @@ class TimelineRecorder:
 
     def note_rows_put(self, record: r.RowsPut) -> None:
         """Note a put of new rows, which was applied."""
-        block, now, arrived = record.block, self._clock.now, self.arrived
+        now, arrived = self._clock.now, self.arrived
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
         self._notes.append((
-            _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, None, None, record.partition,
-            () if block is None else self._state.blocks.newest_schema, record.count,
-            0 if block is None else block.nbytes, record.block_number, None,
-            record.first_index,
+            _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, record,
+            self._state.blocks.newest_schema, record.first_index,
         ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES:
+        if len(self._notes) >= MAX_NOTES or record.count > MANY_RECORDED:
             self.flush()
 
     def note_published(self, record: r.Published) -> None:
         """Note a put of existing rows, or of rows that were just reserved, which was applied."""
-        block, now, arrived = record.block, self._clock.now, self.arrived
+        now, arrived = self._clock.now, self.arrived
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
         flags, (first, count) = 0, self._reserved
@@ -160,11 +167,10 @@ class TimelineRecorder:
             flags = NEW_ROWS
         self._reserved = 0, 0
         self._notes.append((
-            _PUT, now, now if arrived is None else arrived, flags, record.writer, None, None, record.partition,
-            () if block is None else self._state.blocks.newest_schema, len(record.rows) // 8,
-            0 if block is None else block.nbytes, record.block_number, None, record.rows,
+            _PUT, now, now if arrived is None else arrived, flags, record.writer, record,
+            self._state.blocks.newest_schema, record.rows,
         ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES or len(record.rows) > 8 * MANY_ROWS:
+        if len(self._notes) >= MAX_NOTES or len(record.rows) > 8 * MANY_RECORDED:
             self.flush()
 
     def note_moved(self, record: r.BlocksMoved) -> None:
@@ -184,28 +190,36 @@ class TimelineRecorder:
         """
         if not self.ring.capacity:
             return
-        fields, block, policy, rows = claim.fields, 0, None, len(which) // 8
-        position = positions.item(-1) if rows else -1
-        chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
-        if chunk is not None:
-            columns, at = chunk.field, position & MASK
-            for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-                found = columns.get(name)
-                if found is not None:
-                    number = found[0].item(at)
-                    if number > block:
-                        block = number
-            if partition.policy_version:
-                tags = chunk.tags
-                tag = tags[at] if tags is not None else None
-                version = tag.get(POLICY_TAG) if tag else None
-                policy = _oldest_block(columns, fields, at), version, partition.policy_version
-        self._notes.append((
-            _CLAIM, self._clock.now, since, AHEAD if claim.ahead else 0, client, claim.task,
-            claim.sampling.get("dp_rank"), claim.partition, fields, rows, 0, block, policy, which,
-        ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES or len(fields) > LOOKED_AT or rows > MANY_ROWS:
+        now, newest = self._clock.now, None
+        if self._lookups or now >= self._more_lookups:
+            newest = self._newest_of_last(claim, partition, positions, now)
+        self._notes.append((_CLAIM, now, since, AHEAD if claim.ahead else 0, client, claim, newest, which))
+        if len(self._notes) >= MAX_NOTES or len(which) > 8 * MANY_ROWS or len(claim.fields) > LOOKED_AT:
             self.flush()
+
+    def _newest_of_last(
+        self, claim: Claim, partition: Partition, positions: np.ndarray, now: float
+    ) -> tuple[int, Policy | None] | None:
+        """Return the newest block of the last row of a claim, and the row's policy; None if the row was cleared."""
+        if now >= self._more_lookups:
+            self._lookups, self._more_lookups = LOOKUPS, now + LOOKUP_SECONDS
+        self._lookups -= 1
+        position = positions.item(-1) if len(positions) else -1
+        chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
+        if chunk is None:
+            return None
+        fields, columns, at, block = claim.fields, chunk.field, position & MASK, 0
+        for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
+            found = columns.get(name)
+            if found is not None:
+                number = found[0].item(at)
+                if number > block:
+                    block = number
+        if not partition.policy_version:
+            return block, None
+        tag = chunk.tags[at] if chunk.tags is not None else None
+        version = tag.get(POLICY_TAG) if tag else None
+        return block, (_oldest_block(columns, fields, at), version, partition.policy_version)
 
     def note_end(self, client: str, claim: Claim, since: float) -> None:
         """Note that a claim was answered with the end of its partition."""
@@ -229,10 +243,7 @@ class TimelineRecorder:
     def _note_claim(self, kind: int, client: str, claim: Claim, since: float, rows: int, flags: int) -> None:
         if claim.ahead:
             flags |= AHEAD
-        self._notes.append((
-            kind, self._clock.now, since, flags, client, claim.task, claim.sampling.get("dp_rank"), claim.partition,
-            claim.fields, rows, 0, 0, None, None,
-        ))  # fmt: skip
+        self._notes.append((kind, self._clock.now, since, flags, client, claim, rows, None))
         if len(self._notes) >= MAX_NOTES or len(claim.fields) > LOOKED_AT:
             self.flush()
 
@@ -250,10 +261,7 @@ class TimelineRecorder:
         now = self._clock.now
         for each in reads:
             ago = max(each.ago, 0.0)
-            self._notes.append((
-                _READ, now, now - ago - max(each.seconds, 0.0), 0, client, "", None, each.partition, each.fields,
-                min(each.rows, _U4), each.nbytes, 0, ago, None,
-            ))  # fmt: skip
+            self._notes.append((_READ, now, now - ago - max(each.seconds, 0.0), 0, client, each, ago, None))
         if len(self._notes) >= MAX_NOTES:
             self.flush()
 
@@ -349,8 +357,12 @@ class TimelineRecorder:
         rows: int,
         which: tuple[int, int] | bytes | None,
     ) -> None:
-        self.rows.add(self.ring.end, which)
-        self.ring.append(self._clock.now, since, kind, flags, lane, self.partitions.of(partition), rows)
+        first, last = which if type(which) is tuple else (1, 0)
+        self.ring.append(
+            self._clock.now, since, kind, flags, lane, self.partitions.of(partition), rows, first, last, self.rows.end
+        )
+        if type(which) is bytes:
+            self.rows.write(which)
 
     def flush(self) -> None:
         """Write the events that were noted to the ring."""
@@ -360,53 +372,65 @@ class TimelineRecorder:
         )  # fmt: skip
         ring, names_of, times = self.ring, self._names, self._times
         memory, capacity = ring.memory, ring.capacity
-        places, listed = self.rows.places, self.rows.end
+        listed = self.rows.end
         lists: list[bytes] = []
-        for kind, time, since, flags, client, task, rank, partition, what, rows, nbytes, block, more, which in notes:
-            age, staleness = -1.0, -1
-            if task is None:
+        for kind, time, since, flags, client, about, more, which in notes:
+            nbytes, block, age, staleness = 0, 0, -1.0, -1
+            if kind == _PUT:
                 lane = current.get(client)
                 if lane is None:
                     lane = self.lanes.of_client(client)
-                known = names_of.get(id(what))
-                names = known[1] if known is not None and known[0] is what else self._names_of(what)  # type: ignore[arg-type]
-                if time >= times.due and block:
-                    times.note(block, time)
+                names: tuple[str, ...] = ()
+                if about.block is not None:
+                    known = names_of.get(id(more))
+                    names = known[1] if known is not None and known[0] is more else self._names_of(more)
+                    nbytes, block = about.block.nbytes, about.block_number
+                    if time >= times.due:
+                        times.note(block, time)
+                rows = about.count if type(which) is int else len(which) >> 3  # type: ignore[arg-type]
             elif kind == _READ:
                 lane = current.get(client)
                 if lane is None:
                     continue
-                names, age = tuple(what), more  # type: ignore[arg-type, assignment]
+                names, rows, nbytes, age = tuple(about.fields), min(about.rows, _U4), about.nbytes, more
             else:
+                task = about.task
                 lane = lanes.get((client, task))
                 if lane is None or lane != current.get(client):
-                    lane = self.lanes.of_claim(client, task, rank)
-                names = tuple(what)  # type: ignore[arg-type]
-                if block:
-                    age = time - (times.newest_time if block >= times.newest else times.time_of(block))
-                    if not age >= 0:
-                        age = -1.0
-                    if more is not None:
-                        staleness = self._staleness(partition, *more)  # type: ignore[misc]
-            place = partitions.get(partition)
+                    lane = self.lanes.of_claim(client, task, about.sampling.get("dp_rank"))
+                names = tuple(about.fields)
+                if kind != _CLAIM:
+                    rows = more
+                else:
+                    rows = len(which) >> 3  # type: ignore[arg-type]
+                    if more is not None and more[0]:
+                        block, policy = more
+                        age = time - (times.newest_time if block >= times.newest else times.time_of(block))
+                        if not age >= 0:
+                            age = -1.0
+                        if policy is not None:
+                            staleness = self._staleness(about.partition, *policy)
+            place = partitions.get(about.partition)
             if place is None:
-                place = self.partitions.of(partition)
+                place = self.partitions.of(about.partition)
             field = fields.get(names)
             if field is None:
                 field = self.fields.of(names)
             end = ring.end
-            at = end % capacity
-            if isinstance(which, int):
-                _pack_place(places, at * _PLACE_SIZE, which, which + rows - 1, listed)
+            if type(which) is int:
+                first, last = which, which + rows - 1
+                _pack(
+                    memory, end % capacity * SIZE, time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes,
+                    block, age, staleness, first, last, listed,
+                )  # fmt: skip
             else:
-                _pack_place(places, at * _PLACE_SIZE, 1, 0, listed)
+                _pack(
+                    memory, end % capacity * SIZE, time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes,
+                    block, age, staleness, 1, 0, listed,
+                )  # fmt: skip
                 if which is not None:
-                    lists.append(which)
-                    listed += len(which) >> 3
-            _pack(
-                memory, at * SIZE,
-                time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes, block, age, staleness,
-            )  # fmt: skip
+                    lists.append(which)  # type: ignore[arg-type]
+                    listed += len(which) >> 3  # type: ignore[arg-type]
             ring.end = end + 1
         if lists:
             self.rows.write(b"".join(lists))

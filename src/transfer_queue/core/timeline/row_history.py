@@ -7,7 +7,6 @@ To look a row up means to compare it with all entries. A page of them takes a fr
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 
 import numpy as np
@@ -21,25 +20,16 @@ PAGE_EVENTS = 1 << 16
 PAGE_ROWS = 1 << 18
 """Global indexes that one search examines."""
 
-PLACE = struct.Struct("<qqq")
-"""The first and the last global index of an event with a range, otherwise 1 and 0; and the number of global indexes
-that were written before those of the event."""
-_PLACES = np.dtype([("first", "<i8"), ("last", "<i8"), ("before", "<i8")])
-
 
 class RowHistory:
     """The rows of the newest events.
 
     Args:
-        ring: The events. Each event that is written to it must also be written here, at its position.
+        ring: The events. Each says how many global indexes had been listed here before its own.
     """
 
     def __init__(self, ring: EventRing) -> None:
         self._ring = ring
-        places = np.empty(ring.capacity * PLACE.size, "u1")
-        self.places = places.data
-        """A `PLACE` for each event, at its position modulo the ring's capacity."""
-        self._places = places.view(_PLACES)
         self.capacity = ROWS_PER_EVENT * ring.capacity
         """The number of global indexes that are kept."""
         self._rows = np.empty(self.capacity, "<i8")
@@ -50,23 +40,8 @@ class RowHistory:
         self.first = 0
         """Events before this position are about rows of another state, which may have had the same global indexes."""
 
-    def add(self, position: int, which: tuple[int, int] | bytes | None) -> None:
-        """Write the rows of the newest event, which is at this position.
-
-        Args:
-            position: The position of the event in the ring.
-            which: The global indexes (i8); or the first and the last of a range; or None if the event has none.
-        """
-        first, last = which if type(which) is tuple else (1, 0)
-        PLACE.pack_into(self.places, position % self._ring.capacity * PLACE.size, first, last, self.end)
-        if type(which) is bytes:
-            self.write(which)
-
     def write(self, rows: bytes) -> None:
-        """Write global indexes, those of one event after those of another. Of more than `capacity`, the last are kept.
-
-        The `PLACE` of each event says how many were written before its own.
-        """
+        """List global indexes, event by event. Of more than `capacity`, the last are kept."""
         skipped = max(0, len(rows) - self._nbytes)
         start, end = (self.end * 8 + skipped) % self._nbytes, (self.end * 8 + len(rows)) % self._nbytes
         if start < end or len(rows) == skipped:
@@ -86,7 +61,7 @@ class RowHistory:
         Returns:
             The positions, and the position before which the next call continues; None if all events are examined.
         """
-        ring, places = self._ring, self._places
+        ring = self._ring
         end = ring.end if before is None else min(before, ring.end)
         rows_end = self.end if end == ring.end else self._before(end)
         oldest = max(self.end - self.capacity, rows_end - PAGE_ROWS)
@@ -98,8 +73,7 @@ class RowHistory:
         begin += bisect_left(range(begin, end), oldest, key=self._before)
         if begin == end and rows_end > self.end - self.capacity:
             begin = end - 1  # an event with more rows than a page has
-        start = begin % ring.capacity
-        page = places[start : start + end - begin]
+        page = ring.rows_of(begin, end - begin)
         found = (np.flatnonzero((page["first"] <= row) & (row <= page["last"])) + begin).tolist()
         if begin < end:
             found += self._listed(row, page["before"], begin, rows_end)
@@ -111,7 +85,7 @@ class RowHistory:
         return 0 < self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first
 
     def _before(self, position: int) -> int:
-        return int(self._places["before"][position % self._ring.capacity])
+        return int(self._ring.rows_of(position)["before"][0])
 
     def _listed(self, row: int, before: np.ndarray, begin: int, rows_end: int) -> list[int]:
         """Return the positions of the events from `begin` on whose listed rows contain a row."""
