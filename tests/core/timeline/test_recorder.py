@@ -188,6 +188,18 @@ class TestClaims:
         assert reader.raw[0]["block"].tolist() == [1, 2, 2, 1]
         assert reader.raw[0]["age"].tolist() == [-1.0, -1.0, 15.0, 25.0]
 
+    def test_of_many_claims_a_part_is_looked_up(self, h, reader, monkeypatch):
+        monkeypatch.setattr(recorder, "LOOKUPS", 3)
+        h.put(8)
+        for now, claims in ((10.0, 4), (10.9, 1), (11.0, 1), (11.5, 1)):
+            h.now = now
+            for _ in range(claims):
+                h.claim(1)
+        reader.read()
+        assert reader.raw[0]["rows"].tolist() == [8, 1, 1, 1, 1, 1, 1, 1]
+        assert reader.raw[0]["block"].tolist() == [1, 1, 1, 1, 0, 0, 1, 1]
+        assert reader.raw[0]["age"].tolist() == [-1.0, 10.0, 10.0, 10.0, -1.0, -1.0, 11.0, 11.5]
+
     def test_a_row_that_was_put_before_the_start_has_no_age(self, h):
         h.put(2)
         h.restart()
