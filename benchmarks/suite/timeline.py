@@ -29,8 +29,8 @@ from transfer_queue.node.system.launcher import start_local
 QUESTION = "What does the timeline add to a put and to a claim?"
 NOTE = (
     "The target is 2 % of what a put and a claim cost: the time of a client, and the processor time of controller and "
-    "unit. The figures of the core leave out decoding, the journal and the socket, so that an event, which costs one to "
-    "two microseconds, is a larger part of them."
+    "unit. The figures of the core leave out decoding, the journal and the socket, so that the one to two microseconds "
+    "of an event are a larger part of them."
 )
 LIMIT = 1.02
 PUT, CLAIM, PARKED = f"put of {BATCH} rows", f"claim of {BATCH} rows", f"put of {BATCH} rows that a claim waits for"
