@@ -158,7 +158,7 @@ def test_without_a_system_it_says_what_to_do(words: tuple[str, ...]) -> None:
 def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a system whose controller was killed and could not be restarted; a system that was stopped has none."""
     tq.close()  # the attachment of the tests before
-    name, none = "crashed", "controller.journal.durability=none"
+    name, none = "journalless", "controller.journal.durability=none"
     assert command("start", "--name", name, "--set", none).returncode == 0
     monkeypatch.setenv("TQ_SYSTEM", name)
     system, logs = find(name), SystemFolder.named(name).logs
