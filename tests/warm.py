@@ -57,4 +57,5 @@ def _run(environment: dict[str, str], target: Callable[..., None], arguments: tu
     torch.set_num_threads(1)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # it is looked up in the environment
     target(*arguments)
