@@ -10,6 +10,9 @@ PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 # The differential tests run this many times as many examples in `make fuzz` as in `make test`.
 EXAMPLES_FACTOR ?= 100
 
+# Tests start hundreds of processes: without bytecode files each of them would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:
 	@echo "make demo      a GRPO training through one driver, then through the queue (4 minutes on 2 cores; ARGS=--smoke: one)"
 	@echo "make demo-tests  the demo with workers that are killed, and Ctrl-C"

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,12 @@ def imports_of(path: Path) -> list[Import]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-IMPORTS = [found for path in FILES for found in imports_of(path)]
+
+
+@cache
+def all_imports() -> list[Import]:
+    """The imports of the whole package, which are read when a test asks: each process of a run collects this file."""
+    return [found for path in FILES for found in imports_of(path)]
 
 
 def module_name(path: Path) -> str:
@@ -229,6 +235,7 @@ def groups_of_cycles(graph: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
     return found
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """Each module of the package and the modules that it imports."""
     files = {module_name(path): path for path in FILES if path != SOURCE / "__init__.py"}
@@ -250,14 +257,14 @@ def test_every_part_has_a_place():
 
 def test_exceptions_are_needed():
     """An exception that nobody needs any more is taken off."""
-    assert {(found.file, found.module) for found in IMPORTS} >= EXCUSED
+    assert {(found.file, found.module) for found in all_imports()} >= EXCUSED
 
 
 @pytest.mark.parametrize("part", [part for part, allowed in MAY_IMPORT.items() if allowed is not None])
 def test_direction(part):
     """A part imports the parts below it, and itself."""
     allowed = (MAY_IMPORT[part] or set()) | {part}
-    inside = [found for found in IMPORTS if found.top == "transfer_queue" and part_of(found.file) == part]
+    inside = [found for found in all_imports() if found.top == "transfer_queue" and part_of(found.file) == part]
     assert [str(found) for found in inside if found.part not in allowed and not found.excused] == []
 
 
@@ -299,20 +306,20 @@ def test_every_service_of_the_core_exists():
 
 def test_package_imports_nothing():
     """Importing the package imports none of its modules."""
-    here = [found for found in IMPORTS if found.file == "__init__.py" and found.at_import and not found.for_types]
+    here = [found for found in all_imports() if found.file == "__init__.py" and found.at_import and not found.for_types]
     assert [str(found) for found in here if found.top == "transfer_queue"] == []
 
 
 def test_package_imports_nothing_that_is_only_in_a_checkout():
     """The wheel contains neither the tests nor the benchmarks."""
-    assert [str(found) for found in IMPORTS if found.top in {"tests", "benchmarks", "examples"}] == []
+    assert [str(found) for found in all_imports() if found.top in {"tests", "benchmarks", "examples"}] == []
 
 
 def test_pure_parts_import_no_tensors():
     """core, sampler and wire import no torch, but for the client's side of the wire."""
     wrong = [
         found
-        for found in IMPORTS
+        for found in all_imports()
         if found.top in TENSORS
         and in_parts(found, PURE)
         and found.file not in WITH_TENSORS
@@ -324,14 +331,14 @@ def test_pure_parts_import_no_tensors():
 
 def test_pure_parts_know_no_machine():
     """core, sampler and wire import neither sockets, clocks, threads, processes nor logging."""
-    wrong = [found for found in IMPORTS if found.top in MACHINE and in_parts(found, PURE) and not found.excused]
+    wrong = [found for found in all_imports() if found.top in MACHINE and in_parts(found, PURE) and not found.excused]
     assert [str(found) for found in wrong] == []
 
 
 def test_core_knows_no_operating_system():
     """Not even os: what the core does follows from its events alone."""
     assert [
-        str(found) for found in IMPORTS if found.top in {"os", "random", "secrets"} and in_parts(found, ("core",))
+        str(found) for found in all_imports() if found.top in {"os", "random", "secrets"} and in_parts(found, ("core",))
     ] == []
 
 
@@ -339,7 +346,7 @@ def test_servers_import_numpy_and_msgspec_only():
     """What controller and units import when they start is the standard library, numpy and msgspec."""
     wrong = [
         found
-        for found in IMPORTS
+        for found in all_imports()
         if in_parts(found, SERVER_PARTS)
         and found.at_import
         and not found.for_types

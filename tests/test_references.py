@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
@@ -34,39 +35,52 @@ def defined_names(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-TREES = {
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
-    for path in SOURCE.rglob("*.py")
-}
-CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-FOLDERS = {".".join(name.split(".")[:end]) for name in TREES for end in range(1, name.count(".") + 1)}
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return every module of the package, by its name without that of the package."""
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+        for path in SOURCE.rglob("*.py")
+    }
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Return every class of the package by its name."""
+    return {node.name: node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+@cache
+def folders() -> set[str]:
+    """Return every folder of the package as a dotted name."""
+    return {".".join(name.split(".")[:end]) for name in trees() for end in range(1, name.count(".") + 1)}
 
 
 def has_attribute(name: str, attribute: str) -> bool:
     """Return whether a class or one of its bases defines an attribute. A base from outside may define any."""
-    bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in CLASSES[name].bases]
-    outside = [base for base in bases if base not in CLASSES and base not in {"ABC", "Protocol", "Generic"}]
-    known = attribute in defined_names(CLASSES[name].body) or attribute.startswith("__") or bool(outside)
-    return known or any(base in CLASSES and has_attribute(base, attribute) for base in bases)
+    bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in classes()[name].bases]
+    outside = [base for base in bases if base not in classes() and base not in {"ABC", "Protocol", "Generic"}]
+    known = attribute in defined_names(classes()[name].body) or attribute.startswith("__") or bool(outside)
+    return known or any(base in classes() and has_attribute(base, attribute) for base in bases)
 
 
 def exists_in(module: str, names: list[str]) -> bool:
     """Return whether a module defines the first of these names, and that the second one."""
     if not names:
         return True
-    if module not in TREES or names[0] not in defined_names(TREES[module].body):
+    if module not in trees() or names[0] not in defined_names(trees()[module].body):
         return False
-    return len(names) == 1 or names[0] not in CLASSES or has_attribute(names[0], names[1])
+    return len(names) == 1 or names[0] not in classes() or has_attribute(names[0], names[1])
 
 
 def is_stale(reference: str) -> bool:
     """Return whether a reference names a part of the package that does not exist."""
     names = reference.removeprefix("transfer_queue.").split(".")
-    if names[0] in CLASSES:
+    if names[0] in classes():
         return len(names) > 1 and not has_attribute(names[0], names[1])
     for end in range(len(names), 0, -1):
         path = ".".join(names[:end])
-        modules = [each for each in TREES.keys() | FOLDERS if f".{each}".endswith(f".{path}")]
+        modules = [each for each in trees().keys() | folders() if f".{each}".endswith(f".{path}")]
         if modules:
             return not any(exists_in(module, names[end:]) for module in modules)
     return False

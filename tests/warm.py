@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PRELOADED = ["pytest", "transfer_queue.interface", "transfer_queue.dataloader.streaming_dataloader"]
@@ -28,10 +32,30 @@ def process(target: Callable[..., None], *arguments: Any, daemon: bool = True) -
     return context().Process(target=_run, args=(dict(os.environ), target, arguments), daemon=daemon)
 
 
+def run_program(main: Callable[[], int], *words: str) -> subprocess.CompletedProcess[str]:
+    """What running a program with these words gives. main: a function of a module, which reads the words itself."""
+    with tempfile.TemporaryDirectory(prefix="tq-program-") as folder:
+        outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+        program = process(_run_program, main, words, [str(path) for path in outputs], daemon=False)
+        program.start()
+        program.join()
+        return subprocess.CompletedProcess(words, program.exitcode, *(path.read_text("utf-8") for path in outputs))
+
+
+def _run_program(main: Callable[[], int], words: tuple[str, ...], outputs: list[str]) -> None:
+    for number, path in enumerate(outputs, start=1):
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(output, number)
+        os.close(output)
+    sys.argv[1:] = words
+    sys.exit(main())
+
+
 def _run(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     import torch
 
     torch.set_num_threads(1)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # it is looked up in the environment
     target(*arguments)

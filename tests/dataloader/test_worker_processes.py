@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -132,13 +131,15 @@ WAYS = [
     {"num_workers": count, "persistent_workers": persistent, "prefetch_factor": ahead}
     for count, persistent, ahead in [(1, False, None), (1, True, 1), (2, False, 1), (2, True, 3), (3, False, 2)]
 ]
-SPAWNED = [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "multiprocessing_context": "spawn"}]
+# Their dataset travels pickled, as it does to spawned ones.
+FRESH = [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "multiprocessing_context": "forkserver"}]
 
 
 class TestSequence:
-    @pytest.mark.parametrize("way", [*WAYS, *SPAWNED], ids=str)
+    @pytest.mark.parametrize("way", [*WAYS, *FRESH], ids=str)
     def test_is_the_same_with_any_number_of_workers(self, dataset: Build, filled: str, way: dict[str, Any]) -> None:
         """Iterated to the end, replayed, left in the middle and taken up again, moved to another partition."""
+        warm.context()
         other = fill(filled + "b", 100)
         told = []
         for more in ({}, way):
@@ -519,39 +520,41 @@ class TestEnd:
         assert multiprocessing.active_children() == []
         assert values(loader) == list(range(2, ROWS))
 
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_a_killed_loaders_workers_end(self, system: Any, method: str, partition: str) -> None:
-        program = f"""
-import time, transfer_queue as tq
-if __name__ == "__main__":
-    dataset = tq.StreamingDataset(None, 4, 2, ["x"], {partition!r}, "t", 0)
-    loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context={method!r})
-    items = iter(loader)
-    print("started", flush=True)
-    next(items)
-"""
-        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", program], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        workers = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        gone, alive = psutil.wait_procs(workers, timeout=300)
-        assert len(gone) >= 2
+    @pytest.mark.parametrize(("method", "count"), [("fork", 2), ("spawn", 1)])
+    def test_a_killed_loaders_workers_end(self, system: Any, method: str, count: int, partition: str) -> None:
+        pipe, theirs = multiprocessing.Pipe()
+        process = warm.process(load_for_ever, partition, method, count, theirs, daemon=False)
+        process.start()
+        theirs.close()
+        assert pipe.poll(300)
+        workers = pipe.recv()
+        assert len(workers) == count
+        found = [psutil.Process(pid) for pid in workers]
+        process.kill()
+        process.join()
+        _, alive = psutil.wait_procs(found, timeout=300)
         assert alive == []
 
-    @pytest.mark.parametrize("persistent", [False, True])
-    def test_a_script_ends_quietly_in_the_middle(self, filled: str, persistent: bool) -> None:
+    def test_a_script_ends_quietly_in_the_middle(self, filled: str) -> None:
         program = f"""
 import transfer_queue as tq
-dataset = tq.StreamingDataset(None, 4, 2, ["x"], {filled!r}, "t", 0)
-loader = tq.StreamingDataLoader(dataset, num_workers=2, persistent_workers={persistent})
-items = iter(loader)
-print(next(items)[0]["x"].tolist())
+loaders = []
+for persistent in (False, True):
+    dataset = tq.StreamingDataset(None, 4, 2, ["x"], {filled!r}, f"t{{persistent}}", 0)
+    loaders.append(iter(tq.StreamingDataLoader(dataset, num_workers=2, persistent_workers=persistent)))
+    print(next(loaders[-1])[0]["x"].tolist())
 """
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n" * 2, "")
+
+
+def load_for_ever(partition: str, method: str, workers: int, pipe: Any) -> None:
+    """Gives the ids of the workers, which wait for a batch that never comes."""
+    dataset = StreamingDataset(None, BATCH, MICRO, ["x"], partition, "t", 0)
+    loader = StreamingDataLoader(dataset, num_workers=workers, multiprocessing_context=method)
+    items = iter(loader)
+    pipe.send([child.pid for child in multiprocessing.active_children()])
+    next(items)
 
 
 class TestPlainLoader:

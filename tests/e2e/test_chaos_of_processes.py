@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
+import chaos
 import pytest
 
-CHAOS = Path(__file__).parents[1] / "long" / "chaos.py"
+import warm
 
 
 @pytest.mark.slow
 def test_nothing_is_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", CHAOS, "--seconds", "5", "--faults", "15"], capture_output=True, text=True
-    )
+    done = warm.run_program(chaos.main, "--seconds", "5", "--faults", "15")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the ledger holds" in done.stdout
     assert "nothing was left behind" in done.stdout

@@ -44,32 +44,41 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.CompletedProcess[str]]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[subprocess.CompletedProcess[str]]:
     """A system that `tq start` made, stopped at the end; this process would attach to it."""
     done = command("start", "--name", NAME, "--set", "controller.polling_mode=true")
-    monkeypatch.setenv("TQ_SYSTEM", NAME)
-    try:
-        yield done
-    finally:
-        tq.close()
-        command("stop", "--name", NAME)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TQ_SYSTEM", NAME)
+        try:
+            yield done
+        finally:
+            tq.close()
+            command("stop", "--name", NAME)
+
+
+# The first of the tests of this system, which says what it is before anything happens in it.
+def test_a_status_begins_with_the_verdict(started: subprocess.CompletedProcess[str]) -> None:
+    assert command("status", "--name", NAME).stdout.startswith("Idle: no claim is open, and nothing was recorded.\n\n")
+    found = json.loads(command("status", "--json", "--name", NAME).stdout)["verdict"]
+    assert (found["state"], found["stage"]) == ("idle", None)
 
 
 def test_start_outlives_its_command(started: subprocess.CompletedProcess[str]) -> None:
     assert started.returncode == 0, started.stderr
     assert started.stdout.startswith("running: started by pid")
     assert "logs in" in started.stdout
-    tq.kv_put("a", "p", {"x": torch.arange(3)})
-    assert tq.kv_list("p") == {"p": {"a": {}}}
+    tq.kv_put("a", "outlives", {"x": torch.arange(3)})
+    assert tq.kv_list("outlives") == {"outlives": {"a": {}}}
 
 
 def test_commands_that_look_at_a_system_load_no_torch(
     started: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
-    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    tq.kv_put("a", "looked at", {"x": torch.arange(3)})
     commands = [
-        ["status"], ["explain", "p", "--key", "a", "--task", "t"], ["list"], ["show", "p", "a", "--no-values"],
+        ["status"], ["explain", "looked at", "--key", "a", "--task", "t"], ["list"],
+        ["show", "looked at", "a", "--no-values"],
         ["stuck"], ["trace", str(tmp_path / "trace.json")],
     ]  # fmt: skip
     code = f"""
@@ -106,22 +115,24 @@ def test_status_is_a_table(started: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_explain_says_what_is_missing(started: subprocess.CompletedProcess[str]) -> None:
-    tq.kv_put("a", "p", {"x": torch.arange(3)})
-    told = command("explain", "p", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
+    tq.kv_put("a", "explained", {"x": torch.arange(3)})
+    told = command("explain", "explained", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
     assert told.returncode == 0, told.stderr
     assert "is missing the fields ['y']" in told.stdout
 
 
 def test_a_trace_has_a_track_for_each_task(started: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
-    client = tq.get_client()
-    client.put(TensorDict({"prompt": torch.zeros(3, 2)}, batch_size=[3]), partition_id="train_0")
-    client.get_meta(["prompt"], 2, "train_0", task_name="update", sampling_config={"dp_rank": 1})
     path = tmp_path / "trace.json"
-    written = command("trace", str(path), "--name", NAME)
+    words = ("trace", str(path), "--last", "3600", "--name", NAME)
+    before = json.loads(command(*words, "--json").stdout)["events"]
+    client = tq.get_client()
+    client.put(TensorDict({"prompt": torch.zeros(3, 2)}, batch_size=[3]), partition_id="traced")
+    client.get_meta(["prompt"], 2, "traced", task_name="traced task", sampling_config={"dp_rank": 1})
+    written = command(*words)
     assert written.returncode == 0, written.stderr
-    assert written.stdout.startswith("wrote 2 events to ")
+    assert written.stdout.startswith(f"wrote {before + 2} events to ")
     events = json.loads(path.read_text())["traceEvents"]
-    assert any("update" in str(event.get("args", {}).get("name")) for event in events if event["ph"] == "M")
+    assert any("traced task" in str(event.get("args", {}).get("name")) for event in events if event["ph"] == "M")
     assert [found.name for found in tmp_path.iterdir()] == ["trace.json"]
     missing = command("trace", str(tmp_path / "no" / "folder.json"), "--name", NAME)
     assert missing.returncode == 1
@@ -129,17 +140,12 @@ def test_a_trace_has_a_track_for_each_task(started: subprocess.CompletedProcess[
     assert "Traceback" not in missing.stderr
 
 
-def test_a_status_begins_with_the_verdict(started: subprocess.CompletedProcess[str]) -> None:
-    assert command("status", "--name", NAME).stdout.startswith("Idle: no claim is open, and nothing was recorded.\n\n")
-    found = json.loads(command("status", "--json", "--name", NAME).stdout)["verdict"]
-    assert (found["state"], found["stage"]) == ("idle", None)
-
-
-def test_stop_ends_it(started: subprocess.CompletedProcess[str]) -> None:
-    stopped = command("stop", "--name", NAME)
+def test_stop_ends_it() -> None:
+    assert command("start", "--name", "stopped").returncode == 0
+    stopped = command("stop", "--name", "stopped")
     assert stopped.returncode == 0
     assert stopped.stdout.startswith("stopped: ")
-    assert command("status", "--name", NAME).returncode == 1
+    assert command("status", "--name", "stopped").returncode == 1
 
 
 @pytest.mark.parametrize("words", [("status",), ("stop",), ("explain", "p", "--key", "a")])
@@ -151,10 +157,11 @@ def test_without_a_system_it_says_what_to_do(words: tuple[str, ...]) -> None:
 
 def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a system whose controller was killed and could not be restarted; a system that was stopped has none."""
-    none = "controller.journal.durability=none"
-    assert command("start", "--name", NAME, "--set", none).returncode == 0
-    monkeypatch.setenv("TQ_SYSTEM", NAME)
-    system, logs = find(NAME), SystemFolder.named(NAME).logs
+    tq.close()  # the attachment of the tests before
+    name, none = "journalless", "controller.journal.durability=none"
+    assert command("start", "--name", name, "--set", none).returncode == 0
+    monkeypatch.setenv("TQ_SYSTEM", name)
+    system, logs = find(name), SystemFolder.named(name).logs
     assert system is not None
     supervisor = psutil.Process(system.description.pid)
     try:
@@ -162,15 +169,15 @@ def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> Non
         (controller,) = [child for child in supervisor.children() if os.readlink(f"/proc/{child.pid}/fd/2") == log]
         controller.kill()
         psutil.wait_procs([supervisor], timeout=60)
-        words = f"no system is running under the name {NAME!r} (the last one crashed; its logs are in {logs})"
-        assert words in command("status", "--name", NAME).stderr
+        words = f"no system is running under the name {name!r} (the last one crashed; its logs are in {logs})"
+        assert words in command("status", "--name", name).stderr
         with pytest.raises(tq.AttachError) as error:
             tq.init(attach="require")
         assert words in str(error.value)
     finally:
-        assert command("start", "--name", NAME).returncode == 0
-        command("stop", "--name", NAME)
-    assert "crashed" not in command("status", "--name", NAME).stderr
+        assert command("start", "--name", name).returncode == 0
+        command("stop", "--name", name)
+    assert "crashed" not in command("status", "--name", name).stderr
 
 
 def test_a_wrong_value_names_its_key() -> None:
@@ -221,19 +228,19 @@ def test_where_the_bytes_of_a_partition_are_is_shown_where_it_has_two_tiers() ->
 
 def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess[str]) -> None:
     client = tq.get_client()
-    client.create_partition("p", max_deliveries=1)
-    client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id="p")
-    meta = client.get_meta("x", 3, "p", task_name="train", lease=60)
+    client.create_partition("poisoned", max_deliveries=1)
+    client.put(TensorDict({"x": torch.arange(3)}, batch_size=[3]), partition_id="poisoned")
+    meta = client.get_meta("x", 3, "poisoned", task_name="train", lease=60)
     assert client.nack(meta.select_samples([2]))
     assert client.ack(meta.select_samples([0]))
     shown = command("status", "--name", NAME).stdout
     assert "consumed         2/3  1 claimed, not acknowledged yet  1 skipped (poison: delivered max" in shown
-    poison = command("explain", "p", "--index", str(meta.global_indexes[2]), "--task", "train", "--name", NAME)
+    poison = command("explain", "poisoned", "--index", str(meta.global_indexes[2]), "--task", "train", "--name", NAME)
     assert "is skipped by task 'train': poison (delivered 1 times, never acknowledged)" in poison.stdout
-    claimed = command("explain", "p", "--index", str(meta.global_indexes[1]), "--task", "train", "--name", NAME)
+    claimed = command("explain", "poisoned", "--index", str(meta.global_indexes[1]), "--task", "train", "--name", NAME)
     assert "and is not acknowledged yet" in claimed.stdout
     assert client.ack(meta.select_samples([1]))
-    drained = command("explain", "p", "--task", "train", "--fields", "x", "--name", NAME)
-    assert "consumed every sample of partition 'p'; new ones are needed. Skipped so far: 1 (poison)." in (
+    drained = command("explain", "poisoned", "--task", "train", "--fields", "x", "--name", NAME)
+    assert "consumed every sample of partition 'poisoned'; new ones are needed. Skipped so far: 1 (poison)." in (
         drained.stdout
     )

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from leftovers import arenas, files_in, processes_of
 from transfer_queue.cli import main
 from transfer_queue.cli.doctor import limits, machine, runtime, selftest, selftest_reader, shared_memory, software
@@ -314,12 +315,12 @@ def left(folder: Path, temporary: Path) -> list[str]:
     return files_in(folder) + files_in(temporary) + [str(process) for process in processes_of(folder)]
 
 
-def test_this_machine(folder: Path, temporary: Path) -> None:
-    process = command("--json", "--size", "4", folder=folder, temporary=temporary)
-    out, err = process.communicate(timeout=120)
-    (line,) = out.splitlines()
+def test_this_machine(folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    done = warm.run_program(main, "doctor", "--json", "--size", "4")
+    (line,) = done.stdout.splitlines()
     told = json.loads(line)
-    assert process.returncode == (0 if told["ok"] else 1), err
+    assert done.returncode == (0 if told["ok"] else 1), done.stderr
     test = {entry["name"]: entry for entry in told["findings"] if entry["topic"] == "self-test"}
     assert {entry["level"] for entry in test.values()} == {"ok"}, test
     assert all(entry["values"].get("verified", True) for entry in test.values())

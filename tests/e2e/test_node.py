@@ -60,11 +60,11 @@ from transfer_queue.node.system.paths import SystemFolder
 SECONDS = 100.0  # within which what is to happen happens, on a busy machine, too
 
 
-def until(condition: Callable[[], Any], what: str = "it never came true") -> None:
+def until(condition: Callable[[], Any], story: Callable[[], str] = lambda: "it never came true") -> None:
     """Waits for what other processes do."""
     limit = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < limit, what
+        assert time.monotonic() < limit, story()
         time.sleep(0.005)
 
 
@@ -119,7 +119,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         monkeypatch.delenv(name, raising=False)
     try:
         yield place
-        until(place.is_empty, place.story())
+        until(place.is_empty, place.story)
     finally:
         for process in place.processes():
             with contextlib.suppress(psutil.Error):
@@ -501,7 +501,7 @@ def test_a_starter_that_ends_takes_its_system_along(place: Place, script: str, e
     starter = Starter(place, script)
     starter.said()
     assert starter.end() == expected
-    until(place.is_empty, place.story())
+    until(place.is_empty, place.story)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
@@ -511,7 +511,7 @@ def test_a_starter_that_is_killed_takes_its_system_along(place: Place, number: s
     starter.process.send_signal(number)
     starter.process.wait(SECONDS)
     starter.process.communicate()
-    until(place.is_empty, place.story())
+    until(place.is_empty, place.story)
 
 
 def test_a_starter_killed_in_the_middle_of_a_start(place: Place) -> None:
@@ -521,7 +521,7 @@ def test_a_starter_killed_in_the_middle_of_a_start(place: Place) -> None:
         starter.process.poll()
         threading.Timer(delay, starter.process.kill).run()
         starter.process.communicate()
-        until(lambda: not place.processes(), place.story())
+        until(lambda: not place.processes(), place.story)
         place.start().stop()
         assert place.is_empty(), place.story()
 
@@ -542,7 +542,7 @@ def test_an_heir_takes_the_place_of_a_killed_starter(place: Place) -> None:
     assert heir is not None
     assert heir.owned
     log = heir.logs / "supervisor.log"
-    until(lambda: f"process {os.getpid()} replaces the starter" in log.read_text(), place.story())
+    until(lambda: f"process {os.getpid()} replaces the starter" in log.read_text(), place.story)
     assert ask(heir, CreatePartition("p")) == Done(False)
     heir.stop()
     assert replace_supervisor("s") is None
@@ -553,7 +553,7 @@ def test_without_an_heir_in_time_a_system_ends(place: Place) -> None:
     starter.said()
     starter.process.kill()
     starter.process.communicate()
-    until(place.is_empty, place.story())
+    until(place.is_empty, place.story)
 
 
 def test_ctrl_c_at_the_terminal_does_not_reach_the_servers(place: Place) -> None:
@@ -584,7 +584,7 @@ def kill_all(system: RunningSystem) -> None:
 def test_a_killed_supervisor_takes_its_servers_and_files_along(place: Place) -> None:
     system = place.start()
     os.kill(system.description.pid, signal.SIGKILL)
-    until(place.is_empty, place.story())
+    until(place.is_empty, place.story)
     system.stop()
 
 
@@ -594,10 +594,10 @@ def test_a_killed_supervisor_and_a_server_that_does_not_react(place: Place) -> N
     servers = servers_of(system)
     servers["controller"].suspend()
     os.kill(system.description.pid, signal.SIGKILL)
-    until(lambda: not files_in(place.runtime), place.story())
+    until(lambda: not files_in(place.runtime), place.story)
     again = place.start()
     servers["controller"].resume()
-    until(lambda: len(place.processes()) == 3, place.story())
+    until(lambda: len(place.processes()) == 3, place.story)
     assert ask(again, CreatePartition("p")) == Done(True)
     again.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import os
 import signal
@@ -201,78 +200,93 @@ tq.kv_put("a", "p", {"x": torch.arange(3)})
 print("up", flush=True)
 %s
 """
-ENDS = {
-    "exit": "sys.exit(3)",
-    "exception": "raise KeyError('mine')",
-    "sigterm": "sys.stdin.read()",
-    "sigkill": "sys.stdin.read()",
-}
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_whatever_ends_the_starter_ends_its_system(end: str, runtime_dir: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
-    starter = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT % ENDS[end]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    assert starter.stdout is not None
-    assert starter.stdout.readline() == "up\n"
-    description = runtime_dir / "dying" / "system.json"
-    if end.startswith("sig"):
-        assert description.exists()
-        assert len(arenas(runtime_dir / "dying")) == 1
-        starter.send_signal(signal.SIGTERM if end == "sigterm" else signal.SIGKILL)
-    starter.communicate(timeout=SECONDS)
+def ended(runtime_dir: Path) -> None:
+    """Waits until the system of the starter has gone."""
     until(lambda: not (runtime_dir / "dying").exists())
     until(lambda: not arenas(runtime_dir / "dying"))
 
 
-def test_a_controller_without_journal_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = """
-import os, signal, transfer_queue as tq, torch
-from pathlib import Path
-from transfer_queue.interface import CURRENT
-tq.init({"system": {"name": "broken"}, "controller": {"journal": {"durability": "none"}}})
-tq.kv_put("a", "p", {"x": torch.arange(3)})
-pid = CURRENT.system.description.pid
-for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-    os.kill(int(child), signal.SIGKILL)
-    break
-try:
-    tq.kv_put("b", "p", {"x": torch.arange(3)})
-except tq.ConnectionLostError as error:
-    print("told:", error)
-"""
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyError('mine')"], ids=["exit", "exception"])
+def test_the_end_of_a_script_ends_its_system(end: str, runtime_dir: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS + 30, env=environment
+        [sys.executable, "-c", SCRIPT % end], capture_output=True, text=True, env=environment, timeout=SECONDS
     )
-    assert "told: the controller at" in done.stdout, done.stderr
-    assert "log" in done.stdout
+    assert (done.returncode, done.stdout) == (3 if "exit" in end else 1, "up\n"), done.stderr
+    ended(runtime_dir)
+
+
+def _start(pipe: Any) -> None:
+    tq.init({"system": {"name": "dying"}})
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    pipe.send("up")
+    signal.pause()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_the_starter_ends_its_system(
+    number: signal.Signals, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    ours, theirs = multiprocessing.Pipe()
+    starter = child(_start, theirs, method="fresh")
+    assert ours.poll(SECONDS)
+    assert (runtime_dir / "dying" / "system.json").exists()
+    assert len(arenas(runtime_dir / "dying")) == 1
+    os.kill(starter.pid, number)
+    starter.join(SECONDS)
+    ended(runtime_dir)
+
+
+def _outlive_controller(pipe: Any) -> None:
+    tq.init({"system": {"name": "broken"}, "controller": {"journal": {"durability": "none"}}})
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    supervisor = CURRENT.system.description.pid
+    first, *_ = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(int(first), signal.SIGKILL)
+    try:
+        tq.kv_put("b", "p", {"x": torch.arange(3)})
+    except tq.ConnectionLostError as error:
+        pipe.send(str(error))
+
+
+def test_a_controller_without_journal_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    ours, theirs = multiprocessing.Pipe()
+    process = child(_outlive_controller, theirs, method="fresh")
+    assert ours.poll(SECONDS + 30)
+    told = ours.recv()
+    process.join(SECONDS)
+    assert told.startswith("the controller at")
+    assert "log" in told
+
+
+def _told(pipe: Any, configs: list[Any]) -> None:
+    """What is raised before there is a system, of which each refusal must leave the process as it was."""
+    for call, *arguments in [(tq.kv_list,), *((tq.init, conf) for conf in configs), (tq.kv_list,)]:
+        try:
+            call(*arguments)
+        except Exception as error:
+            pipe.send((type(error).__name__, isinstance(error, ValueError), str(error)))
+    pipe.send(None)
 
 
 class TestBadInput:
     """Errors of the tree that say what to do; nothing is changed."""
 
-    def test_before_there_is_a_system(self) -> None:
+    def test_before_there_is_a_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All in one process, which each refusal has left as it was."""
         names = [{"system": {"name": name}} for name in ("a/b", "..", "", "x" * 100)]
         unbuilt = [{"backend": {"storage_backend": "RayStore"}}]
-        script = f"""
-import json, transfer_queue as tq
-def told(call, *arguments):
-    try: call(*arguments)
-    except Exception as e: print(json.dumps([type(e).__name__, isinstance(e, ValueError), str(e)]))
-told(tq.kv_list)
-for conf in {names + unbuilt!r}:
-    told(tq.init, conf)
-told(tq.kv_list)
-"""
-        environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"} | {"TQ_SYSTEM": "nobody"}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        first, *refused, last = map(json.loads, done.stdout.splitlines())
+        monkeypatch.delenv("TQ_ADDRESS", raising=False)
+        monkeypatch.setenv("TQ_SYSTEM", "nobody")
+        ours, theirs = multiprocessing.Pipe()
+        process = child(_told, theirs, names + unbuilt, method="fresh")
+        theirs.close()
+        first, *refused, last = iter(ours.recv, None)
+        process.join(SECONDS)
         for kind, _, words in (first, last):
             assert kind == "NotInitializedError"
             assert "tq.init()" in words
@@ -356,29 +370,6 @@ def test_a_full_arena_is_an_error_that_leaves_nothing() -> None:
         assert tq.kv_batch_get("b", "p")["x"].values().sum().item() == 700_000
     finally:
         tq.close()
-
-
-def test_a_sampler_by_import_path_beside_the_script(tmp_path: Path) -> None:
-    """The controller finds what the script could import."""
-    (tmp_path / "mine.py").write_text(
-        "from transfer_queue import BaseSampler\n"
-        "class Last(BaseSampler):\n"
-        "    def sample(self, ready_indexes, batch_size, *args, **kwargs):\n"
-        "        return list(ready_indexes)[-batch_size:], list(ready_indexes)[-batch_size:]\n"
-    )
-    (tmp_path / "script.py").write_text(
-        "import torch, transfer_queue as tq\n"
-        "from tensordict import TensorDict\n"
-        "tq.init({'system': {'name': 'pathed'}, 'controller': {'sampler': 'mine:Last'}})\n"
-        "client = tq.get_client()\n"
-        "client.put(TensorDict({'x': torch.arange(4)}, batch_size=[4]), partition_id='p')\n"
-        "print(client.get_meta(['x'], 2, 'p', task_name='t').global_indexes)\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.stdout.strip() == "[2, 3]", done.stderr
 
 
 def test_init_for_another_system_while_attached() -> None:

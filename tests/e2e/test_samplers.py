@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tensordict import TensorDict
 
@@ -65,9 +64,8 @@ def test_token_budget_by_name_and_arguments() -> None:
         tq.close()
 
 
-SCRIPT = """
-import json, torch, transfer_queue as tq
-from tensordict import TensorDict
+# In a module that imports no torch, because each controller imports it.
+CLASSES = """
 from transfer_queue import BaseSampler
 
 class Again(BaseSampler):  # deals the first ready rows, which stay ready: they are sampled and not consumed
@@ -80,33 +78,40 @@ class Again(BaseSampler):  # deals the first ready rows, which stay ready: they 
 
 class Lazily(Again):
     wants_list = False
-
+"""
+SCRIPT = """
 if __name__ == "__main__":
-    for sampler in {samplers}:
-        tq.init({{"system": {{"name": "again"}}, "controller": {{"sampler": sampler}}}})
+    import json, torch, transfer_queue as tq
+    from tensordict import TensorDict
+
+    for sampler in (Again, Lazily, Again(), Lazily(), "script:Again", "script:Lazily", "beside:Again"):
+        tq.init({"system": {"name": "again"}, "controller": {"sampler": sampler}})
         client = tq.get_client()
-        client.put(TensorDict({{"x": torch.arange(2)}}, batch_size=[2]), partition_id="p")
+        client.put(TensorDict({"x": torch.arange(2)}, batch_size=[2]), partition_id="p")
         got = [client.get_meta(["x"], 2, "p", task_name="t").global_indexes for _ in range(2)]
         try:
-            client.get_meta(["x"], 1, "p", task_name="t", sampling_config={{"fail": True}})
+            client.get_meta(["x"], 1, "p", task_name="t", sampling_config={"fail": True})
         except tq.SamplerError as error:
             print(json.dumps([got, str(error)]))
         tq.close()
 """
 
 
-@pytest.mark.parametrize("samplers", ["Again, Lazily", "Again(), Lazily()", "'script:Again', 'script:Lazily'"])
-def test_a_users_sampler(tmp_path: Path, samplers: str) -> None:
-    """By class, instance and import path; a list or lazily; rows that stay ready; its error with its traceback."""
-    (tmp_path / "script.py").write_text(SCRIPT.format(samplers=samplers))
+def test_a_users_sampler(tmp_path: Path) -> None:
+    """By class, instance and import path; a list or lazily; rows that stay ready; its error with its traceback.
+
+    The controller finds what the script could import: the module of the script, and one beside it.
+    """
+    (tmp_path / "script.py").write_text(CLASSES + SCRIPT)
+    (tmp_path / "beside.py").write_text(CLASSES)
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=300, env=environment
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(said) == 2, done.stderr
-    for got, words in said:
+    assert len(said) == 7, done.stderr
+    for (got, words), file in zip(said, ["script.py"] * 6 + ["beside.py"], strict=True):
         assert got == [[0, 1], [0, 1]]
         assert "KeyError: 'as asked'" in words
-        assert "script.py" in words
+        assert file in words
         assert 'raise KeyError("as asked")' in words

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import soak
 
-SOAK = Path(__file__).parents[1] / "long" / "soak.py"
+import warm
 
 
 @pytest.mark.slow
 def test_measures_every_process() -> None:
     """With a bound that all exceed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SOAK, "--batches", "200", "--bound", "-1000"], capture_output=True, text=True
-    )
+    done = warm.run_program(soak.main, "--batches", "200", "--bound", "-1000")
     assert done.returncode == 1, done.stderr
     _, *lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:10]] == [str(2 + 20 * tenth) for tenth in range(10)]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import psutil
@@ -17,32 +15,27 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+import warm
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import CLOSED, EVENT, EventKind
 
-PRODUCER = """
-import torch
-import transfer_queue as tq
 
-tq.init(attach="require", task="rollout", rank=3)
-for number in range(4):
-    tq.kv_put(str(number), "p", {"x": torch.zeros(3)})
-"""
-FORKED = """
-import os
-import torch
-import transfer_queue as tq
+def produce() -> None:
+    tq.init(attach="require", task="rollout", rank=3)
+    for number in range(4):
+        tq.kv_put(str(number), "p", {"x": torch.zeros(3)})
 
-tq.init(attach="require", task="loader", rank=1)
-child = os.fork()
-tq.kv_put("parent" if child else "child", "q", {"x": torch.zeros(3)})
-if not child:
-    tq.get_client().close()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
+
+def produce_forked() -> None:
+    tq.init(attach="require", task="loader", rank=1)
+    child = os.fork()
+    tq.kv_put("parent" if child else "child", "q", {"x": torch.zeros(3)})
+    if not child:
+        tq.get_client().close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def put_in_child(fails: bool) -> None:
@@ -60,8 +53,11 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[tq.TransferQueueClient]:
     tq.close()
 
 
-def run(program: str) -> None:
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+def run(program: Callable[[], None]) -> None:
+    process = warm.process(program)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
 
 
 def read(client: tq.TransferQueueClient) -> TimelineReply:
@@ -69,7 +65,7 @@ def read(client: tq.TransferQueueClient) -> TimelineReply:
 
 
 def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:
-    run(PRODUCER)
+    run(produce)
     client.get_meta(["x"], 4, "p", task_name="train")
     reply = read(client)
     producer, consumer = reply.lanes
@@ -98,20 +94,26 @@ def test_gets_are_reported_with_the_next_request(client: tq.TransferQueueClient)
 
 
 def test_a_forked_process_is_a_client_of_the_same_task(client: tq.TransferQueueClient) -> None:
-    run(FORKED)
+    run(produce_forked)
     lanes = read(client).lanes
     assert [(lane.task, lane.rank) for lane in lanes] == [("loader", 1)] * 2
     assert len({lane.pid for lane in lanes}) == 2
     assert len({lane.client for lane in lanes}) == 2
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("fails", [False, True])
+# One of a new interpreter, which takes seconds to start: it ends like one of the fork server.
+@pytest.mark.parametrize(
+    ("method", "fails"),
+    [("fork", False), ("fork", True), ("forkserver", False), ("forkserver", True), ("spawn", False)],
+)
 def test_a_child_of_multiprocessing_that_ends_has_closed_unless_it_failed(
     client: tq.TransferQueueClient, method: str, fails: bool
 ) -> None:
     client.create_partition("p")
-    child = multiprocessing.get_context(method).Process(target=put_in_child, args=(fails,))
+    if method == "forkserver":
+        child = warm.process(put_in_child, fails)
+    else:
+        child = multiprocessing.get_context(method).Process(target=put_in_child, args=(fails,))
     child.start()
     child.join(120)
     assert child.exitcode == int(fails)

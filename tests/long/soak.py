@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import growth
 import psutil
@@ -45,8 +47,8 @@ def produce(batches: int) -> None:
     client.seal(PARTITION)
 
 
-def consume(batches: int, workers: int) -> None:
-    """Says how many batches it had, a hundred times on the way, and waits for a line each time."""
+def consume(batches: int, workers: int, pipe: Connection[Any, Any]) -> None:
+    """Says how many batches it had, a hundred times on the way, and waits for an answer each time."""
     client = tq.get_client()
     dataset = tq.StreamingDataset(None, ROWS, ROWS, FIELDS, PARTITION, TASK, 0, keep_batches=0)
     count = 0
@@ -55,8 +57,8 @@ def consume(batches: int, workers: int) -> None:
         client.clear_samples(meta)
         count += 1
         if count % max(1, batches // 100) == 0:
-            print(count, flush=True)
-            sys.stdin.readline()
+            pipe.send(count)
+            pipe.recv()
     assert count == batches, f"{count} batches of {batches} came"
 
 
@@ -102,27 +104,33 @@ def run(batches: int, workers: int) -> list[tuple[int, float, Sizes]]:
     servers = [child for child in psutil.Process().children(recursive=True) if child not in before]
     folder = Path(conf["system"]["folder"])
     arenas = sorted(Path(os.path.realpath(folder / "arena")).rglob("arena"))
-    own = [sys.executable, "-W", "ignore", __file__, "--batches", str(batches), "--workers", str(workers), "--role"]
-    producer = subprocess.Popen([*own, "producer"])
-    consumer = subprocess.Popen([*own, "consumer"], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
-    assert consumer.stdout is not None
-    assert consumer.stdin is not None
+    context = multiprocessing.get_context("fork")
+    producer = context.Process(target=produce, args=(batches,))
+    producer.start()
+    counts, theirs = context.Pipe()
+    consumer = context.Process(target=consume, args=(batches, workers, theirs))
+    consumer.start()
+    theirs.close()  # so that its end is one of the pipe
+    assert producer.pid is not None
+    assert consumer.pid is not None
     samples, start = [], time.monotonic()
     try:
-        for line in consumer.stdout:
-            sizes = measure(servers, {"producer": producer.pid, "consumer": consumer.pid}, arenas, folder)
-            samples.append((int(line), time.monotonic() - start, sizes))
-            if len(samples) % 10 == 1:
-                show(*samples[-1])
-            consumer.stdin.write("\n")
-            consumer.stdin.flush()
-        if consumer.wait() or producer.wait():
+        with contextlib.suppress(EOFError):
+            while True:
+                count = counts.recv()
+                sizes = measure(servers, {"producer": producer.pid, "consumer": consumer.pid}, arenas, folder)
+                samples.append((count, time.monotonic() - start, sizes))
+                if len(samples) % 10 == 1:
+                    show(*samples[-1])
+                counts.send(None)
+        consumer.join()
+        producer.join()
+        if consumer.exitcode or producer.exitcode:
             raise SystemExit("the producer or the consumer failed")
     finally:
         for process in (producer, consumer):
             process.kill()
-            process.wait()
-        consumer.stdout.close()
+            process.join()
         tq.close()
     return samples
 
@@ -152,19 +160,12 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=1, help="of the loader")
     parser.add_argument("--bound", type=float, default=8.0, help="MiB, or number, that each may grow")
-    parser.add_argument("--role", choices=["producer", "consumer"], help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.role == "producer":
-        produce(given.batches)
-    elif given.role == "consumer":
-        consume(given.batches, given.workers)
-    else:
-        print(" batches   time  MiB")
-        names = grown(run(given.batches, given.workers), given.bound)
-        print(f"grew by more than {given.bound:g}: {', '.join(names)}" if names else "nothing grew")
-        return int(bool(names))
-    return 0
+    print(" batches   time  MiB")
+    names = grown(run(given.batches, given.workers), given.bound)
+    print(f"grew by more than {given.bound:g}: {', '.join(names)}" if names else "nothing grew")
+    return int(bool(names))
 
 
 if __name__ == "__main__":

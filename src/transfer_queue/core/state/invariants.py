@@ -17,6 +17,7 @@ from transfer_queue.core.state import validation
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
+from transfer_queue.core.tables.block_table import LiveBlock
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
 from transfer_queue.sampler.numeric_tags import number as number_of
 from transfer_queue.sampler.ready_views import RankKey
@@ -31,23 +32,24 @@ def check_invariants(state: State) -> None:
         indexes += _check_rows(partition, needed)
     require(len(set(indexes)) == len(indexes), "2: two live samples have the same global index")
     require(all(i < state.next_index for i in indexes), "2: a live index is not below the next one")
-    _check_blocks(state, needed)
-    _check_stored(state)
-    _check_all_else(state)
+    blocks = list(state.blocks.live_blocks())
+    _check_blocks(state, needed, blocks)
+    _check_stored(state, blocks)
+    _check_all_else(state, blocks)
 
 
 def check_loaded(state: State) -> None:
     """Check a state of a file from an unknown source. Takes some seconds for a million rows."""
     validation.check_references(state)
     validation.check_apart(state)
-    _check_all_else(state)
+    _check_all_else(state, list(state.blocks.live_blocks()))
 
 
-def _check_all_else(state: State) -> None:
+def _check_all_else(state: State, blocks: list[LiveBlock]) -> None:
     """Run the checks that recounted and loaded states have in common."""
     for partition in state.partitions.values():
-        found = partition.rows.positions_of(partition.rows.indexes_of(partition.rows.live_positions()))
-        same = np.array_equal(found, partition.rows.live_positions())
+        positions = partition.rows.live_positions()
+        same = np.array_equal(partition.rows.positions_of(partition.rows.indexes_of(positions)), positions)
         require(same, f"2: an index of {partition.name} is not found at its position")
         require(partition.losses.counts == _lost(partition), f"7: {partition.name} miscounts its lost values")
         _check_changes(partition)
@@ -59,7 +61,7 @@ def _check_all_else(state: State) -> None:
     tokens = [token for partition in state.partitions.values() for token in partition.leases.by_token]
     require(len(set(tokens)) == len(tokens), "two leases have the same token")
     require(all(token < state.next_token for token in tokens), "the token of a lease is not below the next one")
-    _check_extents(state)
+    _check_extents(state, blocks)
     _check_waiting(state)
 
 
@@ -256,10 +258,10 @@ def _check_rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits
             )
 
 
-def _check_blocks(state: State, needed: Counter[int]) -> None:
-    counted = {number: live for number, live, _, _ in state.blocks.live_blocks()}
+def _check_blocks(state: State, needed: Counter[int], blocks: list[LiveBlock]) -> None:
+    counted = {number: live for number, live, _, _ in blocks}
     require(counted == dict(needed), "7: the live values of a block differ from a recount")
-    nbytes = sum(size for _, _, _, size in state.blocks.live_blocks())
+    nbytes = sum(size for _, _, _, size in blocks)
     require(nbytes == state.blocks.live_bytes, "7: the bytes of live blocks differ from a recount")
     rows = sum(partition.row_count for partition in state.partitions.values())
     require(state.row_count == rows, "7: the number of rows of all partitions differs from a recount")
@@ -268,7 +270,7 @@ def _check_blocks(state: State, needed: Counter[int]) -> None:
     )
 
 
-def _check_stored(state: State) -> None:
+def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
     """Check the bytes of partitions in each unit, and the owners of blocks, against what the rows need."""
     expected: dict[int, Counter[int]] = {}
     owners: dict[int, int] = {}
@@ -277,8 +279,8 @@ def _check_stored(state: State) -> None:
         for name in partition.fields:
             numbers = partition.blocks_of(name, positions)[0].tolist()
             owners |= dict.fromkeys(filter(None, numbers), partition.number)
-    for number, _, places, nbytes in state.blocks.live_blocks():
-        said = int(state.blocks.column("owner", np.array([number]))[0])
+    recorded = state.blocks.column("owner", np.array([number for number, _, _, _ in blocks], "i8")).tolist()
+    for (number, _, places, nbytes), said in zip(blocks, recorded, strict=True):
         require(said == owners[number], f"block {number} is recorded as another partition's")
         expected.setdefault(said, Counter()).update({place.unit: nbytes for place in places})
     there = {partition.number for partition in state.partitions.values()}
@@ -288,15 +290,15 @@ def _check_stored(state: State) -> None:
         require(same, "7: the bytes of a partition in each unit differ from a recount")
 
 
-def _check_extents(state: State) -> None:
+def _check_extents(state: State, blocks: list[LiveBlock]) -> None:
     extents: Counter[tuple[int, int]] = Counter()
-    for number, _, places, _ in state.blocks.live_blocks():
+    for number, _, places, _ in blocks:
         extents.update((place.unit, place.extent) for place in places)
         require(len({place.unit for place in places}) == len(places), f"block {number} is in one unit twice")
     leased: Counter[int] = Counter()
     for (unit, _), extent in state.blocks.extents.items():
         leased[unit] += extent.length
-    _check_spans(state)
+    _check_spans(state, blocks)
     require(leased.total() == state.blocks.leased, "7: the lengths of extents differ from a recount")
     require(leased == Counter(state.blocks.leased_in), "7: the bytes of each unit differ from a recount")
     for place, extent in state.blocks.extents.items():
@@ -304,7 +306,7 @@ def _check_extents(state: State) -> None:
         require(extent.blocks > 0 or not extent.closed, f"extent {place} is closed and empty, and was not freed")
 
 
-def _check_spans(state: State) -> None:
+def _check_spans(state: State, blocks: list[LiveBlock]) -> None:
     """Check that each block is in the used range of its extent and in no gap, and that extents are listed in order."""
     listed: dict[int, list[tuple[int, int]]] = {}
     for (unit, number), extent in state.blocks.extents.items():
@@ -313,7 +315,7 @@ def _check_spans(state: State) -> None:
     for unit, spans in state.blocks.spans.items():
         require(list(spans) == sorted(listed.pop(unit, [])), f"the extents of unit {unit} are not listed in order")
     require(not listed, "the extents of a unit are not listed")
-    for number, _, places, nbytes in state.blocks.live_blocks():
+    for number, _, places, nbytes in blocks:
         for place in places:
             extent, end = state.blocks.extents[place.unit, place.extent], place.offset + nbytes
             inside = extent.low <= place.offset and end <= extent.top

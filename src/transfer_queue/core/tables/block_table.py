@@ -35,6 +35,9 @@ MOST_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
 PLACE = ("unit", "extent", "offset", "generation")
 
+LiveBlock = tuple[int, int, list[BlockLocation], int]
+"""(number, values needed, locations, nbytes) of a needed block."""
+
 
 def _count_distinct(values: np.ndarray) -> list[tuple[int, int]]:
     """Return each distinct value with its number of entries."""
@@ -475,8 +478,8 @@ class BlockTable(PublishedExtents):
             int(columns["rows"][at]),
         )
 
-    def live_blocks(self) -> Iterator[tuple[int, int, list[BlockLocation], int]]:
-        """Iterate over (number, values needed, locations, nbytes) of every needed block, for checks of invariants."""
+    def live_blocks(self) -> Iterator[LiveBlock]:
+        """Iterate over every needed block, for checks of invariants."""
         for key in sorted(self.chunks):
             chunk = self.chunks[key]
             columns = chunk.columns
