@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.options import Commands, add_name
+from transfer_queue.cli.system_search import find_system
 from transfer_queue.cli.shell.json_output import add_json, print_json, system_as_json
 from transfer_queue.errors import InvalidArgumentError, StartError
 

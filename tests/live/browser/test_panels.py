@@ -40,7 +40,7 @@ def test_the_verdict_is_in_words_with_its_numbers(page: Page, server: CannedServ
     assert "2 of 4 reward workers are gone" in words
     assert "reward needs 4 ranks" in words
     assert "84 % of train_42 dealt; ends in 11 s" in words
-    assert "5 of 5 servers answer; ✕ 2 ranks gone 0 values lost" in words
+    assert "5 of 5 servers reply; ✕ 2 ranks gone 0 values lost" in words
     assert page.evaluate("document.title").startswith("Flowing, slowly: reward is the slowest stage")
     assert_clean(page, server)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 
-from transfer_queue.cli.common import Commands
+from transfer_queue.cli.options import Commands
 from transfer_queue.cli.doctor.report import PROBLEM, WARNING, Check, Finding, findings_of
 from transfer_queue.cli.shell.terminal import Styles
 

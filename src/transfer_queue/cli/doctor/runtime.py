@@ -158,7 +158,7 @@ def check_environment() -> Iterator[Finding]:
     for name, value in sorted(given.items()):
         values = {"value": value}
         if name not in VARIABLES:
-            advice = f"there are: {', '.join(VARIABLES)}"
+            advice = f"the variables are: {', '.join(VARIABLES)}"
             yield Finding(name, WARNING, f"{value!r}; this package does not read this variable", advice, values)
             continue
         meaning = VARIABLES[name].summary

@@ -8,6 +8,7 @@ const THIN = 2.6; // the height of waiting, in pixels
 const HEAD = 14;
 const BAND = 22; // the height of a band
 const GAP = 7; // between tasks
+const VERSIONS = 6; // more of it above the last task, for the names of policy versions
 const LEVELS = 5;
 
 /** @returns {object} The place of each lane. */
@@ -16,10 +17,12 @@ export function planOf(width, timeline, history) {
   const rows = [];
   let y = HEAD;
   let last = null;
+  const end = timeline.lanes[timeline.lanes.length - 1]?.task;
   timeline.lanes.forEach((lane, at) => {
     if (last !== null && last !== lane.task) {
       const used = y - rows.find((each) => each.lane.task === last).y;
-      y += GAP + Math.max(0, 24 - used); // space for the name of a task with one rank
+      const free = lane.task === end && timeline.versions.length ? GAP + VERSIONS : GAP;
+      y += free + Math.max(0, 24 - used); // space for the name of a task with one rank
     }
     const height = lane.ranks > 1 ? BAND : row;
     rows.push({ lane, at, y, height, first: last !== lane.task });
