@@ -1,4 +1,4 @@
-"""Sentences about unknown names: partitions and storage units that do not exist, and entries that a sampler does not take."""
+"""Sentences about unknown names: partitions, storage units, and entries that a sampler does not take."""
 
 from __future__ import annotations
 
