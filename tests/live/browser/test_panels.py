@@ -314,10 +314,10 @@ def test_spans_narrower_than_a_pixel_are_added_up(page: Page, server: CannedServ
         const canvas = document.getElementById('timeline'), ratio = devicePixelRatio;
         const wide = canvas.width - Math.round(120 * ratio);
         const { data } = canvas.getContext('2d').getImageData(Math.round(112 * ratio), Math.round(17 * ratio), wide, 1);
-        return [...new Set(Array.from({ length: wide }, (_, at) => data[4 * at + 3]))].sort((a, b) => a - b);
+        return Array.from({ length: wide }, (_, at) => data[4 * at + 3]);
     })()""")
-    assert alphas[0] > 0
-    assert alphas[-1] < 255
+    assert min(alphas) > 0
+    assert sum(alpha == 255 for alpha in alphas) <= 6  # the lines of the minutes
     page.evaluate("document.querySelector('.timeline details').open = true")
     page.wait_for("!!document.querySelector('.timeline details table')")
     assert "100 % 0 % 0 %" in text_of(page, ".timeline details table tbody")

@@ -15,7 +15,7 @@ def test_an_empty_system_says_who_waits_and_how_to_put_samples(page: Page, serve
     assert words.startswith("Nothing has been put yet The system grpo-moe-30b has been up since")
     assert "all 5 servers reply, and 3 clients are connected." in words
     assert "train ranks 0 to 7 wait for partition train_0 for 31 s, which does not exist yet." in words
-    assert 'client.put(TensorDict({"prompt": ..., "tokens": ...}, batch_size=[8]), partition_id="train_0")' in words
+    assert 'client.put(rows, partition_id="train_0")' in words
     assert "tq doctor, and TQ_SYSTEM in its environment." in words
     server.send("full", invented.slow())
     page.wait_for("!!document.querySelector('.verdict')")
@@ -41,7 +41,7 @@ def test_a_stopped_system_says_for_how_long_and_why(page: Page, server: CannedSe
     opened(page, server)
     assert text_of(page, ".verdict h1") == "Not flowing Nothing was dealt for 194 s"
     assert "4 of 4 reward workers are gone" in text_of(page, ".verdict")
-    assert "of train_42 dealt; ends in ?" in text_of(page, ".verdict")
+    assert "84 % of train_42 dealt 5 of 5 servers reply" in text_of(page, ".verdict")
     assert "8 of 8 ranks are held back now 2 min 50 s" in text_of(page, ".waits li:nth-child(3)")
 
 

@@ -25,8 +25,8 @@ export function Empty({ data }) {
 tq.init()
 client = tq.get_client()
 data = {"prompt": ..., "tokens": ...}
-client.put(TensorDict(data, batch_size=[8]),
-           partition_id="train_0")</pre>
+rows = TensorDict(data, batch_size=[8])
+client.put(rows, partition_id="train_0")</pre>
     <p class="muted">If your producer should have put by now, check whether it is attached to this system: <code>tq doctor</code>, and <code>TQ_SYSTEM</code> in its environment.</p>
   </main>`;
 }
