@@ -135,7 +135,7 @@ class TestDestinations:
         run = WandbRun()
         made = logger(run)
         made.log(3)
-        made.log()  # a part of the training's next entry, so that no step of the training is refused
+        made.log()  # added to W&B's current step, so that no step of the training is refused
         assert run.seen == [(FIGURES, 3, None), (FIGURES, None, False)]
 
     @pytest.mark.parametrize("by_name", [True, False])

@@ -59,7 +59,7 @@ class SummaryLogger:
         destination: Where the figures are written. Default: `log_dir`.
         log_dir: A folder for TensorBoard files, which is created. Default: none.
         every: Seconds between entries that a thread in the background writes until `close`; their steps are the seconds
-            since the logger was made. W&B gets them with the next entry of the training. Default: no thread.
+            since the logger was made. W&B adds them to its current step. Default: no thread.
         client: The client whose figures are written. Default: that of this process.
 
     Example:
@@ -279,7 +279,11 @@ def _write_to_mlflow(run: Any) -> Write:
 
 
 def _write_to_wandb(run: Any) -> Write:
-    """Return the function that writes to a W&B run. An entry without a step is a part of the training's next entry."""
+    """Return the function that writes to a W&B run.
+
+    An entry without a step is added to the current step of W&B, so that no step of the training is refused: to the
+    latest entry of a training that passes its steps to W&B, otherwise to its next entry.
+    """
 
     def write(values: dict[str, float], step: int | None) -> None:
         if step is None:

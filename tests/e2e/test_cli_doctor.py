@@ -22,13 +22,22 @@ import torch
 import warm
 from leftovers import arenas, files_in, processes_of
 from transfer_queue.cli import main
-from transfer_queue.cli.doctor import limits, machine, runtime, selftest, selftest_reader, shared_memory, software
+from transfer_queue.cli.doctor import (
+    limits,
+    machine,
+    runtime,
+    selftest,
+    selftest_reader,
+    shared_memory,
+    software,
+    storage_settings,
+)
 from transfer_queue.cli.doctor.report import Check, Finding, findings_of
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.node.system.launcher import start_local
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.paths import Description, SystemFolder
 from transfer_queue.storage.arena.arena import choose_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +174,56 @@ def test_allocation_that_fails_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Operation not supported" in got.words
 
 
+def test_shared_memory_that_samples_fill_is_no_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The probe of a container must not restart it, because that loses the samples."""
+    unit = tmp_path / f"transfer_queue-{os.geteuid()}-mine-0123abcd" / "unit-0"
+    unit.mkdir(parents=True)
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shared_memory, "LEAST_SHARED_MEMORY", 2 << 20)
+    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
+    monkeypatch.setattr(shared_memory, "room", lambda folder: (4 << 20, 1 << 20))
+    assert found(shared_memory.check)["folder"].level == "problem"
+    (unit / "arena").write_bytes(b"1" * (3 << 20))
+    (got,) = found(shared_memory.check).values()
+    assert got.level == "warning"
+    assert "1.0 MiB free, 3.0 MiB used by systems" in got.words
+
+
+# ---------------------------------------------------------------- the settings of a file
+
+
+@pytest.mark.parametrize(
+    ("arena_bytes", "limit", "level", "words"),
+    [
+        (4 << 30, None, "ok", "may grow to 4.0 GiB (arena_bytes)"),
+        (9 << 30, None, "problem", "but FOLDER has 8.0 GiB"),
+        (4 << 30, 4 << 30, "problem", "this control group may only use 4.0 GiB"),
+        (None, None, "warning", "arena_bytes is not set"),
+    ],
+)
+def test_the_storage_of_a_file_of_settings_must_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arena_bytes: int | None, limit: int | None, level: str, words: str
+) -> None:
+    monkeypatch.setattr(shared_memory, "room", lambda folder: (8 << 30, 8 << 30))
+    monkeypatch.setattr(machine, "memory_limit", lambda: limit)
+    storage = {"arena_bytes": arena_bytes, "arena_folder": str(tmp_path)}
+    path = tmp_path / "conf.yaml"
+    path.write_text(json.dumps({"backend": {"SimpleStorage": storage}}))
+    got = found(lambda: storage_settings.check(path))["arena size"]
+    assert got.level == level
+    assert words.replace("FOLDER", str(tmp_path)) in got.words
+    assert bool(got.advice) == (level != "ok")
+
+
+def test_a_missing_folder_of_arenas_and_a_missing_file_are_problems(tmp_path: Path) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_text(json.dumps({"backend": {"SimpleStorage": {"arena_folder": str(tmp_path / "none")}}}))
+    assert found(lambda: storage_settings.check(path))["arena folder"].level == "problem"
+    (got,) = found(lambda: storage_settings.check(tmp_path / "other.yaml")).values()
+    assert got.level == "problem"
+    assert "cannot be read" in got.words
+
+
 # ---------------------------------------------------------------- the runtime folder, its systems, the variables
 
 
@@ -201,6 +260,35 @@ def test_systems_are_listed_with_what_dead_ones_left(folder: Path) -> None:
     assert "all its processes were killed" in got["killed"].words
     assert str(folder / "crashed" / "logs") in got["crashed"].words
     assert {got[name].level for name in ("killed", "crashed", ".other.1234.gone")} == {"warning"}
+
+
+def stopped_controller(system: RunningSystem) -> int:
+    """Stop the controller of a system until SIGCONT, and return its process."""
+    (pid,) = map(int, re.findall(r"up, process (\d+)", (system.logs / "controller.log").read_text()))
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_controller_that_does_not_reply_is_a_problem_of_its_own_node(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "REPLY_SECONDS", 0.2)
+    system = start_local("alive", {"settings": Settings.from_config(None).to_json()})
+    try:
+        pid = stopped_controller(system)
+        silent = found(runtime.check_systems)["alive"]
+        monkeypatch.setattr(runtime, "_replies", lambda system: False)  # the address of an outpost is another one
+        monkeypatch.setattr(Description, "is_outpost", True)
+        elsewhere = found(runtime.check_systems)["alive"]
+        monkeypatch.undo()
+        os.kill(pid, signal.SIGCONT)
+    finally:
+        system.stop()
+    assert (silent.level, silent.values["replies"]) == ("problem", False)
+    assert "did not reply within 0.2 s" in silent.words
+    assert "controller" in silent.advice
+    assert elsewhere.level == "warning"
+    assert "on another node" in elsewhere.words
 
 
 def test_samples_that_nobody_uses_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_units_journal_and_samplers() -> None:
     up = {dict(labels).get("unit", "controller"): v for labels, v in found["tq_server_up"].items()}
     assert up == {"controller": 1, "0": 1, "1": 0}
     assert set(found["tq_arena_held_bytes"]) == {(("tier", "disk"), ("unit", "0"))}, (
-        "nothing is known of one that does not answer"
+        "nothing is known of one that does not reply"
     )
     for name, expected in (
         ("capacity_bytes", 1000), ("held_bytes", 800), ("leased_bytes", 500), ("live_bytes", 7), ("free_bytes", 300),

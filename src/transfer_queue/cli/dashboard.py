@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from transfer_queue.cli.common import Commands
+from transfer_queue.cli.options import Commands
 
 FILE = Path(__file__).resolve().parent.parent / "metrics" / "grafana.json"
 

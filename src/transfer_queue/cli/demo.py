@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from transfer_queue.cli.common import Commands
+from transfer_queue.cli.options import Commands
 
 
 def add(commands: Commands) -> None:

@@ -7,7 +7,8 @@ import contextlib
 import signal
 import sys
 
-from transfer_queue.cli.common import Commands, add_name, add_tokenizer, find_system
+from transfer_queue.cli.options import Commands, add_name, add_tokenizer
+from transfer_queue.cli.system_search import find_system
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from transfer_queue.cli.common import Commands, add_name, find_system
+from transfer_queue.cli.options import Commands, add_conf, add_name, read_conf
 from transfer_queue.cli.shell.json_output import add_json, print_json, system_as_json
-from transfer_queue.errors import InvalidArgumentError, StartError
+from transfer_queue.cli.system_search import find_system
+from transfer_queue.errors import StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("-h", "--help", action=_HelpWithSettings, help="show this help message and all settings")
-    command.add_argument("--conf", type=Path, metavar="FILE", help="a YAML file whose settings replace the defaults")
+    add_conf(command, "a YAML file whose settings replace the defaults")
     command.add_argument(
         "--set",
         action="append",
@@ -92,7 +92,7 @@ def start(options: argparse.Namespace) -> int:
     from transfer_queue.node.system.launcher import start_local
     from transfer_queue.sampler.factory import sampler_object
 
-    conf = _conf(options.conf, options.set)
+    conf = read_conf(options.conf, options.set)
     unknown_keys(conf, strict=True)
     settings = Settings.from_config(conf)
     settings.check_runtime(under_ray=False)
@@ -122,41 +122,6 @@ def stop(options: argparse.Namespace) -> int:
         return 0
     print(f"stopped: {system.describe()}")
     return 0
-
-
-def _conf(path: Path | None, assignments: list[str]) -> DictConfig:
-    """Return the settings of the file, with the assignments merged over them.
-
-    Raises:
-        InvalidArgumentError: The file cannot be read, or the assignments cannot be merged into it.
-    """
-    import yaml  # type: ignore[import-untyped,unused-ignore]
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    given: Any = OmegaConf.create({})
-    if path is not None:
-        try:
-            given = OmegaConf.load(path)
-        except OSError as error:
-            raise InvalidArgumentError(
-                f"--conf {path} cannot be read: {error.strerror or error}; give the path of a YAML file"
-            ) from None
-        except UnicodeDecodeError:
-            raise InvalidArgumentError(f"--conf {path} is not a text file in UTF-8; give a YAML file") from None
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            said = " ".join(str(error).split())
-            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {said}; correct the file") from None
-        if not isinstance(given, DictConfig):
-            found = "a list" if OmegaConf.is_list(given) else type(given).__name__
-            raise InvalidArgumentError(f"--conf {path} must contain a mapping of settings, but contains {found}")
-    try:
-        return cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(assignments)))
-    except (OmegaConfBaseException, TypeError) as error:
-        said = str(error).splitlines()[0]
-        raise InvalidArgumentError(
-            f"--set {' --set '.join(assignments)} cannot be merged with the other settings: {said}"
-        ) from None
 
 
 def _refuse_other_settings(system: Any, conf: DictConfig) -> None:

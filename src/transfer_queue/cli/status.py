@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
+from transfer_queue.cli.options import Commands, add_name, seconds_type
 from transfer_queue.cli.status_table import format_table, json_line
+from transfer_queue.cli.system_search import find_system
 
 EVERY = 2.0  # default of --watch: seconds between two queries
 STYLES = {"slow": ("bold", "yellow"), "stopped": ("bold", "red"), "flowing": ("bold", "green"), "idle": ("bold",)}

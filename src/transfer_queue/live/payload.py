@@ -54,7 +54,7 @@ class SystemState(Part, frozen=True):
     """Whether the data is up to date, and why not."""
 
     state: str
-    """"live"; "empty": nothing was put yet; "restarting": the controller does not answer; "ended": the system ended.
+    """"live"; "empty": nothing was put yet; "restarting": the controller does not reply; "ended": the system ended.
     If it is "restarting" or "ended", all other parts are the last known ones."""
     since: float
     """When the state began; if it is "restarting", the time of what is shown, which is `LiveView.now`."""

@@ -151,7 +151,7 @@ def test_a_warning_of_the_controller_is_logged_once(a: Client, caplog: pytest.Lo
     a.seal("train_1", create=True)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
-    assert said[0] == "there is no partition 'tarin_0' (did you mean 'train_0'?): reset_consumption has no effect"
+    assert said[0] == "partition 'tarin_0' does not exist (did you mean 'train_0'?): reset_consumption has no effect"
     assert "drop has no effect" in said[1]
     assert "'dp_rnk'; did you mean 'dp_rank'" in said[2]
     a.seal("train_3")

@@ -51,13 +51,13 @@ class TestPartitions:
         assert isinstance(unknown, Done)
         assert (known.value, known.warning) == (value, None)
         assert unknown.value == value
-        assert (unknown.warning or "").startswith("there is no partition 'tarin_0' (did you mean 'train_0'?): ")
+        assert (unknown.warning or "").startswith("partition 'tarin_0' does not exist (did you mean 'train_0'?): ")
 
     def test_if_no_name_is_near_the_existing_ones_are_listed(self, h: Harness) -> None:
-        assert "(there are: none)" in h.ask(ResetConsumption("tarin_0")).warning
+        assert "(no partition exists)" in h.ask(ResetConsumption("tarin_0")).warning
         for number in range(12):
             h.put(1, partition=f"p{number}")
-        assert "(there are: 'p0', 'p1'," in h.ask(ResetConsumption("validation")).warning
+        assert "(the partitions are: 'p0', 'p1'," in h.ask(ResetConsumption("validation")).warning
         assert h.ask(ResetConsumption("validation")).warning.endswith("'p9', ...): reset_consumption has no effect")
 
     def test_a_seal_still_makes_the_partition_and_logs_nothing_with_create(self, h: Harness) -> None:
@@ -71,7 +71,7 @@ class TestPartitions:
     )
     def test_errors_about_partitions_that_do_not_exist_name_the_nearest(self, h: Harness, request_of: Any) -> None:
         h.put(1, partition="train_0")
-        with pytest.raises(UnknownPartitionError, match=r"'tarin_0' \(did you mean 'train_0'\?\)"):
+        with pytest.raises(UnknownPartitionError, match=r"'tarin_0' does not exist \(did you mean 'train_0'\?\)"):
             h.ask(request_of("tarin_0"))
 
     def test_a_second_creation_with_other_settings_is_an_error_that_names_both(self, h: Harness) -> None:

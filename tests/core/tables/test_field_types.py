@@ -212,5 +212,5 @@ def test_a_block_with_a_wrong_description_is_refused(h: Harness, changes: dict[s
 
 def test_a_block_in_an_unknown_unit_is_refused(h: Harness) -> None:
     request = h.publish(2)
-    with pytest.raises(InvalidArgumentError, match="no storage unit 7"):
+    with pytest.raises(InvalidArgumentError, match="storage unit 7 does not exist"):
         h.ask(type(request)("p", 2, block=block(unit=7), pre_allocate=0))

@@ -267,8 +267,8 @@ def empty() -> dict[str, Any]:
 
 
 def restarting(full: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a delta that says that the controller does not answer."""
-    words = "The controller does not answer: it is being restarted, or is overloaded."
+    """Return the parts of a delta that says that the controller does not reply."""
+    words = "The controller does not reply: it is being restarted, or is overloaded."
     return {"state": {**full["state"], "state": "restarting", "since": full["now"], "words": words}}
 
 

@@ -40,7 +40,7 @@ def test_the_verdict_is_in_words_with_its_numbers(page: Page, server: CannedServ
     assert "2 of 4 reward workers are gone" in words
     assert "reward needs 4 ranks" in words
     assert "84 % of train_42 dealt; ends in 11 s" in words
-    assert "5 of 5 servers answer; ✕ 2 ranks gone 0 values lost" in words
+    assert "5 of 5 servers reply; ✕ 2 ranks gone 0 values lost" in words
     assert page.evaluate("document.title").startswith("Flowing, slowly: reward is the slowest stage")
     assert_clean(page, server)
 
@@ -304,6 +304,25 @@ def test_why_single_ranks_cannot_be_shown_is_said(banded: Page, server: CannedSe
     banded.wait_for(f"{SINGLE}?.includes('no ranks of this task are joined to a line')")
 
 
+def test_spans_narrower_than_a_pixel_are_added_up(page: Page, server: CannedServer) -> None:
+    """Half of each second is work, in 20 spans: every pixel gets half of the color, and none is left out."""
+    spans = [[at / 20, at / 20 + 0.025, 1, 0] for at in range(6000)]
+    first = {**server.full["timeline"]["lanes"][0], "spans": spans}
+    server.full["timeline"].update(lanes=[first], order=[first["id"]], versions=[])
+    opened(page, server)
+    alphas = page.evaluate("""(() => {
+        const canvas = document.getElementById('timeline'), ratio = devicePixelRatio;
+        const wide = canvas.width - Math.round(120 * ratio);
+        const { data } = canvas.getContext('2d').getImageData(Math.round(112 * ratio), Math.round(17 * ratio), wide, 1);
+        return Array.from({ length: wide }, (_, at) => data[4 * at + 3]);
+    })()""")
+    assert min(alphas) > 0
+    assert sum(alpha == 255 for alpha in alphas) <= 6  # the lines of the minutes
+    page.evaluate("document.querySelector('.timeline details').open = true")
+    page.wait_for("!!document.querySelector('.timeline details table')")
+    assert "100 % 0 % 0 %" in text_of(page, ".timeline details table tbody")
+
+
 def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedServer) -> None:
     sample = server.samples["107168"]
     sample["tags"] = [{"name": "policy_version", "value": "41"}]
@@ -329,6 +348,34 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     press(page, "Escape", windowsVirtualKeyCode=27)
     page.wait_for("!document.querySelector('dialog')")
     assert page.evaluate("document.activeElement.matches('.waits [data-index]')") in (True, False)
+    assert_clean(page, server)
+
+
+def test_the_inspector_asks_what_holds_of_the_task(page: Page, server: CannedServer) -> None:
+    """A sample that the task has is not asked why it is not there; "is not consumed by task" is no consumption."""
+    states = {"train": "consumed", "reward": "claimed", "reference": "waiting"}
+    sample = server.samples["107168"]
+    sample["words"] = "Sample 107168 was consumed by task 'train'."
+    sample["tasks"] = [
+        {"task": task, "state": state, "lacks": [], "who": "", "reason": ""} for task, state in states.items()
+    ]
+    opened(page, server)
+    page.evaluate("document.querySelector('.waits [data-index]').click()")
+    page.wait_for("!!document.querySelector('dialog .history')")
+
+    def chosen(task: str) -> tuple[str, bool]:
+        select = "document.querySelector('dialog select')"
+        page.evaluate(f"{select}.value = '{task}', {select}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+        page.wait_for("document.querySelector('dialog .why').innerText === " + json.dumps(server.words))
+        question = page.evaluate("document.querySelector('dialog h3 label').firstChild.data")
+        return question.strip(), page.evaluate("document.querySelector('dialog .why').matches('.done')")
+
+    server.words = "Sample 107168 was consumed by task 'train'."
+    assert chosen("train") == ("Has it been at", True)
+    server.words = "Sample 107168 is claimed by task 'reward'."
+    assert chosen("reward") == ("Is it at", False)
+    server.words = "Sample 107168 is not consumed by task 'reference'."
+    assert chosen("reference") == ("Why is it not at", False)
     assert_clean(page, server)
 
 

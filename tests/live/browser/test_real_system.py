@@ -81,7 +81,7 @@ def test_a_killed_controller_is_shown_and_recovers(client: tq.TransferQueueClien
     controller = server_process("controller")
     controller.suspend()
     page.wait_for("document.querySelector('.banner')?.innerText.includes('The page shows the state of')")
-    assert text_of(page, "#announcement") == "The controller does not answer."
+    assert text_of(page, "#announcement") == "The controller does not reply."
     controller.kill()
     page.wait_for("!document.querySelector('.banner')")
     client.put(rows(8, "x"), partition_id="p")

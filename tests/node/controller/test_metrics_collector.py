@@ -1,4 +1,4 @@
-"""A scrape: it blocks the loop for short moments only, and does not wait long for a unit that does not answer."""
+"""A scrape: it blocks the loop for short moments only, and does not wait long for a unit that does not reply."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_name_must_not_be_a_path(tmp_path: Path, name: str) -> None:
 
 
 def test_a_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="there is no sampler in"):
+    with pytest.raises(InvalidArgumentError, match="of the sampler does not exist; send the sampler again"):
         SamplerFiles(tmp_path).load_sampler("0" * 32)
 
 

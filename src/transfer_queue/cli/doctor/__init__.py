@@ -8,9 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
-from transfer_queue.cli.common import Commands
 from transfer_queue.cli.doctor.report import PROBLEM, WARNING, Check, Finding, findings_of
+from transfer_queue.cli.options import Commands, add_conf
 from transfer_queue.cli.shell.terminal import Styles
 
 SIZE = 64  # MiB that the self-test moves
@@ -22,9 +23,11 @@ def add(commands: Commands) -> None:
         "doctor", help="check this machine, and measure the rates of put, get, claim and wake-up on it",
         description="Checks versions, processors, memory, limits and folders. Then starts a separate system, moves "
         "data between two processes, compares every byte, measures the rates of put, get and claim and the time until "
-        "a waiting consumer wakes up, and stops the system. The exit code is 1 if there is a problem.",
+        "a waiting consumer wakes up, and stops the system. The exit code is 1 if there is a problem, for example if a "
+        "system on this machine does not reply; with --no-test the command can be the probe of a container.",
     )  # fmt: skip
-    command.add_argument("--no-test", action="store_true", help="only check, and start nothing")
+    command.add_argument("--no-test", action="store_true", help="only check, and start nothing: in less than a second")
+    add_conf(command, "also check that the storage that this YAML file of settings describes fits this machine")
     command.add_argument(
         "--size", type=_size, default=SIZE, metavar="MIB", help=f"MiB of large rows that the self-test moves ({SIZE})"
     )
@@ -59,7 +62,11 @@ def run(options: argparse.Namespace) -> int:
 def _run_checks(options: argparse.Namespace) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     style = Styles()
-    todo = checks() if options.no_test else [*checks(), ("self-test", lambda: _selftest(options.size))]
+    todo = checks()
+    if options.conf is not None:
+        todo.append(("storage settings", lambda: _storage_settings(options.conf)))
+    if not options.no_test:
+        todo.append(("self-test", lambda: _selftest(options.size)))
     for topic, check in todo:
         if not options.json:
             print(style(topic, "bold"), flush=True)
@@ -75,6 +82,12 @@ def _selftest(mebibytes: int) -> Iterator[Finding]:
     from transfer_queue.cli.doctor.selftest import selftest
 
     return selftest(mebibytes << 20)
+
+
+def _storage_settings(path: Path) -> Iterator[Finding]:
+    from transfer_queue.cli.doctor.storage_settings import check
+
+    return check(path)
 
 
 def checks() -> list[tuple[str, Check]]:

@@ -15,8 +15,9 @@ from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.system.locks import is_alive
-from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, SystemFolder, runtime_dir
+from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, Description, SystemFolder, runtime_dir
 
+REPLY_SECONDS = 3.0  # how long to wait for the reply of a controller
 VARIABLES = {variable.name: variable for variable in environment.VARIABLES if variable.name.startswith("TQ_")}
 
 
@@ -96,17 +97,48 @@ def _system(system: SystemFolder) -> Iterator[Finding]:
         yield Finding(name, WARNING, str(error), "", {"alive": False})
         return
     if is_alive(system.alive):
-        age = None if description is None else max(0.0, time.time() - description.started_at)
-        words = "is starting or ending" if description is None or age is None else (
-            f"running for {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
-        )  # fmt: skip
-        yield Finding(name, OK, words, values={"alive": True, "age": age})
+        yield _running(system, name, description)
     elif system.key.exists():
         words = f"all its processes were killed, and their files are still in {system.folder}"
         yield _leftover(name, words, f"tq start --name {name} removes them and starts the system again")
     elif system.logs.exists():
         words = f"it crashed; its logs are in {system.logs}"
         yield _leftover(name, words, f"read them, then rm -r {system.folder}, or start it again under its name")
+
+
+def _running(system: SystemFolder, name: str, description: Description | None) -> Finding:
+    """Return whether a running system replies. On other nodes than the controller's, its silence is a warning only.
+
+    A container that is restarted loses the values of its storage unit, and that does not help a controller elsewhere.
+    """
+    if description is None:
+        return Finding(name, OK, "is starting or ending", values={"alive": True, "age": None, "replies": None})
+    age = max(0.0, time.time() - description.started_at)
+    words = f"running for {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
+    values = {"alive": True, "age": age, "replies": _replies(system)}
+    if values["replies"]:
+        return Finding(name, OK, words, values=values)
+    if description.is_outpost:
+        words += f"; its controller, on another node, did not reply within {REPLY_SECONDS:g} s"
+        return Finding(name, WARNING, words, "check that node, and the network between the nodes", values)
+    words += f"; its controller did not reply within {REPLY_SECONDS:g} s"
+    advice = f"it is being restarted, or is overloaded; its log is {system.log('controller')}"
+    return Finding(name, PROBLEM, words, advice, values)
+
+
+def _replies(system: SystemFolder) -> bool:
+    """Return whether the controller replies in time. A system that has just ended has nothing to reply."""
+    from transfer_queue.client.control_client import ControlClient
+    from transfer_queue.node.system.launcher import find
+
+    try:
+        running = find(str(system.folder))
+        if running is not None:
+            with ControlClient(running) as onlooker:
+                onlooker.topology(timeout=REPLY_SECONDS)
+    except (TransferQueueError, OSError):
+        return not is_alive(system.alive)
+    return True
 
 
 def _leftover(name: str, words: str, advice: str) -> Finding:
@@ -158,7 +190,7 @@ def check_environment() -> Iterator[Finding]:
     for name, value in sorted(given.items()):
         values = {"value": value}
         if name not in VARIABLES:
-            advice = f"there are: {', '.join(VARIABLES)}"
+            advice = f"the variables are: {', '.join(VARIABLES)}"
             yield Finding(name, WARNING, f"{value!r}; this package does not read this variable", advice, values)
             continue
         meaning = VARIABLES[name].summary

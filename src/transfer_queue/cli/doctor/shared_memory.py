@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -11,10 +12,11 @@ from pathlib import Path
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.display import size_text
-from transfer_queue.node.system.paths import mount_of
+from transfer_queue.node.system.paths import ARENA_PREFIX, mount_of
 from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+SHARED_MEMORY = Path("/dev/shm")
 _PROBE = 64 * 1024  # bytes that are allocated to see whether that works
 
 
@@ -29,6 +31,16 @@ def room(folder: Path) -> tuple[int, int]:
     if found.f_blocks == 0:
         return machine.memory()
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def held(folder: Path) -> int:
+    """Return the bytes that arenas of this user hold in a folder."""
+    nbytes = 0
+    for arenas in folder.glob(f"{ARENA_PREFIX}{os.geteuid()}-*"):
+        for path in arenas.rglob("*"):
+            with contextlib.suppress(OSError):  # removed in the meantime
+                nbytes += path.lstat().st_blocks * 512
+    return nbytes
 
 
 def allocation_error(folder: Path) -> OSError | None:
@@ -59,6 +71,10 @@ def check() -> Iterator[Finding]:
             "folder", PROBLEM, f"{folder} does not exist", "set TMPDIR, or backend.SimpleStorage.arena_folder"
         )
         return
+    full = _full_of_samples()
+    if full is not None:
+        yield full
+        return
     kind, options = mount_of(folder)
     size, free = room(folder)
     yield _folder(chosen, kind, size, free)
@@ -74,6 +90,21 @@ def check() -> Iterator[Finding]:
     mounted = next((option[5:] for option in options if option.startswith("huge=")), "never")
     words = f"the mount says {mounted}, the kernel {huge_pages()}"
     yield Finding("huge pages", OK, f"{words} (not needed)", values={"mount": mounted, "kernel": huge_pages()})
+
+
+def _full_of_samples() -> Finding | None:
+    """Return a warning if shared memory has little space only because running systems use it; None if not.
+
+    That is no problem of this machine: a container that is restarted for it loses the samples.
+    """
+    if not SHARED_MEMORY.is_dir():
+        return None
+    (size, free), samples = room(SHARED_MEMORY), held(SHARED_MEMORY)
+    if free >= LEAST_SHARED_MEMORY or free + samples < LEAST_SHARED_MEMORY:
+        return None
+    words = f"{SHARED_MEMORY}, {size_text(size)}, {size_text(free)} free, {size_text(samples)} used by systems"
+    values = {"folder": str(SHARED_MEMORY), "size": size, "free": free, "held": samples}
+    return Finding("folder", WARNING, words, "tq status shows which samples could be cleared", values)
 
 
 def _folder(chosen: FolderChoice, kind: str, size: int, free: int) -> Finding:

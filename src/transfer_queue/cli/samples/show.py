@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_queue.cli.common import Commands, add_name, add_tokenizer, find_system
+from transfer_queue.cli.options import Commands, add_name, add_tokenizer
 from transfer_queue.cli.shell.json_output import add_json, plain, print_json
+from transfer_queue.cli.system_search import find_system
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
+from transfer_queue.cli.options import Commands, add_name, seconds_type
 from transfer_queue.cli.shell.json_output import add_json, print_json
+from transfer_queue.cli.system_search import find_system
 
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles

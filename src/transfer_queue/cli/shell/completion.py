@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from transfer_queue.cli.common import Commands
+from transfer_queue.cli.options import Commands
 
 SHELLS = ("bash", "zsh", "fish")
 EPILOG = """\

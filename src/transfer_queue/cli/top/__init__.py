@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 
-from transfer_queue.cli.common import Commands, add_name, find_system, seconds_type
+from transfer_queue.cli.options import Commands, add_name, seconds_type
+from transfer_queue.cli.system_search import find_system
 
 EVERY = 1.0  # default of --every: seconds between two refreshes
 HANG_UP = 128 + signal.SIGHUP  # exit code if the terminal is closed

@@ -263,7 +263,9 @@ def check_folder(folder: Path) -> None:
 
 def _check(folder: Path) -> None:
     if not folder.is_dir():
-        raise CheckpointNotFoundError(f"there is no checkpoint folder {folder}")
+        raise CheckpointNotFoundError(
+            f"the checkpoint {folder} does not exist; pass the folder that save_checkpoint has written"
+        )
     for name in (METADATA, STATE):
         if not (folder / name).is_file():
             raise CheckpointNotFoundError(

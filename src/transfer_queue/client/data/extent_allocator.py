@@ -223,7 +223,7 @@ class ExtentAllocator(Allocator[Call]):
                 if len(tiers) == 1:
                     raise
                 told.append(str(error))
-        raise CapacityError("; ".join(told) or "there is no storage unit to write to")
+        raise CapacityError("; ".join(told) or "the system has no storage unit to write to; tq status shows its units")
 
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
         """Reserve space in one of these units."""

@@ -422,7 +422,9 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
                 raise CheckpointError(f"{path} is not a regular file; pass the file that a save has written")
             tree = state_file.read(path)
     except CheckpointNotFoundError:
-        raise CheckpointNotFoundError(f"{path} is missing: there is no state of a controller to load") from None
+        raise CheckpointNotFoundError(
+            f"the state file {path} does not exist; pass the file that a save of the state has written"
+        ) from None
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError(f"{path} is not a saved state of a controller; pass the file that a save has written")
     return tree, load_untrusted(tree["state"])

@@ -83,7 +83,7 @@ def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
     partition = state.partitions.get(request.partition)
     if partition is None:
         raise UnknownPartitionError(
-            f"{no_partition_text(request.partition, state.partitions)}; create_partition makes it"
+            f"{no_partition_text(request.partition, state.partitions)}; create it with create_partition"
         )
     if partition.wants.groups.get(request.task, 0) == request.groups:
         return []

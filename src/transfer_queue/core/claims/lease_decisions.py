@@ -214,7 +214,10 @@ def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[
     """Return the records that make the unacknowledged rows of a rank ready again, and the number of these rows."""
     partition = state.partitions.get(request.partition)
     if partition is None:
-        raise UnknownPartitionError(f"{no_partition_text(request.partition, state.partitions)}; nothing was changed")
+        raise UnknownPartitionError(
+            f"{no_partition_text(request.partition, state.partitions)}; nothing was changed. Pass the partition whose "
+            f"claims the rank has made"
+        )
     task, rank = request.task, request.dp_rank
     dealt = partition.dealt.get(task)
     kept = [dealt.batches[number].rows for (owner, _), number in dealt.by_key.items() if owner == rank] if dealt else []

@@ -1,4 +1,4 @@
-"""Sentences about unknown names: partitions that do not exist, and entries that a sampler does not take."""
+"""Sentences about unknown names: partitions, storage units, and entries that a sampler does not take."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "
 
 
 def no_partition_text(name: str, partitions: Iterable[str]) -> str:
-    """Return "there is no partition 'x'", with the nearest names that exist, otherwise the first ones."""
-    return f"there is no partition {name!r} ({suggestion(name, partitions)})"
+    """Return "partition 'x' does not exist", with the nearest names that exist, otherwise the first ones."""
+    return f"partition {name!r} does not exist ({suggestion(name, partitions)})"
 
 
 def unknown_partition_warning(partitions: Collection[str], name: str, effect: str) -> str | None:
@@ -25,13 +25,20 @@ def unknown_partition_warning(partitions: Collection[str], name: str, effect: st
 
 
 def suggestion(name: str, partitions: Iterable[str]) -> str:
-    """Return "did you mean 'x'?" with the nearest partitions, otherwise "there are: " with the first ones."""
+    """Return "did you mean 'x'?" with the nearest partitions, otherwise the first ones, or that none exists."""
     there = list(partitions)
     meant = nearest(name, there, most=3)
     if meant:
         return f"did you mean {' or '.join(map(repr, meant))}?"
-    listed = ", ".join(map(repr, there[:10])) or "none"
-    return f"there are: {listed}{', ...' if len(there) > 10 else ''}"
+    if not there:
+        return "no partition exists"
+    return f"the partitions are: {', '.join(map(repr, there[:10]))}{', ...' if len(there) > 10 else ''}"
+
+
+def no_unit_text(unit: int, units: Iterable[int]) -> str:
+    """Return "storage unit 7 does not exist", with the units that exist."""
+    there = ", ".join(map(str, sorted(units)))
+    return f"storage unit {unit} does not exist ({f'the units are: {there}' if there else 'no unit is connected'})"
 
 
 def unused_entries_warning(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:

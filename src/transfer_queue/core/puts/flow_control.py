@@ -43,7 +43,7 @@ def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
     partition = state.partitions.get(request.partition)
     if partition is None:
         raise UnknownPartitionError(
-            f"{no_partition_text(request.partition, state.partitions)}; create_partition makes it"
+            f"{no_partition_text(request.partition, state.partitions)}; create it with create_partition"
         )
     if request.version < partition.policy_version:
         raise InvalidArgumentError(

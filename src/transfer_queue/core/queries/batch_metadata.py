@@ -161,5 +161,7 @@ def handle_list_partitions(context: ControllerContext, caller: Caller, request: 
 def _require_partition(state: State, name: str) -> Partition:
     partition = state.partitions.get(name)
     if partition is None:
-        raise UnknownPartitionError(no_partition_text(name, state.partitions))
+        raise UnknownPartitionError(
+            f"{no_partition_text(name, state.partitions)}; put samples into it first, or pass another partition"
+        )
     return partition

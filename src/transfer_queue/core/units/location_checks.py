@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from transfer_queue.core.control.unknown_names import no_unit_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import MOST_PLACES, places_of
@@ -36,7 +37,10 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
                 f"written there was published; nothing was put, write it again"
             )
         if place.unit not in state.units:
-            raise InvalidArgumentError(f"there is no storage unit {place.unit}")
+            raise InvalidArgumentError(
+                f"{no_unit_text(place.unit, state.units)}, but a block names it as its location; nothing was put, "
+                f"write it into a unit that exists"
+            )
         if place.session and place.session in state.fenced:
             raise UnitLostError(
                 f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
@@ -103,7 +107,10 @@ def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> 
     there = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
     for unit, number in there:
         if unit not in state.units:
-            raise InvalidArgumentError(f"extent {number} cannot be closed: there is no storage unit {unit}")
+            raise InvalidArgumentError(
+                f"extent {number} cannot be closed: {no_unit_text(unit, state.units)}; close extents that this client "
+                f"has leased"
+            )
         check_extent_number(number)
     new = [place for place in there if place not in state.blocks.freed]
     return [r.ExtentsClosed(new)] if new else []

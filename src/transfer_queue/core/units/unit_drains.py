@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from transfer_queue.core.control.unknown_names import no_unit_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.state.state import State
@@ -78,8 +79,7 @@ def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None
         InvalidArgumentError: The unit is unknown, or too few other units would be left for new blocks.
     """
     if request.unit not in state.units:
-        there = ", ".join(map(str, sorted(state.units))) or "none"
-        raise InvalidArgumentError(f"there is no storage unit {request.unit}; the units are: {there}")
+        raise InvalidArgumentError(f"{no_unit_text(request.unit, state.units)}; pass the number of one that exists")
     others = state.units_of(MEMORY) - state.draining - {request.unit}
     if not request.undo and len(others) < replicas:
         raise InvalidArgumentError(

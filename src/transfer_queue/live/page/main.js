@@ -49,7 +49,7 @@ function graphWidth() {
 function openingWords(store) {
   if (store.data?.state?.words) return plain(store.data.state.words);
   if (store.refusal) return `The server of this page refuses: ${plain(store.refusal).replace(/\.$/, "")}.`;
-  return store.connection === "lost" ? "The server of this page does not answer. The page tries again automatically." : "Opening the live page …";
+  return store.connection === "lost" ? "The server of this page does not reply. The page tries again automatically." : "Opening the live page …";
 }
 
 class Page extends Component {
@@ -86,7 +86,7 @@ class Page extends Component {
   /** Announce the state and the slowest stage when one of them has changed, but not every number. */
   announce(data) {
     const why = staleness(data, this.props.store.connection);
-    const words = { lost: "The server of this page does not answer.", restarting: "The controller does not answer.", ended: "The system has ended." }[why]
+    const words = { lost: "The server of this page does not reply.", restarting: "The controller does not reply.", ended: "The system has ended." }[why]
       ?? announcementOf(data.verdict);
     const element = document.getElementById("announcement");
     if (element.textContent !== words) element.textContent = words;

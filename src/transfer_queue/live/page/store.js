@@ -47,7 +47,7 @@ export class Store {
     this.data = null;
     /** @type {"opening" | "live" | "lost"} The connection to the server of the page. */
     this.connection = "opening";
-    /** Why the server refuses the stream, in its words; "" if it does not answer at all. */
+    /** Why the server refuses the stream, in its words; "" if it does not reply at all. */
     this.refusal = "";
     /** When the data was last up to date, on the clock of this page, in seconds. */
     this.currentAt = 0;

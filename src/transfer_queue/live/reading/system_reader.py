@@ -23,7 +23,7 @@ from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.recording import Recording
 
-ANSWER_SECONDS = 1.5  # a controller that does not answer within this time is being restarted, or is overloaded
+ANSWER_SECONDS = 1.5  # a controller that does not reply within this time is being restarted, or is overloaded
 SERVERS_SECONDS = 5.0  # the units have one second of it
 SLOW_SECONDS = 2.0  # between two reads of the parts that the page shows every two seconds
 NAMED = 24  # partitions whose progress is read each time
@@ -75,7 +75,7 @@ class SystemReader:
         """Read what has happened since the last time.
 
         Raises:
-            WaitTimeoutError: The controller does not answer.
+            WaitTimeoutError: The controller does not reply.
             ConnectionLostError, AttachError, AuthenticationError: The system has ended.
         """
         self._client.read_timeline(self.recording, timeout=ANSWER_SECONDS)

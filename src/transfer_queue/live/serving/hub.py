@@ -196,7 +196,7 @@ class Hub:
         except ENDED_ERRORS as error:
             await self._end(error)
         except WaitTimeoutError:
-            words = "The controller does not answer: it is being restarted, or is overloaded."
+            words = "The controller does not reply: it is being restarted, or is overloaded."
             await self._publish({"state": self._same_state("restarting", self._now, words)})
         except Exception as error:  # the page says that it cannot be shown, and tries again
             logger.exception("the live page could not be computed")

@@ -179,7 +179,7 @@ class Pages:
         except _BadRequest as error:
             return _problem(400, str(error))
         except WaitTimeoutError:
-            return _problem(503, "the controller does not answer: it is being restarted, or is overloaded")
+            return _problem(503, "the controller does not reply: it is being restarted, or is overloaded")
         except (TransferQueueError, OSError) as error:
             return _problem(503, str(error)[:1000])
         except Exception:

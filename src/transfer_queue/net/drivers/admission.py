@@ -18,7 +18,7 @@ STALL_SECONDS = 1.0
 class Admission:
     """The places for operations of one event loop, given in the order of arrival. Used only in the loop's thread.
 
-    If no operation has left for STALL_SECONDS, for example because a server does not answer, all waiting operations are
+    If no operation has left for STALL_SECONDS, for example because a server does not reply, all waiting operations are
     admitted, so that later ones do not wait for the deadlines of earlier ones.
     """
 

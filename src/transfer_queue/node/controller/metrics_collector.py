@@ -1,7 +1,7 @@
 """Collects measures: from the controller's state, in short steps of its loop, and from every unit.
 
 The controller asks each unit over the connection that the unit has made to it, on whatever node the unit is, so that
-one endpoint serves all. A unit that does not answer in time is reported as not up, and is not waited for until it has
+one endpoint serves all. A unit that does not reply in time is reported as not up, and is not waited for until it has
 answered.
 """
 

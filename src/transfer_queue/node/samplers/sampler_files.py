@@ -42,7 +42,9 @@ class SamplerFiles:
         try:
             sampler = self._load_file(path)
         except FileNotFoundError:
-            raise InvalidArgumentError(f"there is no sampler in {path}; send it again") from None
+            raise InvalidArgumentError(
+                f"the file {path} of the sampler does not exist; send the sampler again"
+            ) from None
         except BaseException:
             path.unlink(missing_ok=True)
             raise

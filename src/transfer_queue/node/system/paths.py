@@ -268,7 +268,7 @@ class SystemFolder:
             found = self.folder.lstat()
         except OSError as error:
             raise AttachError(
-                f"there is no system at {self.folder}: {error}; start it, or choose another name"
+                f"no system is running in {self.folder}: {error}; start it, or choose another name"
             ) from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise AttachError(

@@ -6,7 +6,7 @@ import { html } from "../html.js";
 
 function Connected({ data }) {
   const { servers, clients } = data;
-  const up = servers.answered === servers.count ? `all ${counted(servers.count, "server")} answer` : `${count(servers.answered)} of ${counted(servers.count, "server")} answer`;
+  const up = servers.answered === servers.count ? `all ${counted(servers.count, "server")} reply` : `${count(servers.answered)} of ${counted(servers.count, "server")} reply`;
   return html`<p>The system <${Name} of=${data.system.name} /> has been up since ${clock(data.system.started)} (${duration(data.now - data.system.started)}): ${up}, and ${clients.connected
     ? html`<b>${counted(clients.connected, "client")}</b> ${clients.connected === 1 ? "is" : "are"} connected.` : html`no client is connected.`}</p>`;
 }
@@ -24,8 +24,9 @@ export function Empty({ data }) {
 
 tq.init()
 client = tq.get_client()
-client.put(TensorDict({"prompt": ..., "tokens": ...}, batch_size=[8]),
-           partition_id="train_0")</pre>
+data = {"prompt": ..., "tokens": ...}
+rows = TensorDict(data, batch_size=[8])
+client.put(rows, partition_id="train_0")</pre>
     <p class="muted">If your producer should have put by now, check whether it is attached to this system: <code>tq doctor</code>, and <code>TQ_SYSTEM</code> in its environment.</p>
   </main>`;
 }

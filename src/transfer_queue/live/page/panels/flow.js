@@ -111,7 +111,7 @@ export class Flow extends Panel {
     const last = tasks.findIndex((task) => task.name === verdict.last);
     const slow = plan.boxes.find((box) => hot(tasks[box.task]));
     return html`<section class="panel flow" aria-label="Flow">
-      <h2>Flow <small>who puts which field, who takes it, what queues between; last ${duration(window)}</small><${Key} items=${STATES_KEY} /></h2>
+      <h2>Flow <small>who puts which field, who takes it, what queues between; last ${duration(window)}</small>${tasks.length > 0 && html`<${Key} items=${STATES_KEY} />`}</h2>
       ${!tasks.length && html`<p class="nothing">No task has put or claimed anything in the last ${duration(window)}.</p>`}
       <div class="graph" tabindex=${plan.width > width ? 0 : undefined} role=${plan.width > width ? "group" : undefined} aria-label=${plan.width > width ? "Flow graph" : undefined}>
         ${tasks.length > 0 && html`<svg width=${plan.width} height=${plan.height} viewBox=${`0 0 ${plan.width} ${plan.height}`} aria-hidden="true">
@@ -128,7 +128,7 @@ export class Flow extends Panel {
         </svg>`}
         <${Table} tasks=${tasks} queues=${queues} />
       </div>
-      <${Life} life=${life} last=${verdict.last} window=${window} />
+      <${Life} life=${life} last=${verdict.last} window=${window} width=${width} />
     </section>`;
   }
 }

@@ -51,7 +51,7 @@ export class Memory extends Panel {
       ${units.length
         ? html`<div class="bars">${joined(units).map((unit) => html`<${Unit} key=${`${unit.unit} ${unit.tier}`} unit=${unit} />`)}</div>
             <${Key} items=${[["work", "needed"], ["m1", "held, free"], ["m0", "not used yet"]]} />`
-        : html`<p class="nothing">No storage unit has answered yet.</p>`}
+        : html`<p class="nothing">No storage unit has replied yet.</p>`}
       <p class="remark"><${WaitingWriters} units=${units} /><${Leases} leases=${leases} />Delivered again: <b>${count(redelivered)}</b>.
         Lost values: <b>${count(lost)}</b>. Poison: <b>${count(poison)}</b>.</p>
     </section>`;

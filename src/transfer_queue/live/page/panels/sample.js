@@ -30,6 +30,8 @@ function Fields({ fields }) {
     ${!values && notes.length > 0 && html`<p class="remark">${notes.slice(0, 2).map((note) => html`<${Words} text=${note.endsWith(".") ? note : `${note}.`} /> `)}</p>`}`;
 }
 
+/** What the inspector asks about a task that has the sample, or had it; about any other one, why it has not. */
+const QUESTIONS = { claimed: "Is it at", consumed: "Has it been at" };
 const SIGNS = { consumed: "✓", claimed: "●", ready: "○", waiting: "…", skipped: "✕" };
 
 function taskWords({ state, lacks, who, reason }) {
@@ -113,7 +115,7 @@ export class Sample extends Panel {
       const sample = await fetchSample(partition, index === undefined ? { key } : { index });
       if (asked === this.asked) this.setState({ sample, error: "", words: null, task: "" });
     } catch (error) {
-      if (asked === this.asked) this.setState({ sample: null, error: error.name === "TypeError" ? "The server of this page does not answer." : error.message });
+      if (asked === this.asked) this.setState({ sample: null, error: error.name === "TypeError" ? "The server of this page does not reply." : error.message });
     }
     if (asked === this.asked) this.inside.scrollTop = 0;
   }
@@ -142,9 +144,10 @@ export class Sample extends Panel {
 
   Why({ sample, words, task, tasks, last }) {
     const choice = task || last;
-    return html`<h3><label>Why is it not at <select value=${choice} onChange=${(event) => this.explain(event.target.value)}>
+    const state = sample.tasks.find((each) => each.task === choice)?.state;
+    return html`<h3><label>${QUESTIONS[state] ?? "Why is it not at"} <select value=${choice} onChange=${(event) => this.explain(event.target.value)}>
         ${tasks.map((each) => html`<option key=${each} value=${each}>${plain(each)}</option>`)}</select> ?</label></h3>
-      <div class=${/consumed by task|has acknowledged/.test(words ?? sample.words) ? "why done" : "why"}><${Words} text=${words ?? sample.words} /></div>
+      <div class=${state === "consumed" ? "why done" : "why"}><${Words} text=${words ?? sample.words} /></div>
       ${sample.command && html`<p class="remark">The same in a terminal: <code>${plain(sample.command)}</code></p>`}`;
   }
 

@@ -123,7 +123,7 @@ export class Timeline extends Panel {
       if (others) this.say(`${plain(opened.task) || "no task"}: ${opened.words()}`);
     } catch (error) {
       if (this.state.opened !== opened) return;
-      this.setState({ trouble: error.name === "TypeError" ? "The server of this page does not answer." : error.message });
+      this.setState({ trouble: error.name === "TypeError" ? "The server of this page does not reply." : error.message });
     } finally {
       this.busy = false;
     }
@@ -188,7 +188,7 @@ export class Timeline extends Panel {
     const bands = timeline.lanes.some(isBand);
     const key = timeline.gaps.length ? [...KEY, ["gap", "not known"]] : KEY;
     return html`<section class="panel timeline" aria-label="Timeline" ref=${(section) => (this.section = section)}>
-      <h2>Last ${Math.round(history / 60)} minutes <small>a line for each rank${bands ? ", or for many" : ""}</small><${Key} items=${key} /></h2>
+      <h2>Last ${Math.round(history / 60)} minutes <small>a line for each rank${bands ? ", or for many" : ""}</small>${timeline.lanes.length > 0 && html`<${Key} items=${key} />`}</h2>
       <canvas id="timeline" hidden=${!timeline.lanes.length} tabindex="0" role="application" aria-label=${`Working and waiting of each rank. Arrow keys move${bands ? ", Enter shows the ranks of a line of many" : ""}.`} ref=${(canvas) => (this.canvas = canvas)}
         onMouseMove=${(event) => this.point(event)} onMouseLeave=${() => note("")} onClick=${(event) => this.click(event)} onKeyDown=${(event) => this.press(event)}
         onFocus=${() => this.draw()} onBlur=${() => this.leave()}></canvas>

@@ -8,18 +8,21 @@ const THIN = 2.6; // the height of waiting, in pixels
 const HEAD = 14;
 const BAND = 22; // the height of a band
 const GAP = 7; // between tasks
+const VERSIONS = 6; // more of it above the last task, for the names of policy versions
 const LEVELS = 5;
 
-/** @returns {object} The place of each lane. */
+/** @returns {object} The place of each lane. `ratio`: pixels of the screen in one of the canvas. */
 export function planOf(width, timeline, history) {
   const row = timeline.lanes.length > 40 ? 6 : 8;
   const rows = [];
   let y = HEAD;
   let last = null;
+  const end = timeline.lanes[timeline.lanes.length - 1]?.task;
   timeline.lanes.forEach((lane, at) => {
     if (last !== null && last !== lane.task) {
       const used = y - rows.find((each) => each.lane.task === last).y;
-      y += GAP + Math.max(0, 24 - used); // space for the name of a task with one rank
+      const free = lane.task === end && timeline.versions.length ? GAP + VERSIONS : GAP;
+      y += free + Math.max(0, 24 - used); // space for the name of a task with one rank
     }
     const height = lane.ranks > 1 ? BAND : row;
     rows.push({ lane, at, y, height, first: last !== lane.task });
@@ -27,7 +30,7 @@ export function planOf(width, timeline, history) {
     y += height;
   });
   const label = width < 560 ? 92 : 108;
-  return { rows, label, width, history, height: Math.max(y + 10, 60), begin: timeline.until - history, end: timeline.until };
+  return { rows, label, width, history, ratio: window.devicePixelRatio || 1, height: Math.max(y + 10, 60), begin: timeline.until - history, end: timeline.until };
 }
 
 export const xOf = (plan, time) => plan.label + ((time - plan.begin) / plan.history) * (plan.width - plan.label);
@@ -66,52 +69,61 @@ export function secondsIn(lane, begin, end) {
 /** @returns {number} How much of a pixel is covered, as one of a few levels, so that neighbors are drawn together. */
 const levelOf = (part) => (part < 0.02 ? 0 : Math.min(LEVELS, Math.ceil((part + 0.1) * LEVELS)));
 
-const strip = document.createElement("canvas");
-
-/** Draw a row of pixels, each as far as it is covered, as one image: thousands of rectangles take several times as long. */
-function drawPixels(pen, pixels, fill, x, y, height) {
-  if (strip.width !== pixels.length) [strip.width, strip.height] = [pixels.length, 1];
-  const image = new ImageData(pixels.length, 1);
-  const [red, green, blue] = channels(fill);
-  for (let at = 0; at < pixels.length; at += 1) {
-    const level = levelOf(pixels[at]);
-    if (level) image.data.set([red, green, blue, (255 * level) / LEVELS], 4 * at);
-  }
-  strip.getContext("2d").putImageData(image, 0, 0);
-  pen.imageSmoothingEnabled = false;
-  pen.drawImage(strip, x, y, pixels.length, height);
+/** @returns {Uint32Array} The pixel of each level of a color. */
+function shadesOf(fill) {
+  const shades = new Uint32Array(LEVELS + 1);
+  const bytes = new Uint8ClampedArray(shades.buffer);
+  for (let level = 1; level <= LEVELS; level += 1) bytes.set([...channels(fill), (255 * level) / LEVELS], 4 * level);
+  return shades;
 }
 
-/** Draw the spans that are wider than a pixel; what is narrower is added up by the pixel. @returns what `secondsIn` does. */
+const strip = document.createElement("canvas");
+
+/** Draw a row of pixels, each as far as it is covered, as one image: a rectangle for each span takes several times as long. */
+function drawPixels(pen, pixels, fill, plan, y, height) {
+  if (strip.width !== pixels.length) [strip.width, strip.height] = [pixels.length, 1];
+  const image = new ImageData(pixels.length, 1);
+  const dots = new Uint32Array(image.data.buffer);
+  const shades = shadesOf(fill);
+  for (let at = 0; at < pixels.length; at += 1) dots[at] = shades[levelOf(pixels[at])];
+  strip.getContext("2d").putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(strip, plan.label, y, pixels.length / plan.ratio, height);
+}
+
+/** Cover the pixels from one place of a row to another. Spans do not overlap. */
+function cover(pixels, left, right) {
+  const [first, last] = [Math.floor(left), Math.floor(right)];
+  if (first === last) {
+    pixels[first] += right - left;
+    return;
+  }
+  pixels[first] += first + 1 - left;
+  for (let at = first + 1; at < last; at += 1) pixels[at] = 1;
+  if (last < pixels.length) pixels[last] += right - last;
+}
+
+/** Draw the spans of a rank. A pixel may have many of them, so how much of it each state covers is added up. @returns what `secondsIn` does. */
 function drawSpans(pen, plan, { lane, y, height }, color) {
-  const fills = [color.m0, color.work, color.held, color.wait, null];
-  const wide = Math.ceil(plan.width - plan.label);
+  const fills = [null, color.work, color.held, color.wait, null];
   const covered = [null, null, null, null, null];
   const seconds = [0, 0, 0, 0, 0];
-  let drawn = null;
-  const scale = (plan.width - plan.label) / plan.history;
+  const scale = ((plan.width - plan.label) * plan.ratio) / plan.history;
   for (let place = 0; place < lane.spans.length; place += 1) {
     const span = lane.spans[place];
     const state = span[2];
     const begin = span[0] > plan.begin ? span[0] : plan.begin;
-    const long = (span[1] < plan.end ? span[1] : plan.end) - begin;
-    if (long <= 0) continue;
-    seconds[state] += long;
-    if (!fills[state] || state === IDLE) continue;
-    const left = plan.label + (begin - plan.begin) * scale;
-    if (long * scale >= 1) {
-      const high = state === WORKS ? height - 2 : THIN;
-      if (drawn !== state) pen.fillStyle = fills[(drawn = state)];
-      pen.fillRect(left, y + (height - 2 - high) / 2, long * scale, high);
-      continue;
-    }
-    covered[state] ??= new Float32Array(wide + 1);
-    covered[state][Math.min(wide, Math.floor(left - plan.label))] += long * scale;
+    const end = span[1] < plan.end ? span[1] : plan.end;
+    if (end <= begin) continue;
+    seconds[state] += end - begin;
+    if (!fills[state]) continue;
+    covered[state] ??= new Float32Array(Math.ceil((plan.width - plan.label) * plan.ratio));
+    cover(covered[state], (begin - plan.begin) * scale, (end - plan.begin) * scale);
   }
   covered.forEach((pixels, state) => {
     if (!pixels) return;
     const high = state === WORKS ? height - 2 : THIN;
-    drawPixels(pen, pixels, fills[state], plan.label, y + (height - 2 - high) / 2, high);
+    drawPixels(pen, pixels, fills[state], plan, y + (height - 2 - high) / 2, high);
   });
   return seconds;
 }

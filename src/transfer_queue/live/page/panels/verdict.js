@@ -75,10 +75,10 @@ function Step({ step, verdict }) {
       <div class="label">${verdict.last ? html`<${Name} of=${verdict.last} />` : "The last task"} claims no partition</div></div>`;
   }
   const part = step.rows ? step.dealt / step.rows : 0;
-  const end = step.sealed && step.dealt >= step.rows ? "all of it" : html`ends in <b>${duration(step.eta)}</b>`;
+  const end = step.sealed && step.dealt >= step.rows ? "; all of it" : step.eta === null ? "" : html`; ends in <b>${duration(step.eta)}</b>`;
   return html`<div class="figure">
     <div class="number">${share(part)}</div>
-    <div class="label">of <${Name} of=${step.partition} /> dealt; ${end}</div>
+    <div class="label">of <${Name} of=${step.partition} /> dealt${end}</div>
     <${Bar} parts=${[["m3", part]]} label=${`${count(step.dealt)} of ${counted(step.rows, "sample")} dealt`} />
   </div>`;
 }
@@ -88,7 +88,7 @@ function Health({ servers, tasks, memory }) {
   const well = servers.answered === servers.count;
   return html`<div class="figure">
     <div class=${`number ${well ? "good" : "bad"}`}>${well ? "" : "✕ "}${count(servers.answered)} of ${count(servers.count)}</div>
-    <div class="label">servers answer; ${gone ? html`<b class="bad">✕ ${counted(gone, "rank")} gone</b>` : "all ranks are connected"}</div>
+    <div class="label">servers reply; ${gone ? html`<b class="bad">✕ ${counted(gone, "rank")} gone</b>` : "all ranks are connected"}</div>
     <div class="label">${memory.lost ? html`<b class="bad">✕ ${counted(memory.lost, "value")} lost</b>` : "0 values lost"}</div>
   </div>`;
 }

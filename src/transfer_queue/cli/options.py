@@ -1,0 +1,94 @@
+"""The options that several commands have, `--name`, `--conf` and `--tokenizer`, and the type of options in seconds."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from transfer_queue.config.validators import SystemName
+from transfer_queue.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Commands = Any  # argparse has no public name for what `add_subparsers` returns
+
+
+def add_name(command: argparse.ArgumentParser) -> None:
+    """Add the option `--name`, which selects the system."""
+    command.add_argument("--name", type=_name, help="the system's name (TQ_SYSTEM, or your default one)")
+
+
+def _name(text: str) -> str:
+    try:
+        return SystemName().convert("the name of a system", text)
+    except InvalidArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds_type(wanted: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return the type of an option in seconds. It must be finite; `wanted` says in words what `accepts` accepts."""
+
+    def convert(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not (math.isfinite(seconds) and accepts(seconds)):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        return seconds
+
+    return convert
+
+
+def add_tokenizer(command: argparse.ArgumentParser, default: str) -> None:
+    """Add the option `--tokenizer`, which decodes token ids."""
+    command.add_argument(
+        "--tokenizer", metavar="PATH_OR_NAME",
+        help="also show token ids as text, decoded by this tokenizer: the path of a tokenizer.json or of a folder that "
+        "has one, or the name of a model in the cache of Hugging Face; nothing is downloaded; needs the extra "
+        f"[tokenizer] (default: {default})",
+    )  # fmt: skip
+
+
+def add_conf(command: argparse.ArgumentParser, purpose: str) -> None:
+    """Add the option `--conf`, a file of settings."""
+    command.add_argument("--conf", type=Path, metavar="FILE", help=purpose)
+
+
+def read_conf(path: Path | None, assignments: Sequence[str] = ()) -> DictConfig:
+    """Return the settings of the file, with the assignments merged over them.
+
+    Raises:
+        InvalidArgumentError: The file cannot be read, or the assignments cannot be merged into it.
+    """
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    given: Any = OmegaConf.create({})
+    if path is not None:
+        try:
+            given = OmegaConf.load(path)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"--conf {path} cannot be read: {error.strerror or error}; give the path of a YAML file"
+            ) from None
+        except UnicodeDecodeError:
+            raise InvalidArgumentError(f"--conf {path} is not a text file in UTF-8; give a YAML file") from None
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            said = " ".join(str(error).split())
+            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {said}; correct the file") from None
+        if not isinstance(given, DictConfig):
+            found = "a list" if OmegaConf.is_list(given) else type(given).__name__
+            raise InvalidArgumentError(f"--conf {path} must contain a mapping of settings, but contains {found}")
+    try:
+        return cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(list(assignments))))
+    except (OmegaConfBaseException, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise InvalidArgumentError(
+            f"--set {' --set '.join(assignments)} cannot be merged with the other settings: {said}"
+        ) from None

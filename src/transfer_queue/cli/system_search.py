@@ -1,0 +1,45 @@
+"""The search for the running system that a command is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transfer_queue.config import environment
+from transfer_queue.errors import AttachError
+from transfer_queue.names import did_you_mean
+
+if TYPE_CHECKING:
+    from transfer_queue.node.system.launcher import RunningSystem
+
+ATTACH_SECONDS = 30.0  # for a system under Ray that is being started
+
+
+def find_system(name: str | None) -> RunningSystem:
+    """Return the running system of this name; with RAY_ADDRESS, that of the Ray cluster first.
+
+    Raises:
+        AttachError: No system is running under this name.
+    """
+    from transfer_queue.node.system.launcher import find
+    from transfer_queue.ray_runtime import launcher as on_ray
+
+    system = on_ray.find(name, on_ray.NAMESPACE, ATTACH_SECONDS) if on_ray.is_used("auto") else None
+    system = system or find(name)
+    if system is None:
+        raise AttachError(f"{_not_running(name)}; start one with `tq start`, or name another one with `--name`")
+    return system
+
+
+def _not_running(name: str | None) -> str:
+    """Return a phrase that names the system that was not found, and the systems that are running."""
+    from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder, runtime_dir
+
+    place = environment.address() if name is None else None
+    wanted = name or environment.system_name() or DEFAULT_NAME
+    looked = f"at TQ_ADDRESS={place}" if place is not None else f"under the name {wanted!r}"
+    folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
+    running = sorted(folder.name for folder in folders if folder.description.exists())
+    there = did_you_mean(wanted, running) or (f"; running: {', '.join(map(repr, running))}" if running else "")
+    crash = SystemFolder(Path(place) if place is not None else runtime_dir() / wanted).describe_crash()
+    return f"no system is running {looked}{crash}{there}"
