@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -116,7 +115,7 @@ class UpdateOperations(DataPath):
                 )  # fmt: skip
                 return dict(changed)
             except (VersionConflictError, StaleMetadataError) as conflict:
-                seconds = random.uniform(0.0, min(FIRST_PAUSE * 2**attempts, LONGEST_PAUSE))
+                seconds = self._state.jitter.uniform(0.0, min(FIRST_PAUSE * 2**attempts, LONGEST_PAUSE))
                 if clock() + seconds >= deadline:
                     raise WaitTimeoutError(
                         f"Timeout: other clients changed the sample {name!r} of partition {partition_id!r} in each of "
