@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from simulated import numbers
-from transfer_queue.errors import InvalidArgumentError, LockLostError, WaitTimeoutError
+from transfer_queue.errors import InvalidArgumentError, LockLostError, VersionConflictError, WaitTimeoutError
 from transfer_queue.testing import Client, Cluster
 
 Values = dict[str, Any]
@@ -21,6 +21,10 @@ Values = dict[str, Any]
 
 def more(values: Values) -> Values:
     return {"n": values["n"] + 1}
+
+
+async def coroutine(values: Values) -> Values:
+    return values
 
 
 def refused(message: str) -> Any:
@@ -123,7 +127,8 @@ class TestArguments:
         [
             ({"key": 3}, "key must be a str"),
             ({"fields": [3]}, "fields must be field names"),
-            ({"fn": 3}, "fn must be a function"),
+            ({"fn": 3}, "fn must be an ordinary function"),
+            ({"fn": coroutine}, "fn must be an ordinary function"),
             ({"empty": 3}, "empty must be a dict with a value for each of the fields"),
             ({"empty": {"m": 3}}, "empty must be a dict with a value for each of the fields"),
             ({"tag": 3}, "tag"),
@@ -208,8 +213,9 @@ class TestConflicts:
             return {"n": -1}
 
         began = cluster.clock.now
-        with pytest.raises(WaitTimeoutError, match="other clients changed the sample 'k' of partition 'p' in each of"):
+        with pytest.raises(WaitTimeoutError, match="changed the sample 'k' of partition 'p' in each of") as raised:
             a.kv_update("k", "p", "n", change, timeout=3.0)
+        assert isinstance(raised.value.__cause__, VersionConflictError)
         assert 2.5 < cluster.clock.now - began <= 3.0
         assert a.kv_batch_get("k", "p")["n"][0] > 10
 

@@ -20,6 +20,13 @@ class KVLock:
 
     The object can be used for several blocks, one after the other. Each of them takes the lock again.
 
+    Args:
+        client: The client that holds the lock.
+        keys: See `TransferQueueClient.kv_lock`.
+        partition_id: See `TransferQueueClient.kv_lock`.
+        timeout: See `TransferQueueClient.kv_lock`.
+        lease: See `TransferQueueClient.kv_lock`.
+
     Example:
         >>> with client.kv_lock(["a", "b"], "train_0") as lock:
         ...     meta = client.kv_put("a", "train_0", {"reward": torch.tensor(1.0)}, fence=lock)

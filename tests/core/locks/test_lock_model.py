@@ -117,7 +117,7 @@ class Locks(RuleBasedStateMachine):
         if not seldom:
             self.h.restart()
             self.queue.clear()
-            self.restored = True
+            self.restored = bool(self.held)  # their deadlines begin with the next tick
 
     @rule(which=WHICH)
     def put(self, which: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,8 @@ class UpdateOperations(DataPath):
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
                 something else than a dict or None.
-            WaitTimeoutError: Other clients changed the sample in each attempt.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is a
+                VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
@@ -85,8 +87,8 @@ class UpdateOperations(DataPath):
         names = arguments.validated_names(fields, "fields", least=0)
         token = arguments.validated_fence(fence)
         arguments.validated_tags(None if tag is None else [tag], 1, "keys")
-        if not callable(fn):
-            raise InvalidArgumentError(f"fn must be a function of a dict of values, got {fn!r}")
+        if not callable(fn) or inspect.iscoroutinefunction(fn):
+            raise InvalidArgumentError(f"fn must be an ordinary function of a dict of values, got {fn!r}")
         if empty is not None and (not isinstance(empty, Mapping) or set(empty) != set(names)):
             raise InvalidArgumentError(
                 f"empty must be a dict with a value for each of the fields {names}, got {empty!r}"
