@@ -2526,8 +2526,8 @@ class GeneratedMethods(ABC):
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
                 something else than a dict or None.
-            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is a
-                VersionConflictError. Or a server did not reply in time.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+                a VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
@@ -2588,8 +2588,8 @@ class GeneratedMethods(ABC):
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
                 something else than a dict or None.
-            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is a
-                VersionConflictError. Or a server did not reply in time.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+                a VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.

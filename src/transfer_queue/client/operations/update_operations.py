@@ -67,8 +67,8 @@ class UpdateOperations(DataPath):
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
                 something else than a dict or None.
-            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is a
-                VersionConflictError. Or a server did not reply in time.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+                a VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
