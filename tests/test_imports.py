@@ -59,6 +59,7 @@ MAY_IMPORT = {
 # Modules of claims, units and the timeline that know the state only. The context holds them, so they come before it.
 SERVICES = {
     *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
+    *("locks.lock_decisions", "locks.lock_holders"),
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
     *("units.unit_drains", "timeline.event_ring", "timeline.number_tables", "timeline.publication_times"),
     *("timeline.recorder", "timeline.row_history", "timeline.task_measures"),
@@ -73,7 +74,7 @@ CORE_ORDER: list[set[str]] = [
     SERVICES,
     {"control"},
     {"queries"},
-    {"claims", "timeline", "units"},
+    {"claims", "locks", "timeline", "units"},
     {"puts", "checkpoint_handler"},
     {"reports"},
     {"wakeups"},

@@ -16,10 +16,13 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-TOPICS = ("fetch", "sample", "partition", "status", "kv", "lease", "checkpoint")
+TOPICS = ("fetch", "sample", "partition", "status", "kv", "update", "lock", "lease", "checkpoint")
 SOURCES = tuple(PACKAGE / "client" / "operations" / f"{topic}_operations.py" for topic in TOPICS)
 WITH_FILES = SOURCES[-1]  # its operations read and write files
-KV_FUNCTIONS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear")
+KV_FUNCTIONS = (
+    *("kv_put", "kv_batch_put", "kv_batch_get", "kv_batch_get_by_meta", "kv_list", "kv_clear", "kv_update"),
+    "kv_lock_list",
+)
 
 
 CLIENT_HEAD = '''"""The methods of TransferQueueClient. tools/generate_surface.py generates them from the operations."""
@@ -28,18 +31,19 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
-from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
+from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.messages.locks import LockEntry
 from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
@@ -73,14 +77,15 @@ KV_HEAD = '''"""The KV functions of the package. tools/generate_surface.py gener
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from transfer_queue.attachment import current_client
-from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
+from transfer_queue.messages.locks import LockEntry
 from transfer_queue.metadata import KVBatchMeta
 '''
 

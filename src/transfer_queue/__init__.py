@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.client.conversion.arguments import consumed_by
     from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
+    from transfer_queue.client.key_lock import KVLock
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
     from transfer_queue.errors import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         FieldTypeError,
         InvalidArgumentError,
         JournalError,
+        LockLostError,
         NotInitializedError,
         OutOfRangeError,
         ProtocolError,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         UnitLostError,
         UnknownKeyError,
         UnknownPartitionError,
+        VersionConflictError,
         WaitTimeoutError,
     )
     from transfer_queue.interface import (
@@ -58,7 +61,10 @@ if TYPE_CHECKING:
         async_kv_batch_put,
         async_kv_clear,
         async_kv_list,
+        async_kv_lock,
+        async_kv_lock_list,
         async_kv_put,
+        async_kv_update,
         close,
         get_client,
         get_live_address,
@@ -69,10 +75,14 @@ if TYPE_CHECKING:
         kv_batch_put,
         kv_clear,
         kv_list,
+        kv_lock,
+        kv_lock_list,
         kv_put,
+        kv_update,
         load_checkpoint,
         save_checkpoint,
     )
+    from transfer_queue.messages.locks import LockEntry
     from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import (
@@ -111,6 +121,9 @@ __all__ = [
     "InvalidArgumentError",
     "JournalError",
     "KVBatchMeta",
+    "KVLock",
+    "LockEntry",
+    "LockLostError",
     "NotInitializedError",
     "OutOfRangeError",
     "PartitionChange",
@@ -139,6 +152,7 @@ __all__ = [
     "UnknownKeyError",
     "UnknownPartitionError",
     "Verdict",
+    "VersionConflictError",
     "WaitTimeoutError",
     "__version__",
     "async_kv_batch_get",
@@ -146,7 +160,10 @@ __all__ = [
     "async_kv_batch_put",
     "async_kv_clear",
     "async_kv_list",
+    "async_kv_lock",
+    "async_kv_lock_list",
     "async_kv_put",
+    "async_kv_update",
     "close",
     "consumed_by",
     "get_client",
@@ -158,7 +175,10 @@ __all__ = [
     "kv_batch_put",
     "kv_clear",
     "kv_list",
+    "kv_lock",
+    "kv_lock_list",
     "kv_put",
+    "kv_update",
     "load_checkpoint",
     "save_checkpoint",
 ]
@@ -172,6 +192,8 @@ _WHERE = {
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
+    "KVLock": "client.key_lock",
+    "LockEntry": "messages.locks",
     "PartitionChange": "client.conversion.change_events",
     "PrioritySampler": "sampler",
     "RankAwareSampler": "sampler",

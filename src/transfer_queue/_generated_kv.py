@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from transfer_queue.attachment import current_client
-from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
+from transfer_queue.messages.locks import LockEntry
 from transfer_queue.metadata import KVBatchMeta
 
 
@@ -21,6 +22,7 @@ def kv_put(
     data_parser: DataParser | None = None,
     *,
     group_id: str | int | None = None,
+    fence: Fence | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Put one sample under a key: add or replace only these fields, and merge the tag.
@@ -34,6 +36,7 @@ def kv_put(
         tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
         data_parser: See `put`.
         group_id: The group of the sample, usually the id of its prompt. Default: no group.
+        fence: See `kv_batch_put`.
         timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
     Returns:
@@ -44,6 +47,7 @@ def kv_put(
         FieldTypeError: See `kv_batch_put`.
         CapacityError: See `kv_batch_put`.
         SealedError: See `kv_batch_put`.
+        LockLostError: See `kv_batch_put`.
         UncarriableValueError: See `kv_batch_put`.
 
     Example:
@@ -51,7 +55,9 @@ def kv_put(
         >>> meta.keys, meta.tags, meta.fields
         (['a'], [{'step': 1}], ['prompt'])
     """
-    return current_client().kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
+    return current_client().kv_put(
+        key, partition_id, fields, tag, data_parser, group_id=group_id, fence=fence, timeout=timeout
+    )
 
 
 async def async_kv_put(
@@ -62,6 +68,7 @@ async def async_kv_put(
     data_parser: DataParser | None = None,
     *,
     group_id: str | int | None = None,
+    fence: Fence | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Put one sample under a key: add or replace only these fields, and merge the tag.
@@ -75,6 +82,7 @@ async def async_kv_put(
         tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
         data_parser: See `put`.
         group_id: The group of the sample, usually the id of its prompt. Default: no group.
+        fence: See `kv_batch_put`.
         timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
     Returns:
@@ -85,6 +93,7 @@ async def async_kv_put(
         FieldTypeError: See `kv_batch_put`.
         CapacityError: See `kv_batch_put`.
         SealedError: See `kv_batch_put`.
+        LockLostError: See `kv_batch_put`.
         UncarriableValueError: See `kv_batch_put`.
 
     Example:
@@ -93,7 +102,7 @@ async def async_kv_put(
         (['a'], [{'step': 1}], ['prompt'])
     """
     return await current_client().async_kv_put(
-        key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout
+        key, partition_id, fields, tag, data_parser, group_id=group_id, fence=fence, timeout=timeout
     )
 
 
@@ -105,6 +114,7 @@ def kv_batch_put(
     data_parser: DataParser | None = None,
     *,
     group_ids: Sequence[str | int] | None = None,
+    fence: Fence | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Put samples under keys: add or replace only these fields, and merge the tags.
@@ -119,6 +129,7 @@ def kv_batch_put(
         data_parser: See `put`.
         group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
             groups.
+        fence: A lock (`kv_lock`), or its token: nothing is put unless the lock is in force. Default: no condition.
         timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
     Returns:
@@ -130,6 +141,7 @@ def kv_batch_put(
         FieldTypeError: The values do not match the live values of a field (a ValueError).
         CapacityError: There is no space.
         SealedError: The partition is sealed and accepts no new samples.
+        LockLostError: The lock of `fence` is not in force any more.
         UncarriableValueError: A value cannot be stored.
 
     Example:
@@ -138,7 +150,7 @@ def kv_batch_put(
         [{'step': 1}, {'step': 2}]
     """
     return current_client().kv_batch_put(
-        keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+        keys, partition_id, fields, tags, data_parser, group_ids=group_ids, fence=fence, timeout=timeout
     )
 
 
@@ -150,6 +162,7 @@ async def async_kv_batch_put(
     data_parser: DataParser | None = None,
     *,
     group_ids: Sequence[str | int] | None = None,
+    fence: Fence | None = None,
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Put samples under keys: add or replace only these fields, and merge the tags.
@@ -164,6 +177,7 @@ async def async_kv_batch_put(
         data_parser: See `put`.
         group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
             groups.
+        fence: A lock (`kv_lock`), or its token: nothing is put unless the lock is in force. Default: no condition.
         timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
     Returns:
@@ -175,6 +189,7 @@ async def async_kv_batch_put(
         FieldTypeError: The values do not match the live values of a field (a ValueError).
         CapacityError: There is no space.
         SealedError: The partition is sealed and accepts no new samples.
+        LockLostError: The lock of `fence` is not in force any more.
         UncarriableValueError: A value cannot be stored.
 
     Example:
@@ -183,7 +198,7 @@ async def async_kv_batch_put(
         [{'step': 1}, {'step': 2}]
     """
     return await current_client().async_kv_batch_put(
-        keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+        keys, partition_id, fields, tags, data_parser, group_ids=group_ids, fence=fence, timeout=timeout
     )
 
 
@@ -415,3 +430,161 @@ async def async_kv_clear(keys: Sequence[str] | str, partition_id: str, *, timeou
         {'train_0': {'b': {}}}
     """
     return await current_client().async_kv_clear(keys, partition_id, timeout=timeout)
+
+
+def kv_update(
+    key: str,
+    partition_id: str,
+    fields: Sequence[str] | str,
+    fn: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+    *,
+    empty: Mapping[str, Any] | None = None,
+    tag: Mapping[str, Any] | None = None,
+    fence: Fence | None = None,
+    timeout: float | None = None,
+) -> dict[str, Any] | None:
+    """Read fields of one sample, let a function change them, and write the result, as one atomic step.
+
+    No other put to this key happens between the read and the write: if there was one, the update reads the sample
+    again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
+    process; it should be fast, and have no other effects, because it may run several times.
+
+    If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
+    all, as with every put.
+
+    Args:
+        key: The key.
+        partition_id: The partition.
+        fields: The fields that `fn` gets (one str for one field); [] for none.
+        fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
+            is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
+            write nothing.
+        empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
+            them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
+            error.
+        tag: Entries to merge into the tag together with the write, as in `kv_put`. Default: none.
+        fence: See `kv_batch_put`.
+        timeout: Seconds in which an attempt must succeed. Default: the setting `timeouts.call` (60 s).
+
+    Returns:
+        What `fn` returned: the fields that were written; None if nothing was written.
+
+    Raises:
+        InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
+            something else than a dict or None.
+        WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+            a VersionConflictError. Or a server did not reply in time.
+        LockLostError: The lock of `fence` is not in force any more.
+        FieldTypeError: See `kv_batch_put`.
+        CapacityError: See `kv_batch_put`.
+        SealedError: See `kv_batch_put`.
+        UncarriableValueError: See `kv_batch_put`.
+
+    Example:
+        >>> put = tq.kv_put("steps", "train_0", {"n": 1})
+        >>> tq.kv_update("steps", "train_0", "n", lambda old: {"n": old["n"] + 1})
+        {'n': 2}
+        >>> tq.kv_update("new", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0})
+        {'n': 1}
+    """
+    return current_client().kv_update(key, partition_id, fields, fn, empty=empty, tag=tag, fence=fence, timeout=timeout)
+
+
+async def async_kv_update(
+    key: str,
+    partition_id: str,
+    fields: Sequence[str] | str,
+    fn: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+    *,
+    empty: Mapping[str, Any] | None = None,
+    tag: Mapping[str, Any] | None = None,
+    fence: Fence | None = None,
+    timeout: float | None = None,
+) -> dict[str, Any] | None:
+    """Read fields of one sample, let a function change them, and write the result, as one atomic step.
+
+    No other put to this key happens between the read and the write: if there was one, the update reads the sample
+    again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
+    process; it should be fast, and have no other effects, because it may run several times.
+
+    If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
+    all, as with every put.
+
+    Args:
+        key: The key.
+        partition_id: The partition.
+        fields: The fields that `fn` gets (one str for one field); [] for none.
+        fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
+            is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
+            write nothing.
+        empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
+            them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
+            error.
+        tag: Entries to merge into the tag together with the write, as in `kv_put`. Default: none.
+        fence: See `kv_batch_put`.
+        timeout: Seconds in which an attempt must succeed. Default: the setting `timeouts.call` (60 s).
+
+    Returns:
+        What `fn` returned: the fields that were written; None if nothing was written.
+
+    Raises:
+        InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
+            something else than a dict or None.
+        WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+            a VersionConflictError. Or a server did not reply in time.
+        LockLostError: The lock of `fence` is not in force any more.
+        FieldTypeError: See `kv_batch_put`.
+        CapacityError: See `kv_batch_put`.
+        SealedError: See `kv_batch_put`.
+        UncarriableValueError: See `kv_batch_put`.
+
+    Example:
+        >>> put = await tq.async_kv_put("steps", "train_0", {"n": 1})
+        >>> await tq.async_kv_update("steps", "train_0", "n", lambda old: {"n": old["n"] + 1})
+        {'n': 2}
+        >>> await tq.async_kv_update("new", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0})
+        {'n': 1}
+    """
+    return await current_client().async_kv_update(
+        key, partition_id, fields, fn, empty=empty, tag=tag, fence=fence, timeout=timeout
+    )
+
+
+def kv_lock_list(partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
+    """Return who holds locks of keys, since when, and who waits for them.
+
+    A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+
+    Args:
+        partition_id: The partition. Default: all partitions.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        First the locks, in the order in which they were granted, then the requests that wait for one, in the order
+        in which they arrived (`LockEntry.held` is False).
+
+    Example:
+        >>> tq.kv_lock_list()
+        []
+    """
+    return current_client().kv_lock_list(partition_id, timeout=timeout)
+
+
+async def async_kv_lock_list(partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
+    """Return who holds locks of keys, since when, and who waits for them.
+
+    A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+
+    Args:
+        partition_id: The partition. Default: all partitions.
+        timeout: See `TransferQueueClient`.
+
+    Returns:
+        First the locks, in the order in which they were granted, then the requests that wait for one, in the order
+        in which they arrived (`LockEntry.held` is False).
+
+    Example:
+        >>> await tq.async_kv_lock_list()
+        []
+    """
+    return await current_client().async_kv_lock_list(partition_id, timeout=timeout)

@@ -25,6 +25,8 @@
     |   `-- DeadlockError           (RuntimeError)                  puts and claims wait for each other
     |-- UnitLostError               (RuntimeError)                  a storage unit was lost permanently
     |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended without success
+    |-- LockLostError               (RuntimeError)                  a lock of keys is not in force any more
+    |-- VersionConflictError        (RuntimeError)                  a sample changed after it was read
     |-- SealedError                 (RuntimeError)                  a sealed partition accepts no new rows
     |-- BatchGoneError              (RuntimeError)                  the rows of a dealt batch were cleared
     `-- SamplerError                (RuntimeError)                  a user's sampler failed
@@ -183,6 +185,14 @@ class UnitLostError(TransferQueueError, RuntimeError):
 
 class WaitTimeoutError(TransferQueueError, TimeoutError, RuntimeError):
     """A wait ended before the condition that it waited for was met."""
+
+
+class LockLostError(TransferQueueError, RuntimeError):
+    """A lock of keys has ended: it was released, or its lease was not renewed. A put with its token put nothing."""
+
+
+class VersionConflictError(TransferQueueError, RuntimeError):
+    """A sample changed after it was read, so a put that depends on it put nothing. `kv_update` reads it again."""
 
 
 class SealedError(TransferQueueError, RuntimeError):

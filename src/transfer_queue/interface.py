@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,19 +19,24 @@ from transfer_queue._generated_kv import (
     async_kv_batch_put,
     async_kv_clear,
     async_kv_list,
+    async_kv_lock_list,
     async_kv_put,
+    async_kv_update,
     kv_batch_get,
     kv_batch_get_by_meta,
     kv_batch_put,
     kv_clear,
     kv_list,
+    kv_lock_list,
     kv_put,
+    kv_update,
 )
 from transfer_queue.attachment import CURRENT, current_client, find_system
 from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
 from transfer_queue.client.conversion.arguments import introduction
+from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
 from transfer_queue.config.environment import address, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
@@ -59,7 +64,10 @@ __all__ = [
     "async_kv_batch_put",
     "async_kv_clear",
     "async_kv_list",
+    "async_kv_lock",
+    "async_kv_lock_list",
     "async_kv_put",
+    "async_kv_update",
     "close",
     "get_client",
     "get_live_address",
@@ -70,7 +78,10 @@ __all__ = [
     "kv_batch_put",
     "kv_clear",
     "kv_list",
+    "kv_lock",
+    "kv_lock_list",
     "kv_put",
+    "kv_update",
     "load_checkpoint",
     "save_checkpoint",
 ]
@@ -324,6 +335,55 @@ def get_client() -> TransferQueueClient:
         []
     """
     return current_client()
+
+
+def kv_lock(
+    keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None, lease: float = LEASE_SECONDS
+) -> KVLock:
+    """Return a lock of keys, which is held in a `with` or an `async with` block. See `TransferQueueClient.kv_lock`.
+
+    Args:
+        keys: The keys (one str for one key), which need not exist. They are locked together.
+        partition_id: The partition.
+        timeout: Seconds to wait for the lock. Default: the setting `timeouts.call` (60 s). 0 does not wait.
+        lease: Seconds after which the lock ends if this process cannot renew it. Default: 30.
+
+    Returns:
+        The lock. Its block raises WaitTimeoutError if the lock was not granted in time, and LockLostError at its end if
+        the lock was lost.
+
+    Raises:
+        InvalidArgumentError: There is no key, or a number is not valid.
+
+    Example:
+        >>> with tq.kv_lock(["a", "b"], "train_0") as lock:
+        ...     meta = tq.kv_put("a", "train_0", {"reward": torch.tensor(1.0)}, fence=lock)
+    """
+    return current_client().kv_lock(keys, partition_id, timeout=timeout, lease=lease)
+
+
+def async_kv_lock(
+    keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None, lease: float = LEASE_SECONDS
+) -> KVLock:
+    """Return a lock of keys for an `async with` block; see `kv_lock`, which returns the same.
+
+    Args:
+        keys: See `kv_lock`.
+        partition_id: See `kv_lock`.
+        timeout: See `kv_lock`.
+        lease: See `kv_lock`.
+
+    Returns:
+        See `kv_lock`.
+
+    Raises:
+        InvalidArgumentError: See `kv_lock`.
+
+    Example:
+        >>> async with tq.async_kv_lock("a", "train_0") as lock:
+        ...     meta = await tq.async_kv_put("a", "train_0", {"reward": torch.tensor(1.0)}, fence=lock)
+    """
+    return current_client().async_kv_lock(keys, partition_id, timeout=timeout, lease=lease)
 
 
 def get_metrics_endpoint() -> str | None:

@@ -23,6 +23,7 @@ from transfer_queue.core.tables.extent_records import ExtentRecord
 from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease
+from transfer_queue.core.tables.lock_table import KeyLock, LockTable
 from transfer_queue.core.tables.lost_values import LostValues
 from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
@@ -32,7 +33,7 @@ from transfer_queue.core.tables.skipped_rows import SkippedRows
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
-    IntervalSet, LostValues, LeaseTable, RowLease, Counts,
+    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.locks import LockSummary
 from transfer_queue.messages.reports.progress import (
     FieldProgress,
     PartitionProgress,
@@ -199,6 +200,10 @@ def test_table_of_everything() -> None:
     assert lines[1].split() == ["field", "x", "produced", "4/5", "int64[3]"]
     assert lines[2].split() == ["task", "t", "consumed", "1/5", "2", "claims", "wait,", "the", "longest", "3.2", "s"]
     assert format_table(SystemStatus([], {})) == "no partitions"
+    locks = LockSummary(2, 1, "client a waited 3 s")
+    assert format_table(SystemStatus([], {}, locks=locks)).splitlines()[-1] == (
+        "locks of keys: 2 held, 1 requests wait; the longest: client a waited 3 s"
+    )
     counts = [0, 0, 0, 100, *[0] * (len(LOOP_BOUNDS) - 3)]
     busy = SystemStatus([], {}, requests=[Timing("Publish", counts, 0.01)], longest=("Claim", 0.0042))
     assert format_table(busy).splitlines()[-1] == (

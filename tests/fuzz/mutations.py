@@ -52,6 +52,7 @@ from transfer_queue.messages.claims import (
 )
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.locks import ListLocks, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import (
     ClearPartition,
     CreatePartition,
@@ -193,6 +194,7 @@ class Life:
         self.next_extent = 1
         self.open: dict[tuple[str, int], tuple[int, int]] = {}  # of (client, unit): extent, blocks in it
         self.leases: list[tuple[str, str, int, bytes]] = []
+        self.locks: list[tuple[str, str, int]] = []
         self.cuts: list[str] = []
         self.kinds: set[type] = set()
         for unit in range(UNITS):
@@ -337,10 +339,14 @@ class Life:
         if self.rng.random() < 0.4:
             keys = [f"k{at}" for at in self.rng.sample(range(8), count)]
         wait = self.rng.choice((None, 5.0))
+        expected = column([0] * count) if keys is not None and self.rng.random() < 0.2 else None
+        fence = (
+            self.rng.choice([token for _, _, token in self.locks]) if self.locks and self.rng.random() < 0.2 else None
+        )
         self.ask(
             Publish(
                 self.partition(), count, None, keys, block, tags, False, groups if keys is None else None, closes, 0,
-                wait,
+                wait, expected=expected, fence=fence,
             ),
             client,
         )  # fmt: skip
@@ -373,6 +379,20 @@ class Life:
             else:
                 self.ask(kind(partition, token, rows), client)
 
+    def lock(self) -> None:
+        partition, client = self.partition(), self.writer()
+        keys = [f"k{at}" for at in self.rng.sample(range(4), self.rng.randrange(1, 3))]
+        reply = self.ask(TakeLock(partition, keys, self.rng.choice((1.0, 50.0)), self.rng.choice((None, 5.0))), client)
+        if isinstance(reply, LockReply):
+            self.locks.append((partition, client, reply.token))
+
+    def unlock(self) -> None:
+        if self.locks:
+            partition, client, token = self.locks.pop(self.rng.randrange(len(self.locks)))
+            if self.rng.random() < 0.3:
+                self.ask(Renew([(partition, token)]), client)
+            self.ask(ReleaseLock(partition, token), client)
+
     def clear(self) -> None:
         kind = self.rng.randrange(5)
         rows = column(self.rows())
@@ -399,8 +419,9 @@ class Life:
             Reserve(partition, 2, self.rng.choice((None, ["k1", "k9"])), 0), SetGroupDemand(partition, task, 2),
             TakeGroupDemand(partition, task, 1), SetPolicyVersion(partition, self.rng.randrange(4)), Finish(partition,
             task, rows, "r0"), RankGone(partition, task, 1), Watch(partition), ShowRows(partition, ["x"]),
-            Lookup(partition, rows, None, ["x"]), ListKeys(), ListPartitions(), Explain(partition, 0, None, task),
-            Status(), TakeSnapshot(partition), ReadProgress([partition]),
+            Lookup(partition, rows, None, ["x"]), Lookup(partition, None, ["k1", "k2"], versions=True), ListKeys(),
+            ListPartitions(), Explain(partition, 0, None, task),
+            Status(), ListLocks(), TakeSnapshot(partition), ReadProgress([partition]),
             CountColumns(partition, 3, takes={"t": ["x"]}, group_task="t"),
             Cancel(max(1, self.sequences.get("r0", 1) - 1)),
             Introduce(task, 1, "host", 7), ReadTimeline("", self.rng.choice((None, 5))),
@@ -479,7 +500,7 @@ class Life:
 
 STEPS = (
     *["put"] * 6, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3, "partitions",
-    *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
+    "lock", "lock", "unlock", *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
 )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ def _run(cluster: FaultyCluster) -> dict[str, Any]:
     _limits(cluster, a, b)
     _groups(a, b)
     _leases(cluster, a, b)
+    _locks(a, b)
     _waiting(cluster, a, b)
     _ends(a, b)
     _clients(cluster)
@@ -241,6 +242,14 @@ def _leases(cluster: FaultyCluster, a: Any, b: Any) -> None:
         )
     assert b.ack(twice.select_samples([0]))  # the other replica has not acknowledged it
     lease(b, 2, dp_rank=4, batch_index=0)
+
+
+def _locks(a: Any, b: Any) -> None:
+    """Lock keys: released, and in force until the end; also keys and a partition that do not exist."""
+    with a.kv_lock(["k0", "none"], "kinds") as lock:
+        a.kv_put("k0", "kinds", None, tag={"locked": True}, fence=lock)
+    b.kv_lock(["k1", "k2"], "kinds", lease=1e6).__enter__()
+    b.kv_lock("later", "not made yet", lease=1e6).__enter__()
 
 
 def _waiting(cluster: FaultyCluster, a: Any, b: Any) -> None:

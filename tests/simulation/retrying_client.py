@@ -21,8 +21,7 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.messages.system import Status
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, pause
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
@@ -32,15 +31,12 @@ from transfer_queue.wire.blocks.encode import EncodedBlock
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
 
-HERE: Target = ("here", 0)  # the target of a call without a server: the client continues after a time
-
-
 Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
 
 
 def sleep(seconds: float) -> Operation[None]:
     """Let time pass."""
-    yield Call(HERE, Status(), seconds)
+    yield pause(seconds)
 
 
 def failure_of(error: TransferQueueError) -> Failure:
@@ -180,8 +176,8 @@ class RetryingClient(Client):
         return super().start(operation)
 
     def _ask(self, task: Task[Any], call: Call) -> None:
-        if call.target == HERE:
-            self._plan(call.timeout or 0.0, lambda: task.resume(Done()))
+        if call.pause is not None:
+            self._plan(call.pause, lambda: task.resume(Done()))
             return
         attempts = RetryPolicy(self.state.session, call)
         sequence, frame = self.state.session.begin_request(call.request)

@@ -41,6 +41,28 @@ def key_value() -> None:
     tq.kv_clear(["a"], "train_0")
 
 
+def updates_and_locks() -> None:
+    changed = tq.kv_update("a", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0}, tag={"step": 1})
+    assert_type(changed, dict[str, Any] | None)
+    tq.kv_update("a", "train_0", ["n"], lambda old: None, timeout=5)
+    with tq.kv_lock(["a", "b"], "train_0", timeout=10, lease=30) as lock:
+        assert_type(lock, tq.KVLock)
+        assert_type(lock.token, int)
+        assert_type(lock.held, bool)
+        tq.kv_put("a", "train_0", {"n": 1}, fence=lock)
+        tq.kv_batch_put(["a", "b"], "train_0", tags=[{}, {}], fence=lock.token)
+    assert_type(tq.kv_lock_list(), list[tq.LockEntry])
+    assert_type(tq.kv_lock_list("train_0")[0].held, bool)
+
+
+async def updates_and_locks_in_a_loop() -> None:
+    async with tq.async_kv_lock("a", "train_0") as lock:
+        changed = await tq.async_kv_update("a", "train_0", "n", lambda old: old, fence=lock)
+        assert_type(changed, dict[str, Any] | None)
+    async with tq.kv_lock("a", "train_0"):
+        assert_type(await tq.async_kv_lock_list(), list[tq.LockEntry])
+
+
 def waits(run: Any) -> None:
     client = tq.get_client()
     assert_type(client.status().verdict, tq.Verdict)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
-from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Tags
+from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.messages.locks import LockEntry
 from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
@@ -2063,6 +2064,7 @@ class GeneratedMethods(ABC):
         data_parser: DataParser | None = None,
         *,
         group_id: str | int | None = None,
+        fence: Fence | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
         """Put one sample under a key: add or replace only these fields, and merge the tag.
@@ -2076,6 +2078,7 @@ class GeneratedMethods(ABC):
             tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
             data_parser: See `put`.
             group_id: The group of the sample, usually the id of its prompt. Default: no group.
+            fence: See `kv_batch_put`.
             timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
@@ -2086,6 +2089,7 @@ class GeneratedMethods(ABC):
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
+            LockLostError: See `kv_batch_put`.
             UncarriableValueError: See `kv_batch_put`.
 
         Example:
@@ -2094,7 +2098,9 @@ class GeneratedMethods(ABC):
             (['a'], [{'step': 1}], ['prompt'])
         """
         return self._run(
-            self._operations.kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
+            self._operations.kv_put(
+                key, partition_id, fields, tag, data_parser, group_id=group_id, fence=fence, timeout=timeout
+            )
         )
 
     async def async_kv_put(
@@ -2106,6 +2112,7 @@ class GeneratedMethods(ABC):
         data_parser: DataParser | None = None,
         *,
         group_id: str | int | None = None,
+        fence: Fence | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
         """Put one sample under a key: add or replace only these fields, and merge the tag.
@@ -2119,6 +2126,7 @@ class GeneratedMethods(ABC):
             tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
             data_parser: See `put`.
             group_id: The group of the sample, usually the id of its prompt. Default: no group.
+            fence: See `kv_batch_put`.
             timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
@@ -2129,6 +2137,7 @@ class GeneratedMethods(ABC):
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
+            LockLostError: See `kv_batch_put`.
             UncarriableValueError: See `kv_batch_put`.
 
         Example:
@@ -2137,7 +2146,9 @@ class GeneratedMethods(ABC):
             (['a'], [{'step': 1}], ['prompt'])
         """
         return await self._run_async(
-            self._operations.kv_put(key, partition_id, fields, tag, data_parser, group_id=group_id, timeout=timeout)
+            self._operations.kv_put(
+                key, partition_id, fields, tag, data_parser, group_id=group_id, fence=fence, timeout=timeout
+            )
         )
 
     def kv_batch_put(
@@ -2149,6 +2160,7 @@ class GeneratedMethods(ABC):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str | int] | None = None,
+        fence: Fence | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
         """Put samples under keys: add or replace only these fields, and merge the tags.
@@ -2163,6 +2175,7 @@ class GeneratedMethods(ABC):
             data_parser: See `put`.
             group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
                 groups.
+            fence: A lock (`kv_lock`), or its token: nothing is put unless the lock is in force. Default: no condition.
             timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
@@ -2174,6 +2187,7 @@ class GeneratedMethods(ABC):
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
+            LockLostError: The lock of `fence` is not in force any more.
             UncarriableValueError: A value cannot be stored.
 
         Example:
@@ -2183,7 +2197,7 @@ class GeneratedMethods(ABC):
         """
         return self._run(
             self._operations.kv_batch_put(
-                keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+                keys, partition_id, fields, tags, data_parser, group_ids=group_ids, fence=fence, timeout=timeout
             )
         )
 
@@ -2196,6 +2210,7 @@ class GeneratedMethods(ABC):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str | int] | None = None,
+        fence: Fence | None = None,
         timeout: float | None = None,
     ) -> KVBatchMeta:
         """Put samples under keys: add or replace only these fields, and merge the tags.
@@ -2210,6 +2225,7 @@ class GeneratedMethods(ABC):
             data_parser: See `put`.
             group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
                 groups.
+            fence: A lock (`kv_lock`), or its token: nothing is put unless the lock is in force. Default: no condition.
             timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
@@ -2221,6 +2237,7 @@ class GeneratedMethods(ABC):
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
+            LockLostError: The lock of `fence` is not in force any more.
             UncarriableValueError: A value cannot be stored.
 
         Example:
@@ -2230,7 +2247,7 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(
             self._operations.kv_batch_put(
-                keys, partition_id, fields, tags, data_parser, group_ids=group_ids, timeout=timeout
+                keys, partition_id, fields, tags, data_parser, group_ids=group_ids, fence=fence, timeout=timeout
             )
         )
 
@@ -2467,6 +2484,170 @@ class GeneratedMethods(ABC):
             {'train_0': {'b': {}}}
         """
         return await self._run_async(self._operations.kv_clear(keys, partition_id, timeout=timeout))
+
+    def kv_update(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Sequence[str] | str,
+        fn: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        *,
+        empty: Mapping[str, Any] | None = None,
+        tag: Mapping[str, Any] | None = None,
+        fence: Fence | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any] | None:
+        """Read fields of one sample, let a function change them, and write the result, as one atomic step.
+
+        No other put to this key happens between the read and the write: if there was one, the update reads the sample
+        again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
+        process; it should be fast, and have no other effects, because it may run several times.
+
+        If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
+        all, as with every put.
+
+        Args:
+            key: The key.
+            partition_id: The partition.
+            fields: The fields that `fn` gets (one str for one field); [] for none.
+            fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
+                is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
+                write nothing.
+            empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
+                them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
+                error.
+            tag: Entries to merge into the tag together with the write, as in `kv_put`. Default: none.
+            fence: See `kv_batch_put`.
+            timeout: Seconds in which an attempt must succeed. Default: the setting `timeouts.call` (60 s).
+
+        Returns:
+            What `fn` returned: the fields that were written; None if nothing was written.
+
+        Raises:
+            InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
+                something else than a dict or None.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+                a VersionConflictError. Or a server did not reply in time.
+            LockLostError: The lock of `fence` is not in force any more.
+            FieldTypeError: See `kv_batch_put`.
+            CapacityError: See `kv_batch_put`.
+            SealedError: See `kv_batch_put`.
+            UncarriableValueError: See `kv_batch_put`.
+
+        Example:
+            >>> put = client.kv_put("steps", "train_0", {"n": 1})
+            >>> client.kv_update("steps", "train_0", "n", lambda old: {"n": old["n"] + 1})
+            {'n': 2}
+            >>> client.kv_update("new", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0})
+            {'n': 1}
+        """
+        return self._run(
+            self._operations.kv_update(
+                key, partition_id, fields, fn, empty=empty, tag=tag, fence=fence, timeout=timeout
+            )
+        )
+
+    async def async_kv_update(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Sequence[str] | str,
+        fn: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        *,
+        empty: Mapping[str, Any] | None = None,
+        tag: Mapping[str, Any] | None = None,
+        fence: Fence | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any] | None:
+        """Read fields of one sample, let a function change them, and write the result, as one atomic step.
+
+        No other put to this key happens between the read and the write: if there was one, the update reads the sample
+        again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
+        process; it should be fast, and have no other effects, because it may run several times.
+
+        If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
+        all, as with every put.
+
+        Args:
+            key: The key.
+            partition_id: The partition.
+            fields: The fields that `fn` gets (one str for one field); [] for none.
+            fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
+                is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
+                write nothing.
+            empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
+                them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
+                error.
+            tag: Entries to merge into the tag together with the write, as in `kv_put`. Default: none.
+            fence: See `kv_batch_put`.
+            timeout: Seconds in which an attempt must succeed. Default: the setting `timeouts.call` (60 s).
+
+        Returns:
+            What `fn` returned: the fields that were written; None if nothing was written.
+
+        Raises:
+            InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
+                something else than a dict or None.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+                a VersionConflictError. Or a server did not reply in time.
+            LockLostError: The lock of `fence` is not in force any more.
+            FieldTypeError: See `kv_batch_put`.
+            CapacityError: See `kv_batch_put`.
+            SealedError: See `kv_batch_put`.
+            UncarriableValueError: See `kv_batch_put`.
+
+        Example:
+            >>> put = await client.async_kv_put("steps", "train_0", {"n": 1})
+            >>> await client.async_kv_update("steps", "train_0", "n", lambda old: {"n": old["n"] + 1})
+            {'n': 2}
+            >>> await client.async_kv_update("new", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0})
+            {'n': 1}
+        """
+        return await self._run_async(
+            self._operations.kv_update(
+                key, partition_id, fields, fn, empty=empty, tag=tag, fence=fence, timeout=timeout
+            )
+        )
+
+    def kv_lock_list(self, partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
+        """Return who holds locks of keys, since when, and who waits for them.
+
+        A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            First the locks, in the order in which they were granted, then the requests that wait for one, in the order
+            in which they arrived (`LockEntry.held` is False).
+
+        Example:
+            >>> client.kv_lock_list()
+            []
+        """
+        return self._run(self._operations.kv_lock_list(partition_id, timeout=timeout))
+
+    async def async_kv_lock_list(
+        self, partition_id: str | None = None, *, timeout: float | None = None
+    ) -> list[LockEntry]:
+        """Return who holds locks of keys, since when, and who waits for them.
+
+        A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            First the locks, in the order in which they were granted, then the requests that wait for one, in the order
+            in which they arrived (`LockEntry.held` is False).
+
+        Example:
+            >>> await client.async_kv_lock_list()
+            []
+        """
+        return await self._run_async(self._operations.kv_lock_list(partition_id, timeout=timeout))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
         """Acknowledge samples that were fetched under a lease: the task has then consumed them.

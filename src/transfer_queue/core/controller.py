@@ -20,7 +20,7 @@ from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
-from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines
+from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.connections import Connections
@@ -33,6 +33,8 @@ from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
+from transfer_queue.core.locks import lock_decisions, lock_handlers
+from transfer_queue.core.locks.lock_holders import LockHolders
 from transfer_queue.core.puts import put_handlers, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
@@ -67,6 +69,7 @@ HANDLERS = (
     column_counts,
     consumption_handlers,
     explain,
+    lock_handlers,
     partition_view,
     put_handlers,
     sample_report,
@@ -124,6 +127,7 @@ class Controller:
         log.now = now
         samplers = SamplerRegistry(sampler, values, strict)
         timeline = TimelineRecorder(log, state, timeline_events)
+        changes = ChangeLog(log)
         self.context = ControllerContext(
             state=state,
             log=log,
@@ -131,11 +135,13 @@ class Controller:
             sampler_calls=SamplerAsks(samplers.default, lambda *args: claim_handler.decide_parked(self.context, *args)),
             measures=measures,
             connections=Connections(state, now, lives),
-            parked=ParkedRequests(log, measures, timeline),
+            parked=ParkedRequests(log, measures, timeline, changes),
             timeline=timeline,
-            changes=ChangeLog(log),
+            changes=changes,
             activity=ActivityTracker(),
             lease_deadlines=LeaseDeadlines(state),
+            lock_deadlines=LockDeadlines(state),
+            lock_holders=LockHolders(state, lives, now),
             background_deals=BackgroundDeals(),
             index_builder=IndexBuilder(),
             migrations=MigrationPlanner(state, replicas, marks),
@@ -211,9 +217,13 @@ class Controller:
             unit_handlers.forget_unit(context, unit)
         effects: list[Effect] = []
         if context.connections.note_closed(client, peer):
-            context.timeline.note_gone(client, context.connections.take_leaving(client))
+            announced = context.connections.take_leaving(client)
+            context.timeline.note_gone(client, announced)
             effects = context.checkpoints.forget_client(client)
             self._wakeups.release(client)
+            if announced:
+                self._release_locks(client)
+            context.lock_holders.note_disconnected(client, now)
         return self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
@@ -223,6 +233,8 @@ class Controller:
             state.waiting.next_deadline(),
             context.connections.grace.next_deadline(),
             context.lease_deadlines.next_deadline(),
+            context.lock_deadlines.next_deadline(),
+            context.lock_holders.next_deadline(),
             context.migrations.next_deadline(),
             context.unit_drains.next_deadline(),
         ]
@@ -238,9 +250,14 @@ class Controller:
         context.log.now = now
         for client in context.connections.grace.expired_clients(now, context.connections.peers):
             self._wakeups.release(client)
-        for leased, lease in context.lease_deadlines.expired(now):
+        for name, lease in context.lease_deadlines.expired(now):
+            leased = context.state.partitions[name]
             for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", context.max_deliveries):
                 context.log.apply(record)
+        for _, lock in context.lock_deadlines.expired(now):
+            context.log.apply(lock_decisions.expire(lock))
+        for client in context.lock_holders.dead_clients(now, context.connections.peers):
+            self._release_locks(client)
         for partition in list(context.state.aging.values()):
             retention.retain(context.log, partition)
         effects = self._wakeups.expire(now)
@@ -339,6 +356,10 @@ class Controller:
     def status(self, now: float) -> SystemStatus:
         """Return the progress of every partition, and the counters."""
         return status.collect_status(self.context, now)
+
+    def _release_locks(self, client: str) -> None:
+        for record in lock_decisions.release_all(self.state, client):
+            self.context.log.apply(record)
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""

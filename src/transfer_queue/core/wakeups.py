@@ -15,6 +15,7 @@ from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, FreeExtents, Send
 from transfer_queue.core.events.registry import Caller, Decision, handler
+from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import put_decisions, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.queries import change_answers
@@ -28,6 +29,7 @@ from transfer_queue.errors import CapacityError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
+from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.queries import Watch
 
@@ -126,6 +128,8 @@ class Wakeups:
         peers = context.parked.peers
         for waiter, reply in change_answers.watch_replies(context.state, name, peers):
             yield self._reply(waiter, reply)
+        for waiting in lock_decisions.grantable(context.state, name, peers) if change.locks else ():
+            yield from self._retry_decision(waiting)
         gained: set[str] = set()
         if partition is not None:
             retention.retain(context.log, partition)
@@ -200,6 +204,10 @@ class Wakeups:
             return Failure("WaitTimeoutError", words)
         if isinstance(request, TakeGroupDemand):
             return Done(0)
+        if isinstance(request, TakeLock):
+            waited = now - waiting.since
+            words = lock_decisions.describe_wait(context.state, waiting.waiter, request, waited, now)
+            return Failure("WaitTimeoutError", f"Timeout: {words}")
         try:
             put_decisions.check_room(context.state, request.partition, request.count)
         except CapacityError as error:

@@ -71,7 +71,10 @@ class Nack(Request, frozen=True):
 
 
 class Renew(Request, frozen=True):
-    """Renew leases (partition, token) for their whole time. The reply is `Done([bool])`: which are still in force."""
+    """Renew leases and locks (partition, token) for their whole time.
+
+    The reply is `Done([bool])`: which are still in force.
+    """
 
     leases: list[tuple[str, Natural]]
 

@@ -57,6 +57,10 @@ class Publish(Request, frozen=True):
 
     The put is refused if such a field does not contain tensors.
     """
+    expected: bytes | None = None
+    """The version that each of `keys` must have, i8; 0: the key must not exist. None accepts any versions."""
+    fence: Natural | None = None
+    """The token of a lock that must be in force; None for no such condition."""
 
 
 class ClearRows(Request, frozen=True):

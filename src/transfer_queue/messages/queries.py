@@ -57,6 +57,8 @@ class Lookup(Request, frozen=True):
     """The units to prefer for values that are in two units."""
     avoid: list[AnyUnit] = []
     """The units not to name for values that are also in another unit."""
+    versions: bool = False
+    """Whether the reply to a lookup by keys has the version of each found row."""
 
 
 class ListKeys(Request, frozen=True):
@@ -162,6 +164,10 @@ class LookupReply(Reply, frozen=True):
 
     If the lookup names no fields, these are fields that at least one row has.
     """
+    versions: bytes | None = None
+    """The version of the partition at which each found row last changed, i8; None if they were not requested."""
+    epoch: int = 0
+    """The epoch of these versions (see `core.state.state`)."""
 
 
 class ChangeReply(Reply, frozen=True):

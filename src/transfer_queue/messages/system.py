@@ -9,6 +9,7 @@ from transfer_queue.messages.base import (
     Unit,
 )
 from transfer_queue.messages.descriptors import UnitInfo
+from transfer_queue.messages.locks import LockSummary
 from transfer_queue.messages.reports.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
 from transfer_queue.messages.reports.progress_text import status_line, status_page
 from transfer_queue.messages.reports.timeline import Verdict
@@ -83,6 +84,8 @@ class SystemStatus(Reply, frozen=True):
     """The longest recent event in the controller's loop, and its time in seconds."""
     verdict: Verdict = Verdict("", "")
     """What slows the training, at most a second old. `TransferQueueClient.verdict` returns a new verdict."""
+    locks: LockSummary = LockSummary()
+    """The locks of keys."""
 
     def __repr__(self) -> str:
         return status_line(self.partitions, self.trouble, self.verdict.text)

@@ -21,7 +21,7 @@ Outcome = Union[AnyReply, TransferQueueError]
 
 @dataclass(slots=True)
 class Call:
-    """One request to make, or work or other calls to do instead."""
+    """One request to make, or work, other calls or a pause instead."""
 
     target: tuple[str, int]
     """("controller", 0), or ("unit", number)."""
@@ -44,6 +44,8 @@ class Call:
     """
     together: Sequence[Call] = ()
     """Calls to make instead, all at once; the reply is `Done` when each of them has its `outcome`."""
+    pause: float | None = None
+    """Seconds to let pass instead of a request; the reply is `Done`."""
     turn: Hashable = field(default=None, compare=False)
     """The tasks of an event loop make calls of equal turns one at a time.
 
@@ -60,6 +62,11 @@ class Call:
 def parallel(calls: Sequence[Call]) -> Call:
     """Return the call that makes all of these calls at once."""
     return Call(CONTROLLER, Topology(), together=calls)
+
+
+def pause(seconds: float) -> Call:
+    """Return the call that lets this time pass."""
+    return Call(CONTROLLER, Topology(), pause=seconds)
 
 
 def replies_of(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[AnyReply]]:

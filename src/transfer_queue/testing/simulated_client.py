@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import TransferQueueError
@@ -136,7 +137,7 @@ class SimulatedSystem(Protocol):
         """Break the connection of a client."""
 
 
-class Client(Subscriptions):
+class Client(Subscriptions, LockMethods):
     """A client of a simulated cluster, with the methods of TransferQueueClient. They block in virtual time.
 
     To run several operations at once, start each of `operations` with `start`; `call` runs the cluster until one has
@@ -297,6 +298,9 @@ class Client(Subscriptions):
         if call.work is not None:
             call.work()
             task.resume(Done())
+            return
+        if call.pause is not None:
+            self._cluster.later(call.pause, lambda: task.resume(Done()))
             return
         if call.together:
             self._ask_together(task, call.together)

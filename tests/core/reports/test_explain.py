@@ -6,6 +6,7 @@ import pytest
 from harness import Harness
 
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.puts import Reserve
 from transfer_queue.messages.queries import Explain
@@ -33,6 +34,18 @@ def test_no_sample(h: Harness) -> None:
         assert "no sample has this index yet" in explain(h, row=row)
     h.ask(ClearPartition("q"))
     assert "its partition was dropped" in explain(h, row=2)
+
+
+def test_a_locked_key(h: Harness) -> None:
+    h.ask(TakeLock("p", ["a", "later"], 100.0), "locker")
+    h.send(TakeLock("p", ["a"], 100.0, 50.0), "waiting")
+    h.tick(3.0)
+    locked = "Key 'a' is locked by client locker for 3 s (token 1); 1 more requests wait for it."
+    assert explain(h, key="a").endswith(f"does not exist (never created, or dropped). There are: none. {locked}")
+    h.put(1, keys=["a"])
+    assert explain(h, key="a").endswith(f". {locked}")
+    assert explain(h, row=0).endswith(f". {locked}")
+    assert "locked" not in explain(h, key="b")
 
 
 def test_not_written(h: Harness) -> None:

@@ -20,6 +20,7 @@ from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.claims import Claim, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.locks import ListLocks, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import ClearPartition, CreatePartition, Seal
 from transfer_queue.messages.puts import ClearRows, CloseExtents
 from transfer_queue.messages.queries import ListKeys, Lookup
@@ -62,6 +63,8 @@ def rich() -> Harness:
     h.create("q", pre_allocate=3)
     h.put(2, ("z",), "q", keys=["a", "b"])
     h.ask(Seal("q"))
+    h.ask(TakeLock("q", ["a", "later"], 100.0))
+    h.ask(TakeLock("p", ["k"], 100.0), "r")
     h.tick(1.0)
     return h
 
@@ -119,7 +122,7 @@ def lived_in(tree: Any) -> None:
     """Run a controller with the state of a tree. Requests may fail only with errors of this package."""
     core = Controller(SequentialSampler(), restored=serialization.load_untrusted(copy.deepcopy(tree)))
     core.on_connect("c", 1)
-    requests: list[Any] = [ListKeys(), Status()]
+    requests: list[Any] = [ListKeys(), Status(), ListLocks(), TakeLock("q", ["a"], 1.0, 5.0), ReleaseLock("q", 1)]
     for name, partition in list(core.state.partitions.items()):
         rows = partition.rows.indexes_of(partition.rows.live_positions())
         requests.append(Lookup(name, rows.tobytes(), fields=list(partition.fields)))

@@ -177,8 +177,8 @@ def test_leases_of_a_restored_state_start_again(h: Harness) -> None:
     assert list(deadlines.expired(100.0)) == []
     assert deadlines.next_deadline() == 110.0
     assert deadlines.renew("p", first.token, 105.0)
-    partition, due = next(deadlines.expired(114.0))
-    assert (partition.name, due.token) == ("p", second.token)
+    name, due = next(deadlines.expired(114.0))
+    assert (name, due.token) == ("p", second.token)
 
 
 def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -27,6 +27,17 @@ from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
 Columns = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
 Tags = Sequence[Mapping[str, Any]]
+
+
+class HasToken(Protocol):
+    """A lock, with its fencing token."""
+
+    @property
+    def token(self) -> int:
+        """The token."""
+
+
+Fence = HasToken | int
 
 LONGEST_TIMEOUT = LONGEST_SECONDS
 LONGEST_TASK = 1024
@@ -114,6 +125,14 @@ def validated_indexes(indexes: Sequence[int] | int) -> np.ndarray[Any, Any]:
     one = hasattr(indexes, "__index__") and np.ndim(indexes) == 0
     listed: list[Any] = [indexes] if one else _as_list(indexes, "global_indexes")
     return np.array([validated_count(index, "a global index") for index in listed], "<i8")
+
+
+def validated_fence(fence: Fence | None) -> int | None:
+    """Return the token of a lock, which is given as the lock or as its token."""
+    if fence is None:
+        return None
+    token: Any = getattr(fence, "token", fence)
+    return validated_count(token, "fence (a lock, or its token)")
 
 
 def check_data_parser(data_parser: DataParser | None) -> None:

@@ -7,6 +7,7 @@ child's client makes a new state, with its own id, extents and locks.
 from __future__ import annotations
 
 import os
+import random
 import socket
 import struct
 import threading
@@ -141,6 +142,8 @@ class ClientContext:
         )
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
+        self.jitter = random.Random(self.client_id)
+        """Draws the pauses between attempts, which must differ between clients."""
         self.timeline = TimelineReader(lambda: session.clock())
         """What this client knows of the timeline."""
         self._lock = threading.Lock()

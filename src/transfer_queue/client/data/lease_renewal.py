@@ -10,16 +10,32 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Generator
+from typing import Protocol
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Renew
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 
 TIMES = 3
 """Renewals within the time of a lease, of which two may fail."""
+
+
+class Renewable(Protocol):
+    """What a client renews: the lease of a batch, or a lock of keys."""
+
+    @property
+    def partition(self) -> str:
+        """The partition."""
+
+    @property
+    def token(self) -> int:
+        """The token."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the lease."""
 
 
 class Renewals:
@@ -28,14 +44,14 @@ class Renewals:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._leases: dict[int, tuple[weakref.ref[BatchLease], float]] = {}
+        self._leases: dict[int, tuple[weakref.ref[Renewable], float]] = {}
         """Token -> the lease, and the time of its next renewal."""
-        self._kept: dict[int, BatchLease] = {}
+        self._kept: dict[int, Renewable] = {}
         """Token -> a lease that is renewed without other references."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when a lease was added."""
 
-    def add(self, lease: BatchLease, *, keep: bool = False) -> None:
+    def add(self, lease: Renewable, *, keep: bool = False) -> None:
         """Renew this lease from now on; with `keep` until it ends, also if no object refers to it."""
         with self._lock:
             self._leases[lease.token] = weakref.ref(lease), self._clock() + lease.seconds / TIMES
@@ -43,7 +59,7 @@ class Renewals:
                 self._kept[lease.token] = lease
         self.on_change()
 
-    def is_renewed(self, lease: BatchLease) -> bool:
+    def is_renewed(self, lease: Renewable) -> bool:
         """Whether this lease is renewed because it may still be in force."""
         return lease.token in self._leases
 

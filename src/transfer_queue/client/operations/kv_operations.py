@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.conversion import arguments, replies
-from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
+from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
@@ -88,6 +88,7 @@ class KVOperations(DataPath):
         data_parser: DataParser | None = None,
         *,
         group_id: str | int | None = None,
+        fence: Fence | None = None,
         timeout: float | None = None,
     ) -> Operation[KVBatchMeta]:
         """Put one sample under a key: add or replace only these fields, and merge the tag.
@@ -101,6 +102,7 @@ class KVOperations(DataPath):
             tag: Entries to merge into the tag; `tq.DELETE` as a value removes an entry. Default: none.
             data_parser: See `put`.
             group_id: The group of the sample, usually the id of its prompt. Default: no group.
+            fence: See `kv_batch_put`.
             timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
@@ -111,6 +113,7 @@ class KVOperations(DataPath):
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
+            LockLostError: See `kv_batch_put`.
             UncarriableValueError: See `kv_batch_put`.
 
         Example:
@@ -129,7 +132,7 @@ class KVOperations(DataPath):
             encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
         groups = None if group_id is None else [str(group_id)]
         tags = None if tag is None else [tag]
-        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, timeout))
+        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
 
     def kv_batch_put(
         self,
@@ -140,6 +143,7 @@ class KVOperations(DataPath):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str | int] | None = None,
+        fence: Fence | None = None,
         timeout: float | None = None,
     ) -> Operation[KVBatchMeta]:
         """Put samples under keys: add or replace only these fields, and merge the tags.
@@ -154,6 +158,7 @@ class KVOperations(DataPath):
             data_parser: See `put`.
             group_ids: One entry for each key: the group of the sample, usually the id of its prompt. Default: no
                 groups.
+            fence: A lock (`kv_lock`), or its token: nothing is put unless the lock is in force. Default: no condition.
             timeout: Seconds to wait for space. Default: 0.25 s, the time in which freed space becomes available.
 
         Returns:
@@ -165,6 +170,7 @@ class KVOperations(DataPath):
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
+            LockLostError: The lock of `fence` is not in force any more.
             UncarriableValueError: A value cannot be stored.
 
         Example:
@@ -183,7 +189,7 @@ class KVOperations(DataPath):
         if fields is not None:
             encoded = self._encode(self._apply_parser(fields, len(names), data_parser), len(names))
         groups = arguments.validated_groups(group_ids, len(names))
-        return (yield from self._put_keys(names, partition_id, encoded, tags, groups, timeout))
+        return (yield from self._put_keys(names, partition_id, encoded, tags, groups, fence, timeout))
 
     def kv_batch_get(
         self,
@@ -374,9 +380,10 @@ class KVOperations(DataPath):
         encoded: EncodedBlock | None,
         tags: Tags | None,
         groups: list[str] | None,
+        fence: Fence | None,
         timeout: float | None,
     ) -> Operation[KVBatchMeta]:
-        tags = arguments.validated_tags(tags, len(keys), "keys")
+        tags, token = arguments.validated_tags(tags, len(keys), "keys"), arguments.validated_fence(fence)
         if (encoded is None or not encoded.schema) and tags is None:
             raise InvalidArgumentError("a put needs fields or tags, got neither")
         if not keys:
@@ -384,7 +391,7 @@ class KVOperations(DataPath):
         sent = self._tags(tags)
         reply = yield from self._publish(
             encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
-            tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(),
+            tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(), fence=token,
         )  # fmt: skip
         fields, merged = reply.fields, reply.tags
         if fields is None:  # all keys are new, so their samples have the fields of this put

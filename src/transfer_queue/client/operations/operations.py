@@ -12,9 +12,11 @@ from transfer_queue.client.operations.checkpoint_operations import CheckpointOpe
 from transfer_queue.client.operations.fetch_operations import FetchOperations
 from transfer_queue.client.operations.kv_operations import KVOperations
 from transfer_queue.client.operations.lease_operations import LeaseOperations
+from transfer_queue.client.operations.lock_operations import LockOperations
 from transfer_queue.client.operations.partition_operations import PartitionOperations
 from transfer_queue.client.operations.sample_operations import SampleOperations
 from transfer_queue.client.operations.status_operations import StatusOperations
+from transfer_queue.client.operations.update_operations import UpdateOperations
 
 
 class Operations(
@@ -23,6 +25,8 @@ class Operations(
     PartitionOperations,
     StatusOperations,
     KVOperations,
+    UpdateOperations,
+    LockOperations,
     LeaseOperations,
     CheckpointOperations,
 ):

@@ -8,6 +8,7 @@ from transfer_queue.core.control.unknown_names import unknown_partition_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
+from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.messages import claims
@@ -90,8 +91,9 @@ def handle_take_group_demand(
 
 @handles(claims.Renew, reads=True)
 def handle_renew(context: ControllerContext, caller: Caller, request: claims.Renew) -> Done:
-    """Restart the time of leases. The reply says for each lease whether it is still in force."""
-    return Done([context.lease_deadlines.renew(name, token, context.now) for name, token in request.leases])
+    """Restart the time of leases and locks. The reply says for each of them whether it is still in force."""
+    leases, locks, now = context.lease_deadlines, context.lock_deadlines, context.now
+    return Done([leases.renew(name, token, now) or locks.renew(name, token, now) for name, token in request.leases])
 
 
 @handles(claims.Cancel)
@@ -107,6 +109,7 @@ def handle_cancel(context: ControllerContext, caller: Caller, request: claims.Ca
         known = context.parked.peers.get(waiter, caller.peer)
         context.parked.unpark(waiter, met=False)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
-    for record in lease_decisions.return_unseen(context.state, *waiter):
-        context.log.apply(record)
+    for decide in (lease_decisions.return_unseen, lock_decisions.release_unseen):
+        for record in decide(context.state, *waiter):
+            context.log.apply(record)
     return [*effects, Send(caller.peer, caller.envelope.sequence, Done(there))]

@@ -1,30 +1,55 @@
-"""The deadlines of leases. They are not part of the state: after a restart each lease has its full time again."""
+"""The deadlines of leases and locks. They are not part of the state: after a restart each has its full time again."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
-from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lease_table import RowLease
+from transfer_queue.core.tables.lock_table import KeyLock
 
 Entry = tuple[float, str, int]  # time, partition, token
 LEAST = 1024  # entries of the heap before ended leases are removed from it
 
 
-class LeaseDeadlines:
-    """The deadlines of all leases of a state, on the controller's clock. Leases of a restored state start again."""
+class Leased(Protocol):
+    """What has a deadline: a `RowLease` or a `KeyLock`."""
+
+    @property
+    def token(self) -> int:
+        """The token."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the lease, and of each renewal."""
+
+
+LeasedT = TypeVar("LeasedT", bound=Leased)
+
+
+class Deadlines(ABC, Generic[LeasedT]):
+    """The deadlines of all leases of a kind, on the controller's clock. Those of a restored state start again."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._ends: dict[int, float] = {}  # token -> time; a renewal moves it
         self._heap: list[Entry] = []  # at least one entry for each lease, none later than its deadline
         self._most = LEAST  # entries at which those of ended leases are removed
-        self._restored = any(partition.leases.by_token for partition in state.partitions.values())
+        self._restored = any(True for _ in self._leases())
 
-    def begin(self, partition: str, lease: RowLease, now: float) -> None:
+    @abstractmethod
+    def _leases(self) -> Iterable[tuple[str, LeasedT]]:
+        """Return all leases of the state, each with the name of its partition."""
+
+    @abstractmethod
+    def _lease(self, name: str, token: int) -> LeasedT | None:
+        """Return a lease of the state; None if it has ended."""
+
+    def begin(self, partition: str, lease: LeasedT, now: float) -> None:
         """Set the deadline of a new lease, or of a lease whose time starts again."""
         self._ends[lease.token] = now + lease.seconds
         heapq.heappush(self._heap, (now + lease.seconds, partition, lease.token))
@@ -37,9 +62,8 @@ class LeaseDeadlines:
 
     def renew(self, name: str, token: int, now: float) -> bool:
         """Restart the time of a lease. Returns whether it is still in force."""
-        partition = self._state.partitions.get(name)
-        lease = None if partition is None else partition.leases.by_token.get(token)
-        if partition is None or lease is None or not len(partition.leases.live_rows(lease)):
+        lease = self._lease(name, token)
+        if lease is None:
             return False
         if token in self._ends:
             self._ends[token] = now + lease.seconds
@@ -47,7 +71,7 @@ class LeaseDeadlines:
             self.begin(name, lease, now)
         return True
 
-    def age_of(self, lease: RowLease, now: float) -> float | None:
+    def age_of(self, lease: LeasedT, now: float) -> float | None:
         """Return the seconds since a lease began or was renewed; None if this is not known."""
         end = self._ends.get(lease.token)
         return None if end is None else max(now - end + lease.seconds, 0.0)
@@ -68,17 +92,42 @@ class LeaseDeadlines:
                 heapq.heappush(self._heap, (end, name, token))
         return None
 
-    def expired(self, now: float) -> Iterator[tuple[Partition, RowLease]]:
-        """Iterate over the leases whose deadline has passed. The caller ends each one before it takes the next."""
+    def expired(self, now: float) -> Iterator[tuple[str, LeasedT]]:
+        """Iterate over (partition, lease) whose deadline has passed. The caller ends each one before the next."""
         if self._restored:
             self._restored = False
-            for partition in self._state.partitions.values():
-                for lease in partition.leases.by_token.values():
-                    self.begin(partition.name, lease, now)
+            for name, lease in self._leases():
+                self.begin(name, lease, now)
         while (when := self.next_deadline()) is not None and when <= now:
             _, name, token = self._heap[0]
-            yield self._state.partitions[name], self._state.partitions[name].leases.by_token[token]
+            found = self._lease(name, token)
+            assert found is not None  # `next_deadline` has removed the entries of ended leases
+            yield name, found
+
+
+class LeaseDeadlines(Deadlines[RowLease]):
+    """The deadlines of the leases of rows."""
+
+    def _leases(self) -> Iterable[tuple[str, RowLease]]:
+        partitions = self._state.partitions.values()
+        return ((partition.name, lease) for partition in partitions for lease in partition.leases.by_token.values())
 
     def _lease(self, name: str, token: int) -> RowLease | None:
         partition = self._state.partitions.get(name)
         return None if partition is None else partition.leases.by_token.get(token)
+
+    def renew(self, name: str, token: int, now: float) -> bool:
+        """See `Deadlines.renew`. A lease whose rows are all cleared is not renewed."""
+        lease = self._lease(name, token)
+        live = lease is not None and bool(len(self._state.partitions[name].leases.live_rows(lease)))
+        return live and super().renew(name, token, now)
+
+
+class LockDeadlines(Deadlines[KeyLock]):
+    """The deadlines of the locks of keys."""
+
+    def _leases(self) -> Iterable[tuple[str, KeyLock]]:
+        return ((lock.partition, lock) for lock in self._state.locks.by_token.values())
+
+    def _lease(self, name: str, token: int) -> KeyLock | None:
+        return self._state.locks.by_token.get(token)

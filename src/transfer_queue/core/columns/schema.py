@@ -362,8 +362,8 @@ def _form_of(value: Any) -> Any:
 class _Part(Column):
     """Another table, which the owner makes."""
 
-    def __init__(self, table: type[Persisted]) -> None:
-        super().__init__(table, None)
+    def __init__(self, table: type[Persisted], missing: Any) -> None:
+        super().__init__(table, None, missing=missing)
 
     def forms(self) -> list[tuple[str, Any, Any]]:
         return [(self.key, self.form.form(), self.missing)]
@@ -381,9 +381,9 @@ class _Part(Column):
         getattr(table, self.name).check_columns(f"{where}.{self.key}")
 
 
-def part(table: type[Persisted]) -> Any:
+def part(table: type[Persisted], missing: Any = msgspec.NODEFAULT) -> Any:
     """Declare another table as a part of this one. The owner makes it in its `__init__`."""
-    return _Part(table)
+    return _Part(table, missing)
 
 
 class _Parts(Column):

@@ -10,6 +10,7 @@ The controller knows from the requests of clients which client may still act:
     - A client that is not known yet will put the missing fields of rows if a claim lacks only these fields.
     - Rows that a task holds under a lease will be acknowledged or returned.
     - A client that watches a partition may act there in another thread while one of its requests waits.
+    - A client that waits for a lock may act when it gets the lock, or when the wait ends.
     - A task that frees rows (`free_when`) will come if it has not come yet, and so will the client that sets the first
       policy version if puts wait for it.
 
@@ -29,6 +30,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Reserve
 from transfer_queue.messages.queries import Watch
@@ -107,7 +109,7 @@ class ActivityTracker:
             return False  # the freed extents have not reached the unit whose writers wait
         if any(self._will_free_space(state, name) for name in state.partitions):
             return False
-        held = (w.client for w in waiting.by_waiter.values() if not isinstance(w.request, Watch))
+        held = (w.client for w in waiting.by_waiter.values() if not isinstance(w.request, (Watch, TakeLock)))
         still = {*held, *at_units}
         # A client watches in a thread of its own, which may do anything while other requests of the client wait.
         may = [(self.watchers if client in still else self.actors).get(client, set()) for client in connected]

@@ -18,7 +18,7 @@ class ChangeSet:
     Beyond what is noted here, a claim can be met only if rows became ready for its task (`Partition.gained`).
     """
 
-    __slots__ = ("consumed", "everything", "joined", "shares", "space", "tasks")
+    __slots__ = ("consumed", "everything", "joined", "locks", "shares", "space", "tasks")
 
     def __init__(self) -> None:
         self.everything = False
@@ -27,6 +27,8 @@ class ChangeSet:
         """Whether rows joined groups, so that some groups may be complete now."""
         self.space = False
         """Whether rows were removed, so that puts may find space."""
+        self.locks = False
+        """Whether requests for locks may be granted now."""
         self.tasks: set[str] = set()
         """The tasks of which any claim may be met now."""
         self.consumed: set[str] = set()
@@ -68,6 +70,10 @@ class ChangeSet:
         self.everything |= bool(getattr(record, "freed", b""))
         self.tasks.add(record.task)
 
+    def note_lock(self, record: Any, partition: Partition | None) -> None:
+        """Note the end of a lock."""
+        self.locks = True
+
 
 Note = Callable[[ChangeSet, Any, Union[Partition, None]], None]
 
@@ -77,6 +83,7 @@ _NOTES: dict[Wakes, Note] = {
     Wakes.SHARES: ChangeSet.note_deal,
     Wakes.SPACE: ChangeSet.note_removal,
     Wakes.TASK: ChangeSet.note_task,
+    Wakes.LOCKS: ChangeSet.note_lock,
 }
 
 
@@ -94,6 +101,7 @@ class ChangeLog:
             elif kind.wakes is Wakes.ALL_IF_FREED:
                 log.observe([kind], self._note_finished)
         log.observe([r.UnitLost, r.ExtentsLost], self._note_loss)
+        log.observe([r.StateLoaded], self._note_load)
 
     def changes_of(self, partition: str) -> ChangeSet:
         """Return the changes of a partition, to be added to."""
@@ -111,6 +119,10 @@ class ChangeLog:
     def _note_finished(self, record: r.RowsFinished) -> None:
         if record.freed:
             self.changes_of(record.partition).everything = True
+
+    def _note_load(self, record: r.AnyRecord) -> None:
+        for name in self._state.waiting.locks:  # a load ends all locks
+            self.changes_of(name).locks = True
 
     def _note_loss(self, record: r.AnyRecord) -> None:
         for partition in self._state.partitions.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.measures import ControllerMeasures
 from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
@@ -9,13 +10,17 @@ from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import name_of
+from transfer_queue.messages.locks import TakeLock
 
 
 class ParkedRequests:
     """The connections of the requests that wait. The requests themselves are part of the state (`State.waiting`)."""
 
-    def __init__(self, log: RecordLog, measures: ControllerMeasures, timeline: TimelineRecorder) -> None:
+    def __init__(
+        self, log: RecordLog, measures: ControllerMeasures, timeline: TimelineRecorder, changes: ChangeLog
+    ) -> None:
         self._log = log
+        self._changes = changes
         self._measures = measures
         self._timeline = timeline
         self.peers: dict[RequestKey, int] = {}
@@ -49,6 +54,8 @@ class ParkedRequests:
         self._timeline.note_wait(waiting, met)
         self._log.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
+        if isinstance(waiting.request, TakeLock):  # the requests after it do not wait for it any more
+            self._changes.changes_of(waiting.request.partition).locks = True
 
     def cancel(self, client: str, peer: int) -> None:
         """End the waits of the requests that a connection would have answered."""

@@ -14,6 +14,7 @@ import msgspec
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
@@ -32,6 +33,7 @@ class Wakes(Enum):
     SHARES = "the claims for the batches that were dealt"
     SPACE = "the puts that wait for space"
     TASK = "those of the record's task; all if rows were removed with it"
+    LOCKS = "those that wait for a lock"
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -349,7 +351,7 @@ class RequestParked(Record, frozen=True, tag="Parked"):
     """When it began to wait, by the controller's clock."""
     deadline: float
     """By the controller's clock."""
-    request: Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
+    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, Watch]
 
 
 class Unparked(Record, frozen=True):
@@ -389,6 +391,31 @@ class ClientForgotten(Record, frozen=True):
     """A client is gone for long enough that its cached replies are removed."""
 
     client: str
+
+
+class LockGranted(Record, frozen=True):
+    """A client gets a lock of keys. See `lock_table.KeyLock`."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
+    partition: str
+    token: int
+    keys: list[str]
+    client: str
+    seconds: float
+    since: float
+    """By the controller's clock."""
+
+
+class LockEnded(Record, frozen=True):
+    """A lock of keys is not in force any more."""
+
+    wakes: ClassVar[Wakes] = Wakes.LOCKS
+
+    partition: str
+    token: int
+    reason: str
+    """`"released"`, `"expired"` or `"client gone"`."""
 
 
 class UnitRegistered(Record, frozen=True):
@@ -500,5 +527,5 @@ AnyRecord = Union[
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent, ClientIntroduced,
+    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded,
 ]  # fmt: skip

@@ -23,9 +23,11 @@ from transfer_queue.errors import (
     DuplicateError,
     FieldTypeError,
     InvalidArgumentError,
+    LockLostError,
     ProtocolError,
     SealedError,
     StorageKeyNotFoundError,
+    VersionConflictError,
 )
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
@@ -192,6 +194,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
     _check_shape(request)
     partition = state.partitions.get(request.partition)
+    _check_conditions(state, partition, request)
     if request.block is not None:
         block, prepared = state.blocks.complete_schema(request.block), state.blocks.prepared
         if prepared is not None and prepared.block is not block:
@@ -330,6 +333,33 @@ def _check_shape(request: Publish) -> None:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
     if request.block is None and request.tags is None and request.groups is None:
         raise InvalidArgumentError("a put must have fields or tags, got neither")
+
+
+def _check_conditions(state: State, partition: Partition | None, request: Publish) -> None:
+    """Raise an error if the lock of a put is not in force, or a key does not have the version that it must have."""
+    if request.fence is not None and request.fence not in state.locks.by_token:
+        raise LockLostError(
+            f"the lock with token {request.fence} is not in force any more: it was released, its lease ended, or a "
+            f"checkpoint was loaded. Nothing was put. Take the lock again, and read again what the put depends on."
+        )
+    if request.expected is None:
+        return
+    keys, known = request.keys or [], {} if partition is None else partition.keys
+    if request.keys is None or len(request.expected) != 8 * len(keys):
+        raise InvalidArgumentError(
+            f"a put with expected versions must have a key and a version per row, got {len(keys)} keys and "
+            f"{len(request.expected)} bytes of versions"
+        )
+    versions = np.zeros(len(keys), "i8")
+    there = [i for i, key in enumerate(keys) if key in known]
+    if partition is not None:
+        versions[there] = partition.changes.versions_of(np.array([known[keys[i]] for i in there], "i8"))
+    differing = np.flatnonzero(versions != np.frombuffer(request.expected, "<i8")).tolist()
+    if differing:
+        raise VersionConflictError(
+            f"{len(differing)} of {len(keys)} keys of partition {request.partition!r} were put, cleared or created "
+            f"after they were read, among them {[keys[i] for i in differing[:5]]}; nothing was put. Read them again."
+        )
 
 
 def _existing_rows(partition: Partition | None, request: Publish) -> np.ndarray:

@@ -30,18 +30,29 @@ def handle_lookup(context: ControllerContext, caller: Caller, request: Lookup) -
     keys = {} if partition is None else partition.keys
     asked = request.keys or []
     positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
+    reply = _locate_keys(context.state, partition, request, asked, positions)
+    if not request.versions:
+        return reply
+    versions = b"" if partition is None else partition.changes.versions_of(positions).tobytes()
+    return msgspec.structs.replace(reply, versions=versions, epoch=context.state.epoch)
+
+
+def _locate_keys(
+    state: State, partition: Partition | None, request: Lookup, asked: list[str], positions: np.ndarray
+) -> LookupReply:
     if partition is None or not len(positions):
-        return _empty_reply(context.state, 0)
+        return _empty_reply(state, 0)
+    keys = partition.keys
     unknown = [] if len(positions) == len(asked) else list(dict.fromkeys(key for key in asked if key not in keys))
     _check_lost(partition, request.fields, positions)
     lacking: dict[str, int] = {}
     places = _common_places(partition, positions, request.fields, lacking)
     if places:
-        reply = _reply_with_places(context.state, partition, len(positions), places, request)
+        reply = _reply_with_places(state, partition, len(positions), places, request)
     else:
         # count > 0 without types means that the keys have no common field
         shared = request.fields is not None and _common_places(partition, positions, None)
-        reply = _empty_reply(context.state, -len(positions) if shared else len(positions))
+        reply = _empty_reply(state, -len(positions) if shared else len(positions))
     return msgspec.structs.replace(reply, unknown=unknown, lacking=lacking) if unknown or lacking else reply
 
 

@@ -11,6 +11,7 @@ from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.unknown_names import suggestion
 from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.locks.lock_decisions import describe_lock
 from transfer_queue.core.puts import flow_control
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
@@ -31,7 +32,8 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     if request.count is None or request.task is None or not request.fields:
-        return Done(explain(context.state, request, context.group_size_of(request.partition)))
+        words = explain(context.state, request, context.group_size_of(request.partition))
+        return Done(words + _lock_words(context.state, request, context.now))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
     sampler = context.samplers.sampler_for(claim, context.state.partitions.get(request.partition))
     return Done(waiting_words(context.state, claim, claim_samplers.group_size(sampler)))
@@ -65,6 +67,20 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         return _partition_words(state, partition, request, dealt)
     words = _row_words(partition, position, request, dealt)
     return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
+
+
+def _lock_words(state: State, request: Explain, now: float) -> str:
+    """Return a sentence if the key of the sample is locked, also if the sample does not exist."""
+    key, partition = request.key, state.partitions.get(request.partition)
+    if key is None and request.row is not None and partition is not None:
+        (key,) = partition.keys_of(partition.rows.positions_of(np.array([request.row])))
+    token = None if key is None else state.locks.of_key.get((request.partition, key))
+    if key is None or token is None:
+        return ""
+    queue = state.waiting.locks.get(request.partition, {})
+    waiting = sum(key in parked.lock.keys for parked in queue.values())
+    behind = f"; {waiting} more requests wait for it" if waiting else ""
+    return f" Key {describe_lock(state, state.locks.by_token[token], now, {key})}{behind}."
 
 
 def _describe_absent(state: State, partition: Partition, row: int) -> str:

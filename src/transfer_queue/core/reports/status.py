@@ -9,6 +9,7 @@ import msgspec
 from transfer_queue.core.claims.consumer_state import missing_groups
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -42,7 +43,10 @@ def _collect(context: ControllerContext, partitions: list[PartitionProgress], no
     counters = {**context.measures.counters, **around}
     found = SystemStatus(partitions, counters, costs, context.journal_error, unit_progress(context.state))
     return msgspec.structs.replace(
-        found, requests=context.measures.load.timings(), longest=context.measures.load.longest.longest(now)
+        found,
+        requests=context.measures.load.timings(),
+        longest=context.measures.load.longest.longest(now),
+        locks=lock_decisions.summarize(context.state, now),
     )
 
 

@@ -16,6 +16,7 @@ from transfer_queue.core.state.restore import replace_state
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
+from transfer_queue.core.tables.lock_table import KeyLock
 
 MODULES = (apply_units,)
 """The other modules with appliers, imported so that these are registered."""
@@ -121,6 +122,18 @@ def _apply_rank_left(state: State, record: r.RankLeft) -> None:
     partition = state.new_version(record.partition)
     _count_deliveries(state, partition, record.task, record.counted)
     apply_leases.apply_rank_left(partition, record)
+
+
+@applies(r.LockGranted)
+def _apply_lock_granted(state: State, record: r.LockGranted) -> None:
+    lock = KeyLock(record.token, record.partition, record.keys, record.client, record.seconds, record.since)
+    state.locks.add(lock)
+    state.next_token = max(state.next_token, record.token + 1)
+
+
+@applies(r.LockEnded)
+def _apply_lock_ended(state: State, record: r.LockEnded) -> None:
+    state.locks.remove(record.token)
 
 
 @applies(r.PassedOver)

@@ -59,8 +59,10 @@ def _check_all_else(state: State, blocks: list[LiveBlock]) -> None:
         for ready in partition.ready.values():
             _check_ready(partition, ready)
     tokens = [token for partition in state.partitions.values() for token in partition.leases.by_token]
-    require(len(set(tokens)) == len(tokens), "two leases have the same token")
+    tokens += state.locks.by_token
+    require(len(set(tokens)) == len(tokens), "two leases or locks have the same token")
     require(all(token < state.next_token for token in tokens), "the token of a lease is not below the next one")
+    _check_locks(state)
     _check_extents(state, blocks)
     _check_waiting(state)
 
@@ -326,6 +328,10 @@ def _check_spans(state: State, blocks: list[LiveBlock]) -> None:
 def _check_waiting(state: State) -> None:
     room = state.waiting
     listed = list(room.space) + [waiter for producers in room.work.values() for waiter in producers]
+    for name, queue_of_locks in room.locks.items():
+        require(bool(queue_of_locks), f"an empty queue of locks of {name} was left")
+        require(all(waiting.lock.partition == name for waiting in queue_of_locks.values()), "a lock waits elsewhere")
+        listed += queue_of_locks
     for name, watches in room.watches.items():
         listed += _check_watches(state, watches, name)
     for name, tasks in room.claims.items():
@@ -340,6 +346,17 @@ def _check_waiting(state: State) -> None:
     require(room.bytes_of_client == sizes and room.sizes.keys() == room.by_waiter.keys(), "7: bytes that wait")
     for client, kept in state.clients.items():
         require(not any(map(kept.is_finished, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
+
+
+def _check_locks(state: State) -> None:
+    held = [((lock.partition, key), token) for token, lock in state.locks.by_token.items() for key in lock.keys]
+    require(len(dict(held)) == len(held), "9: two locks have the same key")
+    require(dict(held) == state.locks.of_key, "9: the locks by key are not those by token")
+    of_client: dict[str, dict[int, None]] = {}
+    for token, lock in state.locks.by_token.items():
+        require(lock.token == token > 0 and bool(lock.keys), f"9: lock {token} has another token, or no keys")
+        of_client.setdefault(lock.client, {})[token] = None
+    require(of_client == state.locks.of_client, "9: the locks by client are not those by token")
 
 
 def _check_watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:

@@ -18,6 +18,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
     """Replace the partitions by those of a saved state. Clients, units and waiting requests remain.
 
     Counters never decrease. All leases end, the present ones and the saved ones, and their samples are delivered again.
+    All locks end, too: what their holders have read does not belong to the loaded state.
     Promises and reservations of clients are forgotten. A client that is still connected keeps its saved references to
     rows; those of other clients go to the next client that asks for their task and rank. All checks come first.
     """
@@ -39,6 +40,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
     state.losses = max(state.losses, loaded.losses)
     state.changes = max(state.changes, loaded.changes) + 1
     state.blocks = loaded.blocks
+    state.locks.clear()
     state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
     shift_ages(loaded, record.time - tree["time"])
     state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
@@ -77,6 +79,7 @@ def _join(state: State, blocks: BlockTable) -> None:
 
 def shift_ages(state: State, shift: float) -> None:
     """Change the times of rows by this number of seconds, from the former clock to the present one."""
+    state.locks.shift(shift)
     for partition in state.partitions.values():
         partition.births.shift(shift)
 

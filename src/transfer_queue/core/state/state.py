@@ -26,6 +26,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.block_table import BlockTable
+from transfer_queue.core.tables.lock_table import LockTable
 from transfer_queue.messages.descriptors import DISK, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.timeline import Introduce
@@ -126,7 +127,9 @@ class State(Persisted):
     epoch: int = counter()
     """How many checkpoints were loaded. What clients know of rows belongs to one epoch."""
     next_token: int = counter(1)
-    """The next token of a lease."""
+    """The next token of a lease or of a lock."""
+    locks: LockTable = part(LockTable, missing=[])
+    """The locks of keys."""
     changes: int = counter()
     """How often any partition was changed. It gives the versions of partitions.
 
@@ -167,6 +170,7 @@ class State(Persisted):
         self.counted = RowCount()
         """The number of rows. Derived."""
         self.blocks = BlockTable()
+        self.locks = LockTable()
         self.waiting = WaitQueues()
         self.disks: set[int] = set()
         """The units on disk. Derived."""

@@ -1,4 +1,4 @@
-"""The waiting requests: claims for rows, puts for capacity, producers for group demand, and watches for changes.
+"""The waiting requests: claims for rows, puts for capacity, producers for group demand, watches, and locks of keys.
 
 Each queue is in order of arrival, and each request has a deadline.
 """
@@ -15,6 +15,7 @@ import msgspec
 from transfer_queue.core.tables.change_feed import is_first_watch
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
@@ -26,7 +27,7 @@ RequestKey = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
 WatchKey = tuple[bytes, bool]
 
-Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
+Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, Watch]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -56,6 +57,12 @@ class ParkedRequest(msgspec.Struct, frozen=True):
     def claim(self) -> Claim:
         """The request, which must be a claim."""
         assert isinstance(self.request, Claim)
+        return self.request
+
+    @property
+    def lock(self) -> TakeLock:
+        """The request, which must be one for a lock."""
+        assert isinstance(self.request, TakeLock)
         return self.request
 
     @property
@@ -178,6 +185,8 @@ class WaitQueues:
         """Partition -> producers that wait for group demand."""
         self.watches: dict[str, WatchQueue] = {}
         """Partition -> its waiting watches; no queue is empty."""
+        self.locks: dict[str, dict[RequestKey, ParkedRequest]] = {}
+        """Partition -> the requests that wait for a lock, in order of arrival; no queue is empty."""
         self._deadlines: list[tuple[float, str, int]] = []
 
     def add(self, waiting: ParkedRequest) -> None:
@@ -197,6 +206,8 @@ class WaitQueues:
             self.work.setdefault(request.partition, {})[waiting.waiter] = waiting
         elif isinstance(request, Watch):
             self.watches.setdefault(request.partition, WatchQueue()).add(waiting, request)
+        elif isinstance(request, TakeLock):
+            self.locks.setdefault(request.partition, {})[waiting.waiter] = waiting
         else:
             self.space[waiting.waiter] = waiting
         heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
@@ -217,6 +228,11 @@ class WaitQueues:
             del self.work[request.partition][waiter]
             if not self.work[request.partition]:
                 del self.work[request.partition]
+            return
+        if isinstance(request, TakeLock):
+            del self.locks[request.partition][waiter]
+            if not self.locks[request.partition]:
+                del self.locks[request.partition]
             return
         if isinstance(request, Watch):
             watches = self.watches[request.partition]

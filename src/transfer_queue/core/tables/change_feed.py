@@ -81,6 +81,13 @@ class ChangeFeed(Persisted):
             chunk.changed[at] = version
             self.mark_chunk_changed(version, key)
 
+    def versions_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the version at which each of these rows last changed (i8), which is never 0 for a row with a key."""
+        out = np.zeros(len(positions), "i8")
+        for _, chunk, at, where in self.rows.split(positions):
+            out[where] = chunk.changed[at]
+        return out
+
     def mark_chunk_changed(self, version: int, key: int) -> None:
         """Record that rows of a chunk changed."""
         self.newest.pop(key, None)

@@ -69,7 +69,8 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
 def _may_take_long(call: Call) -> bool:
     """Whether a call may take longer than a round trip: it waits for an event, for a thread, or for many bytes."""
-    return call.timeout is not None or call.work is not None or _is_large(call)
+    waits = call.timeout is not None or call.pause is not None
+    return waits or call.work is not None or _is_large(call)
 
 
 def _is_large(call: Call) -> bool:
@@ -103,6 +104,8 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
         return run_to_end(partial(exchange_blocking, session, call))
     if call.work is not None:
         return _work(call.work)
+    if call.pause is not None:
+        return _pause(call.pause)
     if call.turn is not None:
         return _in_turn(session, links, call)
     return _ask(session, links, call)
@@ -110,6 +113,11 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
 
 async def _work(work: Callable[[], None]) -> AnyReply:
     await run_to_end(work)
+    return Done()
+
+
+async def _pause(seconds: float) -> AnyReply:
+    await asyncio.sleep(seconds)
     return Done()
 
 

@@ -7,6 +7,7 @@ arrive later.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -46,6 +47,9 @@ def exchange(session: Session, call: Call) -> AnyReply:
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     if call.work is not None:
         call.work()
+        return Done()
+    if call.pause is not None:
+        time.sleep(call.pause)
         return Done()
     if call.together:
         run_parallel(session, pool, call.together)

@@ -1,0 +1,167 @@
+"""Defines the operation that reads, changes and writes a sample atomically, as a generator of calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transfer_queue.client.conversion import arguments
+from transfer_queue.client.conversion.arguments import Fence
+from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.config.environment import pre_alloc_sample_num
+from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError, WaitTimeoutError
+from transfer_queue.messages import queries
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.metadata.tag_values import deep_copy
+from transfer_queue.net.calls import pause
+from transfer_queue.wire.blocks.encode import encode_row
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two attempts of an update: up to the first, and after many attempts up to the second."""
+
+
+class UpdateOperations(DataPath):
+    """The operation of one client that changes a sample depending on its values."""
+
+    def kv_update(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Sequence[str] | str,
+        fn: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        *,
+        empty: Mapping[str, Any] | None = None,
+        tag: Mapping[str, Any] | None = None,
+        fence: Fence | None = None,
+        timeout: float | None = None,
+    ) -> Operation[dict[str, Any] | None]:
+        """Read fields of one sample, let a function change them, and write the result, as one atomic step.
+
+        No other put to this key happens between the read and the write: if there was one, the update reads the sample
+        again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
+        process; it should be fast, and have no other effects, because it may run several times.
+
+        If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
+        all, as with every put.
+
+        Args:
+            key: The key.
+            partition_id: The partition.
+            fields: The fields that `fn` gets (one str for one field); [] for none.
+            fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
+                is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
+                write nothing.
+            empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
+                them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
+                error.
+            tag: Entries to merge into the tag together with the write, as in `kv_put`. Default: none.
+            fence: See `kv_batch_put`.
+            timeout: Seconds in which an attempt must succeed. Default: the setting `timeouts.call` (60 s).
+
+        Returns:
+            What `fn` returned: the fields that were written; None if nothing was written.
+
+        Raises:
+            InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
+                something else than a dict or None.
+            WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
+                a VersionConflictError. Or a server did not reply in time.
+            LockLostError: The lock of `fence` is not in force any more.
+            FieldTypeError: See `kv_batch_put`.
+            CapacityError: See `kv_batch_put`.
+            SealedError: See `kv_batch_put`.
+            UncarriableValueError: See `kv_batch_put`.
+
+        Example:
+            >>> put = client.kv_put("steps", "train_0", {"n": 1})
+            >>> client.kv_update("steps", "train_0", "n", lambda old: {"n": old["n"] + 1})
+            {'n': 2}
+            >>> client.kv_update("new", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0})
+            {'n': 1}
+        """
+        yield from self._state.learn()
+        name = arguments.validated_text(key, "key")
+        names = arguments.validated_names(fields, "fields", least=0)
+        token = arguments.validated_fence(fence)
+        arguments.validated_tags(None if tag is None else [tag], 1, "keys")
+        if not callable(fn) or inspect.iscoroutinefunction(fn):
+            raise InvalidArgumentError(f"fn must be an ordinary function of a dict of values, got {fn!r}")
+        if empty is not None and (not isinstance(empty, Mapping) or set(empty) != set(names)):
+            raise InvalidArgumentError(
+                f"empty must be a dict with a value for each of the fields {names}, got {empty!r}"
+            )
+        clock, limit = self._state.session.clock, arguments.validated_seconds(timeout)
+        deadline = clock() + (self._state.settings.call_timeout if limit is None else limit)
+        attempts = 0
+        while True:
+            attempts += 1
+            values, found = yield from self._read_sample(name, partition_id, names, empty, deadline - clock())
+            changed = fn(values)
+            if changed is None:
+                return None
+            if not isinstance(changed, Mapping):
+                raise InvalidArgumentError(
+                    f"fn must return a dict of the fields to write, or None, got a {type(changed).__name__}"
+                )
+            if not changed and not tag:
+                return dict(changed)
+            encoded = encode_row(dict(changed), allow_pickle=self._state.settings.allow_pickle) if changed else None
+            try:
+                yield from self._publish(
+                    encoded, None, max(deadline - clock(), 0.0), partition=partition_id, count=1, keys=[name],
+                    tags=self._tags(None if tag is None else [tag]), pre_allocate=pre_alloc_sample_num(),
+                    expected=found.versions or NEW_KEY, epoch=found.epoch, fence=token,
+                )  # fmt: skip
+                return dict(changed)
+            except (VersionConflictError, StaleMetadataError) as conflict:
+                seconds = self._state.jitter.uniform(0.0, min(FIRST_PAUSE * 2**attempts, LONGEST_PAUSE))
+                if clock() + seconds >= deadline:
+                    raise WaitTimeoutError(
+                        f"Timeout: other clients changed the sample {name!r} of partition {partition_id!r} in each of "
+                        f"{attempts} attempts to update it, until the timeout. Pass a longer timeout=, or let the "
+                        f"clients take turns with kv_lock."
+                    ) from conflict
+            yield pause(seconds)
+
+    def _read_sample(
+        self, key: str, partition_id: str, names: list[str], empty: Mapping[str, Any] | None, within: float
+    ) -> Operation[tuple[dict[str, Any], LookupReply]]:
+        """Return the values of these fields, and the reply that has their version."""
+        found: LookupReply | None = None
+        request = queries.Lookup(partition_id, None, [key], names, versions=True)
+
+        def look() -> Operation[LookupReply]:
+            nonlocal found
+            found = yield from self._look_up(request, max(within, 0.0))
+            if empty is None:
+                _check_found(key, partition_id, names, found)
+            return found
+
+        read = yield from self._read(look, "list", None, partition_id)
+        assert found is not None
+        found_names = set(read.keys())
+        values = {name: read[name][0] for name in names if name in found_names}
+        if empty is not None:
+            values = {name: values[name] if name in values else deep_copy(empty[name]) for name in names}
+        return values, found
+
+
+NEW_KEY = np.zeros(1, "<i8").tobytes()
+"""The expected version of a key that must not exist."""
+
+
+def _check_found(key: str, partition_id: str, names: list[str], reply: LookupReply) -> None:
+    """Raise InvalidArgumentError if a key was not found, or lacks a field."""
+    if not reply.count:
+        raise InvalidArgumentError(
+            f"key {key!r} was not found in partition {partition_id!r}; pass empty= with the values to begin with"
+        )
+    lacking = [name for name in names if name in reply.lacking]
+    if lacking:
+        raise InvalidArgumentError(
+            f"key {key!r} of partition {partition_id!r} is not ready: it lacks the fields {lacking}; pass empty= with "
+            f"the values to begin with"
+        )

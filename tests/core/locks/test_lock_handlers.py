@@ -1,0 +1,332 @@
+"""Locks of keys: who gets them in which order, how they end, and which puts they admit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import Harness, column
+
+from transfer_queue.core.controller import Controller
+from transfer_queue.core.locks.lock_handlers import PAGE
+from transfer_queue.core.locks.lock_holders import FIRST_CHECK, LONGEST_CHECK
+from transfer_queue.errors import InvalidArgumentError, LockLostError, WaitTimeoutError
+from transfer_queue.messages.claims import Cancel, Renew
+from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock
+from transfer_queue.messages.reports.timeline import Introduce, Leave
+from transfer_queue.messages.system import Status
+
+
+def take(
+    h: Harness, name: str, *keys: str, wait: float | None = None, lease: float = 10.0, partition: str = "p"
+) -> int:
+    """Ask for a lock; returns the sequence of the request."""
+    return h.send(TakeLock(partition, list(keys), lease, wait), name)
+
+
+def token(h: Harness, sequence: int, name: str) -> int | None:
+    """The token of a request; None while it waits."""
+    reply = h.result(sequence, name)
+    assert reply is None or isinstance(reply, LockReply)
+    return None if reply is None else reply.token
+
+
+def locked(h: Harness, name: str, *keys: str, **more: float) -> int:
+    """Take a lock that must be free; returns its token."""
+    found = token(h, take(h, name, *keys, **more), name)
+    assert found is not None
+    return found
+
+
+def release(h: Harness, name: str, number: int) -> bool:
+    return bool(h.ask(ReleaseLock("p", number), name).value)
+
+
+def entries(h: Harness, partitions: list[str] | None = None) -> list[LockEntry]:
+    found: list[LockEntry] = []
+    start: int | None = 0
+    while start is not None:
+        page = h.look(ListLocks(partitions, start))
+        found += page.locks
+        start = page.following
+    return found
+
+
+class TestOrder:
+    def test_a_free_key_is_locked_at_once_and_a_locked_one_waits(self, h: Harness) -> None:
+        first = locked(h, "a", "k")
+        waiting = take(h, "b", "k", wait=60.0)
+        assert token(h, waiting, "b") is None
+        assert release(h, "a", first)
+        second = token(h, waiting, "b")
+        assert second is not None
+        assert second > first
+
+    def test_keys_are_locked_together_or_not_at_all(self, h: Harness) -> None:
+        first = locked(h, "a", "x")
+        both = take(h, "b", "x", "y", wait=60.0)
+        assert h.state.locks.of_key == {("p", "x"): first}
+        release(h, "a", first)
+        assert token(h, both, "b") is not None
+        assert set(h.state.locks.of_key) == {("p", "x"), ("p", "y")}
+
+    def test_a_request_does_not_overtake_an_earlier_one_that_wants_its_key(self, h: Harness) -> None:
+        first = locked(h, "a", "x")
+        both, later, other = (
+            take(h, "b", "x", "y", wait=60.0), take(h, "c", "y", wait=60.0), take(h, "d", "z", wait=60.0)
+        )  # fmt: skip
+        assert token(h, later, "c") is None, "y is free, but an earlier request waits for it"
+        assert token(h, other, "d") is not None, "nobody wants z"
+        release(h, "a", first)
+        granted = token(h, both, "b")
+        assert granted is not None
+        assert token(h, later, "c") is None
+        release(h, "b", granted)
+        assert token(h, later, "c") is not None
+
+    def test_opposite_orders_of_keys_are_no_deadlock(self, h: Harness) -> None:
+        one = locked(h, "a", "x", "y")
+        two = take(h, "b", "y", "x", wait=60.0)
+        release(h, "a", one)
+        assert token(h, two, "b") is not None
+
+    def test_the_same_keys_of_two_partitions_are_two_locks(self, h: Harness) -> None:
+        locked(h, "a", "k")
+        assert token(h, take(h, "b", "k", partition="q"), "b") is not None
+
+    def test_a_key_and_a_partition_need_not_exist_and_may_be_dropped(self, h: Harness) -> None:
+        held = locked(h, "a", "new")
+        h.put(1, keys=["new"], fence=held)
+        assert "p" in h.state.partitions
+
+    def test_when_a_waiting_request_leaves_the_next_one_gets_its_turn(self, h: Harness) -> None:
+        locked(h, "a", "x")
+        take(h, "b", "x", "y", wait=60.0)
+        cancelled = take(h, "c", "y", "z", wait=60.0)
+        last = take(h, "d", "z", wait=60.0)
+        assert token(h, last, "d") is None
+        h.ask(Cancel(cancelled), "c")
+        assert token(h, last, "d") is not None
+        third = take(h, "e", "y", wait=60.0)
+        h.disconnect("b")
+        assert token(h, third, "e") is not None, "the wait of a client without a connection is over"
+
+    def test_an_expired_wait_names_the_holder_and_lets_the_next_one_pass(self, h: Harness) -> None:
+        h.ask(Introduce("train", 3, "node-1", 77), "a")
+        held = locked(h, "a", "x", lease=1000.0)
+        waits, after = take(h, "b", "x", "y", wait=5.0), take(h, "c", "y", wait=60.0)
+        h.tick(5.0)
+        with pytest.raises(WaitTimeoutError, match=r"waited 5 s .*'x' is locked by client a \(task 'train' rank 3, pid 77 on node-1\) for 5 s"):  # fmt: skip  # noqa: E501
+            h.result(waits, "b")
+        assert token(h, after, "c") is not None
+        assert h.state.locks.by_token[held].keys == ["x"]
+
+    def test_without_a_wait_a_locked_key_is_an_error_at_once(self, h: Harness) -> None:
+        locked(h, "a", "x")
+        with pytest.raises(WaitTimeoutError, match="'x' is locked by client a"):
+            h.ask(TakeLock("p", ["x"], 10.0), "b")
+        assert not h.state.waiting.by_waiter
+
+    @pytest.mark.parametrize("keys", [[], ["a", "a"]])
+    def test_a_lock_without_keys_or_with_repeated_ones_is_refused(self, h: Harness, keys: list[str]) -> None:
+        with pytest.raises(InvalidArgumentError, match="at least one key"):
+            h.ask(TakeLock("p", keys, 10.0))
+
+    def test_a_lock_without_time_is_refused(self, h: Harness) -> None:
+        with pytest.raises(InvalidArgumentError, match="positive number of seconds, got 0"):
+            h.ask(TakeLock("p", ["a"], 0.0))
+
+
+class TestEnds:
+    def test_a_lease_that_is_not_renewed_ends_the_lock(self, h: Harness) -> None:
+        first = locked(h, "a", "x", lease=10.0)
+        waiting = take(h, "b", "x", wait=60.0)
+        h.tick(9.0)
+        assert h.ask(Renew([("p", first)]), "a").value == [True]
+        h.tick(18.9)
+        assert token(h, waiting, "b") is None
+        h.tick(19.0)
+        assert token(h, waiting, "b") is not None
+        assert h.ask(Renew([("p", first)]), "a").value == [False]
+        assert not release(h, "a", first)
+
+    def test_only_the_holder_releases_a_lock(self, h: Harness) -> None:
+        held = locked(h, "a", "x")
+        assert not release(h, "b", held)
+        assert held in h.state.locks.by_token
+        assert release(h, "a", held)
+        assert not release(h, "a", held)
+
+    def test_a_client_that_leaves_releases_its_locks(self, h: Harness) -> None:
+        locked(h, "a", "x")
+        locked(h, "a", "y")
+        waiting = take(h, "b", "x", "y", wait=60.0)
+        h.ask(Leave(), "a")
+        h.disconnect("a")
+        assert token(h, waiting, "b") is not None
+
+    def test_the_end_of_a_connection_alone_ends_no_lock(self, h: Harness) -> None:
+        held = locked(h, "a", "x", lease=10.0)
+        h.disconnect("a")
+        h.tick(9.0)
+        assert held in h.state.locks.by_token
+        h.connect("a")
+        assert h.ask(Renew([("p", held)]), "a").value == [True]
+
+    def test_a_holder_whose_process_is_dead_loses_its_locks_before_the_lease_ends(self) -> None:
+        alive = {"a", "b"}
+        h = with_known_processes(alive)
+        held = locked(h, "a", "x", lease=1000.0)
+        waiting = take(h, "b", "x", wait=60.0)
+        h.disconnect("a")
+        h.tick(FIRST_CHECK)
+        assert held in h.state.locks.by_token, "the kernel says that the process lives"
+        alive.discard("a")
+        h.tick(2 * LONGEST_CHECK)
+        assert token(h, waiting, "b") is not None
+
+    def test_a_living_holder_that_connects_again_keeps_its_locks(self) -> None:
+        alive = {"a"}
+        h = with_known_processes(alive)
+        held = locked(h, "a", "x", lease=1000.0)
+        h.disconnect("a")
+        h.connect("a")
+        alive.discard("a")  # not asked any more
+        h.tick(10.0)
+        assert held in h.state.locks.by_token
+        assert h.controller.context.lock_holders.next_deadline() is None
+
+    def test_the_process_of_a_client_on_another_node_is_not_known_so_its_lease_counts(self) -> None:
+        h = with_known_processes(set())
+        held = locked(h, "a", "x", lease=10.0)
+        h.disconnect("a")
+        h.tick(9.0)
+        assert held in h.state.locks.by_token
+        h.tick(10.0)
+        assert held not in h.state.locks.by_token
+
+    def test_a_cancelled_request_that_was_granted_unseen_is_released(self, h: Harness) -> None:
+        sequence = take(h, "a", "x")
+        assert h.state.locks.by_token
+        h.ask(Cancel(sequence), "a")
+        assert not h.state.locks.by_token
+
+    def test_a_repeated_request_gets_the_same_token(self, h: Harness) -> None:
+        sequence = take(h, "a", "x")
+        first = token(h, sequence, "a")
+        h.connect("a")
+        h.send(TakeLock("p", ["x"], 10.0), "a", sequence)
+        assert token(h, sequence, "a") == first
+        assert len(h.state.locks.by_token) == 1
+
+
+def with_known_processes(alive: set[str]) -> Harness:
+    """A controller that knows which clients' processes live, as on one node."""
+    h = Harness()
+    h.controller = Controller(h.sampler, restored=h.state, now=h.now, lives=alive.__contains__)
+    for name in h.clients:
+        h.connect(name)
+    return h
+
+
+class TestRestarts:
+    def test_a_lock_survives_and_has_its_full_time_again(self, h: Harness) -> None:
+        held = locked(h, "a", "x", lease=10.0)
+        h.tick(8.0)
+        h.restart()
+        h.tick(8.0)
+        waiting = take(h, "b", "x", wait=60.0)
+        h.tick(17.0)
+        assert held in h.state.locks.by_token
+        assert token(h, waiting, "b") is None
+        h.tick(18.0)
+        assert token(h, waiting, "b") is not None
+
+    def test_tokens_go_on(self, h: Harness) -> None:
+        first = locked(h, "a", "x")
+        release(h, "a", first)
+        h.restart()
+        assert locked(h, "a", "x") > first
+
+    def test_a_holder_that_died_with_the_controller_loses_its_lock(self) -> None:
+        h = with_known_processes({"a"})
+        held = locked(h, "a", "x", lease=1000.0)
+        alive = {"a"}
+        state = h.state
+        h.controller = Controller(h.sampler, restored=state, now=h.now, lives=alive.__contains__)
+        alive.discard("a")
+        h.tick(h.now + 2 * LONGEST_CHECK)
+        assert held not in state.locks.by_token
+
+
+class TestFences:
+    def test_a_put_with_the_token_of_a_lock_in_force_is_accepted_from_any_client(self, h: Harness) -> None:
+        held = locked(h, "a", "x")
+        h.put(1, keys=["x"], fence=held, name="a")
+        h.put(1, keys=["x"], fence=held, name="b")
+
+    @pytest.mark.parametrize("end", ["released", "expired"])
+    def test_a_put_with_an_old_token_changes_nothing(self, h: Harness, end: str) -> None:
+        held = locked(h, "a", "x", lease=10.0)
+        if end == "released":
+            release(h, "a", held)
+        else:
+            h.tick(10.0)
+        before = h.state.snapshot()
+        with pytest.raises(LockLostError, match=f"token {held} is not in force any more"):
+            h.put(1, keys=["x"], fence=held)
+        assert h.state.snapshot() == before
+
+    def test_a_put_that_waits_for_space_checks_its_lock_when_it_gets_space(self) -> None:
+        h = Harness(capacity=1)
+        h.put(1)
+        held = locked(h, "a", "x", lease=10.0)
+        waiting = h.send(h.publish(1, keys=["x"], fence=held, wait=100.0), "w")
+        release(h, "a", held)
+        h.clear([0])
+        with pytest.raises(LockLostError):
+            h.result(waiting, "w")
+        assert h.state.row_count == 0
+
+
+class TestLists:
+    def test_holders_and_waiting_requests_are_listed(self, h: Harness) -> None:
+        h.ask(Introduce("train", 0, "host", 5), "a")
+        held = locked(h, "a", "x", "y", lease=30.0)
+        h.tick(3.0)
+        take(h, "b", "y", wait=60.0)
+        h.tick(7.0)
+        assert entries(h, ["p"]) == entries(h) == [
+            LockEntry("p", ["x", "y"], held, "a", 7.0, 30.0, "train", 0, "host", 5),
+            LockEntry("p", ["y"], 0, "b", 4.0, 10.0),
+        ]  # fmt: skip
+        assert [entry.held for entry in entries(h)] == [True, False]
+        assert entries(h, ["other"]) == []
+
+    def test_a_long_list_comes_in_pages(self, h: Harness) -> None:
+        tokens = [h.ask(TakeLock("p", [f"k{n}"], 10.0), "a").token for n in range(PAGE + 3)]
+        assert [entry.token for entry in entries(h)] == tokens
+
+    def test_the_status_says_how_many_wait_and_for_whom(self, h: Harness) -> None:
+        assert (h.look(Status()).locks.held, h.look(Status()).locks.longest) == (0, "")
+        locked(h, "a", "x", lease=100.0)
+        take(h, "b", "x", wait=60.0)
+        take(h, "c", "x", wait=60.0)
+        h.tick(2.0)
+        found = h.look(Status()).locks
+        assert (found.held, found.waiting) == (1, 2)
+        assert found.longest.startswith("client b waited 2 s for a lock of 'x' of partition 'p': 'x' is locked by")
+
+
+def versions(h: Harness, *keys: str) -> np.ndarray:
+    from transfer_queue.messages.queries import Lookup
+
+    return np.frombuffer(h.look(Lookup("p", None, list(keys), versions=True)).versions, "<i8")
+
+
+def test_versions_come_in_the_order_of_the_keys(h: Harness) -> None:
+    h.put(1, keys=["a"])
+    h.put(1, keys=["b"])
+    a, b = versions(h, "a", "b").tolist()
+    assert versions(h, "b", "unknown", "a").tolist() == [b, a]
+    assert b > a > 0
+    assert column([a]) == versions(h, "a").tobytes()
