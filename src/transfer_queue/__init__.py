@@ -37,7 +37,11 @@ if TYPE_CHECKING:
         JournalError,
         NotInitializedError,
         OutOfRangeError,
+        PartitionFullError,
         ProtocolError,
+        QueueEmptyError,
+        QueueFullError,
+        QueueShutDownError,
         SamplerError,
         SamplerValueError,
         SealedError,
@@ -75,6 +79,7 @@ if TYPE_CHECKING:
     )
     from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
+    from transfer_queue.queues import LifoQueue, PriorityQueue, Queue
     from transfer_queue.sampler import (
         BaseSampler,
         FreshnessSampler,
@@ -111,11 +116,18 @@ __all__ = [
     "InvalidArgumentError",
     "JournalError",
     "KVBatchMeta",
+    "LifoQueue",
     "NotInitializedError",
     "OutOfRangeError",
     "PartitionChange",
+    "PartitionFullError",
+    "PriorityQueue",
     "PrioritySampler",
     "ProtocolError",
+    "Queue",
+    "QueueEmptyError",
+    "QueueFullError",
+    "QueueShutDownError",
     "RankAwareSampler",
     "SampleChange",
     "SampleLoss",
@@ -172,8 +184,11 @@ _WHERE = {
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
+    "LifoQueue": "queues",
     "PartitionChange": "client.conversion.change_events",
+    "PriorityQueue": "queues",
     "PrioritySampler": "sampler",
+    "Queue": "queues",
     "RankAwareSampler": "sampler",
     "SampleChange": "client.conversion.change_events",
     "SampleLoss": "client.conversion.change_events",
@@ -189,7 +204,9 @@ _WHERE = {
 }
 
 # Modules that users reach as attributes of the package, without importing them.
-_MODULES = frozenset({"client", "controller", "dataloader", "errors", "interface", "metadata", "sampler", "utils"})
+_MODULES = frozenset(
+    {"client", "controller", "dataloader", "errors", "interface", "metadata", "queues", "sampler", "utils"}
+)
 
 
 def _find(name: str) -> Any:

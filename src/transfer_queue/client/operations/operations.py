@@ -13,6 +13,7 @@ from transfer_queue.client.operations.fetch_operations import FetchOperations
 from transfer_queue.client.operations.kv_operations import KVOperations
 from transfer_queue.client.operations.lease_operations import LeaseOperations
 from transfer_queue.client.operations.partition_operations import PartitionOperations
+from transfer_queue.client.operations.queue_operations import QueueOperations
 from transfer_queue.client.operations.sample_operations import SampleOperations
 from transfer_queue.client.operations.status_operations import StatusOperations
 
@@ -24,6 +25,7 @@ class Operations(
     StatusOperations,
     KVOperations,
     LeaseOperations,
+    QueueOperations,
     CheckpointOperations,
 ):
     """All operations of one client."""

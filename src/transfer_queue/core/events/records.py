@@ -14,7 +14,7 @@ import msgspec
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.reports.timeline import Introduce
@@ -32,6 +32,7 @@ class Wakes(Enum):
     SHARES = "the claims for the batches that were dealt"
     SPACE = "the puts that wait for space"
     TASK = "those of the record's task; all if rows were removed with it"
+    WORK = "the producers that wait for group demand, and those who wait until all rows are done"
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -349,7 +350,7 @@ class RequestParked(Record, frozen=True, tag="Parked"):
     """When it began to wait, by the controller's clock."""
     deadline: float
     """By the controller's clock."""
-    request: Union[Claim, Publish, Reserve, TakeGroupDemand, Watch]
+    request: Union[Claim, Publish, Reserve, TakeGroupDemand, AwaitDone, Watch]
 
 
 class Unparked(Record, frozen=True):
@@ -495,10 +496,19 @@ class UnitDraining(Record, frozen=True):
     draining: bool
 
 
+class RowsDone(Record, frozen=True):
+    """Clients have reported this number of rows as done."""
+
+    wakes: ClassVar[Wakes] = Wakes.WORK
+
+    partition: str
+    count: int
+
+
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped, ConsumptionForgotten,
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent, ClientIntroduced,
+    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, RowsDone,
 ]  # fmt: skip

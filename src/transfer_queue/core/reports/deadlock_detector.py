@@ -11,7 +11,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import DeadlockError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 
@@ -56,7 +56,7 @@ def _shortened_list(told: list[str]) -> str:
 
 def _put_words(waiting: ParkedRequest) -> str:
     request = waiting.request
-    assert not isinstance(request, (Claim, TakeGroupDemand, Watch))
+    assert not isinstance(request, (Claim, TakeGroupDemand, AwaitDone, Watch))
     return f"{waiting.client} waits for space for {request.count} samples in partition {request.partition!r}"
 
 
