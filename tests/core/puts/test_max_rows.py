@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from harness import Harness, rows_of
+from harness import Harness, column, rows_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -55,7 +55,7 @@ def test_rows_that_a_reader_has_consumed_and_not_finished_do_not_count():
     assert h.put(1) == [1]
     with pytest.raises(PartitionFullError):
         h.put(1)
-    h.ask(Finish("p", "t", h.publish(1, None, rows=[0]).rows, "r"))
+    h.ask(Finish("p", "t", column([0]), "r"))
     assert h.state.partitions["p"].row_count == 1
     with pytest.raises(PartitionFullError):
         h.put(1)
@@ -87,13 +87,13 @@ def test_dropped_rows_make_room():
     h = made(2)
     h.put(2)
     waits = h.send(h.publish(2, wait=10.0), "w")
-    h.ask(Drop("p", "stale", h.publish(2, None, rows=[0, 1]).rows))
+    h.ask(Drop("p", "stale", column([0, 1])))
     assert rows_of(h.result(waits)) == [2, 3]
 
 
 def test_a_put_that_can_never_fit_is_refused():
     h = made(2)
-    with pytest.raises(InvalidArgumentError, match="at most 2 rows .* this put alone adds 3"):
+    with pytest.raises(InvalidArgumentError, match=r"at most 2 rows .* this put alone adds 3"):
         h.ask(h.publish(3, wait=10.0))
 
 
