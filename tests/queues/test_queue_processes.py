@@ -101,11 +101,12 @@ def hang(q: tq.Queue, lease: float | None, told: Connection[Any, Any]) -> None:
 
 def test_an_item_of_a_killed_consumer_comes_again_if_it_had_a_lease():
     q = tq.Queue()
-    q.put_many(["a", "b"])
     for lease, expected in ((0.5, "a"), (None, "b")):
+        q.put(expected)
         here, there = multiprocessing.Pipe(duplex=False)
         process = warm.process(hang, q, lease, there)
         process.start()
+        there.close()  # so that the end of the process is that of the pipe
         first = here.recv()
         process.kill()
         process.join()

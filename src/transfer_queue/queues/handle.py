@@ -7,10 +7,10 @@ import uuid
 import weakref
 from typing import Any
 
-from transfer_queue.attachment import attach, client_of
+from transfer_queue.attachment import client_of
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.interface import get_client, init
+from transfer_queue.interface import init
 from transfer_queue.queues.prefetch_buffer import PrefetchBuffer
 
 _handles: weakref.WeakSet[QueueHandle] = weakref.WeakSet()
@@ -36,11 +36,9 @@ class QueueHandle:
         if self.prefetch < 1:
             raise InvalidArgumentError(f"prefetch must be a positive integer, got {prefetch}")
         self._begin(None)
-        if attach() is None:
-            init()
-        client = get_client()
+        self._config = {"system": {"folder": init().system.folder}}
+        client = self._client()
         client._run(client._operations._open_queue(self.name, self.maxsize, self.order))
-        self._config = client.storage_manager.config
 
     def _begin(self, config: Any) -> None:
         self._config = config
@@ -49,7 +47,10 @@ class QueueHandle:
         _handles.add(self)
 
     def _client(self) -> TransferQueueClient:
-        return client_of(self._config)
+        """Return the client of this process, connected."""
+        client = client_of(self._config)
+        client._connect()
+        return client
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self.name, "maxsize": self.maxsize, "prefetch": self.prefetch, "config": self._config}
