@@ -16,6 +16,11 @@ class LeasedItem:
     another consumer gets the item. As a context manager it acknowledges the item at the end, and returns it to the
     queue if the block raises an exception.
 
+    Args:
+        item: The item.
+        meta: The metadata of its sample, with the lease.
+        client: The client that has the lease.
+
     Example:
         >>> queue = tq.Queue("prompts")
         >>> queue.put("What is 6 times 7?")

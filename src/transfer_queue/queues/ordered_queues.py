@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.queues.queue import Queue
+from transfer_queue.queues.fifo_queue import Queue
 
 
 class LifoQueue(Queue):

@@ -365,7 +365,7 @@ class Queue(QueueHandle):
         Raises:
             QueueEmptyError: The queue has fewer items.
             TypeError: `num_items` is not an int.
-            ValueError: `num_items` is negative.
+            InvalidArgumentError: `num_items` is negative (a ValueError).
 
         Example:
             >>> queue = tq.Queue("prompts")
