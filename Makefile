@@ -60,7 +60,7 @@ test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
 		--ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
-		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends \
+		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/backends \
 		--ignore-glob='*test_conformance_*' $(ARGS)
 
 test-oldest:
@@ -77,7 +77,8 @@ loggers:
 	.loggers/bin/python -m pytest tests/loggers $(ARGS)
 
 ray: venv
-	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py $(ARGS)
+	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py \
+		tests/e2e/test_ray_queue.py $(ARGS)
 
 namespaces: venv
 	.venv/bin/python -W ignore tests/long/namespaces.py $(ARGS)

@@ -19,6 +19,7 @@ MODULES: dict[str, list[str] | None] = {
     "transfer_queue.messages.reports.samples": ["SampleReport", "StuckReport"],
     "transfer_queue.messages.system": ["SystemStatus"],
     "transfer_queue.metadata": None,
+    "transfer_queue.queues": None,
     "transfer_queue.sampler": None,
     "transfer_queue.sampler.balance": None,
     "transfer_queue.sampler.base": ["BaseSampler", "Deal", "RankConsistentSampler", "ReadyIndexes"],

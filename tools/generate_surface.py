@@ -44,6 +44,7 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.locks import LockEntry
+from transfer_queue.messages.queries import Backlog
 from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus

@@ -8,8 +8,9 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.queue import Queue
 
-from benchmarks.harness import payloads, stages
+from benchmarks.harness import payloads, queue_items, stages
 from benchmarks.peers.answering import PROCESSES, serve, team, threads
 
 TEAM: list[Any] = []
@@ -126,7 +127,16 @@ def pipeline(steps: int, **case: Any) -> dict[str, float]:
     return {"ms": statistics.median(took[1:]) * 1e3}
 
 
+def queue(kind: str, count: int) -> dict[str, float]:
+    """Return the pairs of a put and a get per second of `ray.util.queue.Queue`."""
+    made, item = Queue(), queue_items.item_of(kind)
+    queue_items.pairs(made.put, made.get, item, 3)
+    rate = queue_items.pairs(made.put, made.get, item, count)
+    made.shutdown(force=True)
+    return {"a_second": rate}
+
+
 if __name__ == "__main__":
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
-    serve({"kv": kv, "small": small, "pipeline": pipeline})
+    serve({"kv": kv, "small": small, "pipeline": pipeline, "queue": queue})
     ray.shutdown()

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
         LockLostError,
         NotInitializedError,
         OutOfRangeError,
+        PartitionFullError,
         ProtocolError,
+        QueueEmptyError,
+        QueueFullError,
+        QueueShutDownError,
         SamplerError,
         SamplerValueError,
         SealedError,
@@ -85,6 +89,7 @@ if TYPE_CHECKING:
     from transfer_queue.messages.locks import LockEntry
     from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
+    from transfer_queue.queues import LifoQueue, PriorityQueue, Queue
     from transfer_queue.sampler import (
         BaseSampler,
         FreshnessSampler,
@@ -122,13 +127,20 @@ __all__ = [
     "JournalError",
     "KVBatchMeta",
     "KVLock",
+    "LifoQueue",
     "LockEntry",
     "LockLostError",
     "NotInitializedError",
     "OutOfRangeError",
     "PartitionChange",
+    "PartitionFullError",
+    "PriorityQueue",
     "PrioritySampler",
     "ProtocolError",
+    "Queue",
+    "QueueEmptyError",
+    "QueueFullError",
+    "QueueShutDownError",
     "RankAwareSampler",
     "SampleChange",
     "SampleLoss",
@@ -193,9 +205,12 @@ _WHERE = {
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
     "KVLock": "client.key_lock",
+    "LifoQueue": "queues",
     "LockEntry": "messages.locks",
     "PartitionChange": "client.conversion.change_events",
+    "PriorityQueue": "queues",
     "PrioritySampler": "sampler",
+    "Queue": "queues",
     "RankAwareSampler": "sampler",
     "SampleChange": "client.conversion.change_events",
     "SampleLoss": "client.conversion.change_events",
@@ -211,7 +226,9 @@ _WHERE = {
 }
 
 # Modules that users reach as attributes of the package, without importing them.
-_MODULES = frozenset({"client", "controller", "dataloader", "errors", "interface", "metadata", "sampler", "utils"})
+_MODULES = frozenset(
+    {"client", "controller", "dataloader", "errors", "interface", "metadata", "queues", "sampler", "utils"}
+)
 
 
 def _find(name: str) -> Any:

@@ -22,12 +22,16 @@
     |-- CheckpointNotFoundError     (FileNotFoundError)             a checkpoint or a part of it does not exist
     |-- CapacityError               (RuntimeError)                  there is no space for more rows or bytes
     |   |-- StalenessError          (RuntimeError)                  new rows would be too far ahead of the policy
+    |   |-- PartitionFullError      (RuntimeError)                  a partition has as many rows as it may have
     |   `-- DeadlockError           (RuntimeError)                  puts and claims wait for each other
     |-- UnitLostError               (RuntimeError)                  a storage unit was lost permanently
     |-- WaitTimeoutError            (TimeoutError, RuntimeError)    a wait ended without success
     |-- LockLostError               (RuntimeError)                  a lock of keys is not in force any more
     |-- VersionConflictError        (RuntimeError)                  a sample changed after it was read
     |-- SealedError                 (RuntimeError)                  a sealed partition accepts no new rows
+    |   `-- QueueShutDownError      (queue.ShutDown)                a queue was shut down
+    |-- QueueEmptyError             (queue.Empty)                   a queue has no item
+    |-- QueueFullError              (queue.Full)                    a queue has as many items as it may have
     |-- BatchGoneError              (RuntimeError)                  the rows of a dealt batch were cleared
     `-- SamplerError                (RuntimeError)                  a user's sampler failed
         `-- SamplerValueError       (InvalidArgumentError)          a user's sampler raised a ValueError
@@ -37,6 +41,16 @@ message (`messages.base.Failure`), never as a pickled object.
 """
 
 from __future__ import annotations
+
+import queue
+import sys
+
+if sys.version_info >= (3, 13):
+    _ShutDown = queue.ShutDown
+else:
+
+    class _ShutDown(Exception):
+        """Stands for `queue.ShutDown`, which older versions of Python do not have."""
 
 
 class TransferQueueError(Exception):
@@ -175,6 +189,10 @@ class StalenessError(CapacityError):
     """A partition with `max_staleness` accepts no new rows until the policy version advances. Nothing was put."""
 
 
+class PartitionFullError(CapacityError):
+    """A partition with `max_rows` accepts no new rows until tasks have consumed some. Nothing was put."""
+
+
 class DeadlockError(CapacityError):
     """A put waits for space, and every client that could free space waits for rows. Nothing was put."""
 
@@ -197,6 +215,18 @@ class VersionConflictError(TransferQueueError, RuntimeError):
 
 class SealedError(TransferQueueError, RuntimeError):
     """A sealed partition accepts no new rows."""
+
+
+class QueueShutDownError(SealedError, _ShutDown):
+    """A queue was shut down: it accepts no items, and no item is left."""
+
+
+class QueueEmptyError(TransferQueueError, queue.Empty):
+    """A queue has no item, or not as many as were requested. If Ray's queue is loaded, it is also Ray's `Empty`."""
+
+
+class QueueFullError(TransferQueueError, queue.Full):
+    """A queue has no room for the items. Nothing was put. If Ray's queue is loaded, it is also Ray's `Full`."""
 
 
 class BatchGoneError(TransferQueueError, RuntimeError):

@@ -54,16 +54,18 @@ from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlo
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.locks import ListLocks, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import (
+    AwaitDone,
     ClearPartition,
     CreatePartition,
     ListPartitions,
+    ReportDone,
     Seal,
     SetGroupDemand,
     SetPolicyVersion,
     TakeGroupDemand,
 )
 from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
-from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ShowRows, TakeSnapshot, Watch
+from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ReadBacklog, ShowRows, TakeSnapshot, Watch
 from transfer_queue.messages.reports.overview import CountColumns, ReadProgress
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.reports.unit_reports import (
@@ -409,7 +411,8 @@ class Life:
         options = PartitionOptions(
             free_when=self.rng.choice(([], ["t"])), keep_rows=self.rng.choice((None, 30)),
             group_size=self.rng.choice((None, 2)), max_deliveries=self.rng.choice((None, 2)),
-            keep_seconds=self.rng.choice((None, 100.0)),
+            keep_seconds=self.rng.choice((None, 100.0)), max_rows=self.rng.choice((None, 20)),
+            order=self.rng.choice(("", "fifo", "lifo", "priority")),
         )  # fmt: skip
         self.ask(CreatePartition(self.partition(), self.rng.choice((0, 2)), options), self.writer())
 
@@ -422,6 +425,7 @@ class Life:
             Lookup(partition, rows, None, ["x"]), Lookup(partition, None, ["k1", "k2"], versions=True), ListKeys(),
             ListPartitions(), Explain(partition, 0, None, task),
             Status(), ListLocks(), TakeSnapshot(partition), ReadProgress([partition]),
+            ReportDone(partition), AwaitDone(partition, self.rng.choice((None, 5.0))), ReadBacklog(partition, task),
             CountColumns(partition, 3, takes={"t": ["x"]}, group_task="t"),
             Cancel(max(1, self.sequences.get("r0", 1) - 1)),
             Introduce(task, 1, "host", 7), ReadTimeline("", self.rng.choice((None, 5))),

@@ -267,6 +267,10 @@ def _limits(cluster: FaultyCluster, a: Any, b: Any) -> None:
     a.create_partition("policy", max_staleness=1, rows_per_version=2)
     a.put(numbers(3), partition_id="policy")
     a.set_policy_version("policy", 3)
+    a.create_partition("queue", max_rows=2, order="lifo", free_when=["get"])
+    a.put(numbers(2), partition_id="queue")
+    a.await_batch(["x"], 1, "queue", "get", timeout=0)
+    a.report_done("queue")
     a.create_partition("few", keep_rows=3)
     for start in range(3):
         a.put(numbers(2, start), partition_id="few")

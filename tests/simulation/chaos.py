@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from tests.simulation import queue_actors
 from tests.simulation.fault_injector import Faults
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.final_check import Settling
@@ -78,6 +79,8 @@ class Run:
         if self.features.replicas > 1 and cluster.lost_values:
             raise LedgerError(f"{cluster.lost_values} values were lost with one unit, but each was stored in two")
         settling = Settling(cluster, self.features, self.ledger)
+        if self.features.has_queue:
+            queue_actors.drain(settling, workload)
         if self.draw.random() < 0.5:
             if self.features.scenario != "ranks":
                 settling.drain()

@@ -113,6 +113,7 @@ class Cut:
 
     samples: dict[int, Sample]
     batches: dict[Batch, tuple[int, ...]]
+    reported: int
 
 
 class Ledger:
@@ -137,17 +138,21 @@ class Ledger:
         self._owners: dict[tuple[str, str, int], Batch] = {}  # (partition, task, global index) -> its batch
         self._ticks = 0
         self._cuts: dict[float, Cut] = {}
+        self._reports = self._reported = 0  # that samples are done: those sent, and those surely counted
 
     # ------------------------------------------------------------ checkpoints
 
     def cut(self, time: float) -> None:
         """Record that a checkpoint's state was taken at this time."""
-        self._cuts[time] = Cut({number: each.copy() for number, each in self.samples.items()}, dict(self.batches))
+        self._cuts[time] = Cut(
+            {number: each.copy() for number, each in self.samples.items()}, dict(self.batches), self._reported
+        )
 
     def loaded(self, time: float) -> None:
         """Record that the state of this time was loaded."""
         cut = self._cuts[time]
         self.epoch += 1
+        self._reported = cut.reported
         for number, now in self.samples.items():
             then = cut.samples.get(number)
             if then is None:  # its put had not begun; if it is still in flight, it may be applied later
@@ -330,6 +335,23 @@ class Ledger:
             sample = self.samples[number]
             sample.maybe[task] = sample.maybe.get(task, 0) + 1
         return self.epoch
+
+    # ------------------------------------------------------------ done samples
+
+    def reporting(self) -> int:
+        """Record that a report of a done sample will be sent; return the epoch."""
+        self._reports += 1
+        return self.epoch
+
+    def reported(self, epoch: int) -> None:
+        """Record that it has succeeded."""
+        if epoch == self.epoch:
+            self._reported += 1
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """The smallest and the largest number of done samples that the system may have."""
+        return self._reported, self._reports
 
     # ------------------------------------------------------------ the end
 

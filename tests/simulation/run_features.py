@@ -53,6 +53,11 @@ class Features:
     snapshot_every: int
     disk: bool = False
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether the run has a queue, too."""
+        return self.scenario != "groups"
+
     def sampler(self) -> BaseSampler:
         """Return the sampler of the controller."""
         if self.scenario == "groups":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tensordict import TensorDict
 
-from tests.simulation import maintenance_actors, rank_actors
+from tests.simulation import maintenance_actors, queue_actors, rank_actors
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import Ledger, LedgerError, content
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
@@ -70,6 +70,8 @@ class Workload:
         features = self.features
         maker = cluster.client("maker")
         maker.create_partition(MAIN, group_size=self.group if features.scenario == "groups" else None)
+        if features.has_queue:
+            queue_actors.create(maker)
         maker.close()
         for _ in range(2):
             self.role("producer", self._produce)
@@ -85,6 +87,8 @@ class Workload:
             self.role("side", self._aside)
             self.role("reader", self._browse)
         self.role("cleaner", self._clean)
+        if features.has_queue:
+            queue_actors.begin(self)
         if features.loses:
             self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:

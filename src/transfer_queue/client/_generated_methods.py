@@ -17,6 +17,7 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.locks import LockEntry
+from transfer_queue.messages.queries import Backlog
 from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
@@ -899,6 +900,8 @@ class GeneratedMethods(ABC):
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
         max_deliveries: int | None = None,
+        max_rows: int | None = None,
+        order: str | None = None,
         timeout: float | None = None,
     ) -> bool:
         """Create a partition before its first sample, with options.
@@ -922,6 +925,12 @@ class GeneratedMethods(ABC):
             keep_seconds: The same by age in seconds. Default: no limit.
             max_deliveries: A sample whose leases ended this often without an ack is skipped; 0 never skips. Default:
                 `controller.max_deliveries`.
+            max_rows: New samples are accepted while fewer than this number wait for the tasks of `free_when`, or exist
+                if there is no `free_when`. A put beyond this waits, if it has a timeout, or raises PartitionFullError.
+                Default: no limit.
+            order: The order in which every task gets the samples, in place of the system's sampler: "fifo" (by
+                arrival), "lifo" (the newest first), or "priority" (the highest number in the tag "priority" first).
+                Default: the system's sampler deals them.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -950,6 +959,8 @@ class GeneratedMethods(ABC):
                 keep_bytes=keep_bytes,
                 keep_seconds=keep_seconds,
                 max_deliveries=max_deliveries,
+                max_rows=max_rows,
+                order=order,
                 timeout=timeout,
             )
         )
@@ -968,6 +979,8 @@ class GeneratedMethods(ABC):
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
         max_deliveries: int | None = None,
+        max_rows: int | None = None,
+        order: str | None = None,
         timeout: float | None = None,
     ) -> bool:
         """Create a partition before its first sample, with options.
@@ -991,6 +1004,12 @@ class GeneratedMethods(ABC):
             keep_seconds: The same by age in seconds. Default: no limit.
             max_deliveries: A sample whose leases ended this often without an ack is skipped; 0 never skips. Default:
                 `controller.max_deliveries`.
+            max_rows: New samples are accepted while fewer than this number wait for the tasks of `free_when`, or exist
+                if there is no `free_when`. A put beyond this waits, if it has a timeout, or raises PartitionFullError.
+                Default: no limit.
+            order: The order in which every task gets the samples, in place of the system's sampler: "fifo" (by
+                arrival), "lifo" (the newest first), or "priority" (the highest number in the tag "priority" first).
+                Default: the system's sampler deals them.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -1019,6 +1038,8 @@ class GeneratedMethods(ABC):
                 keep_bytes=keep_bytes,
                 keep_seconds=keep_seconds,
                 max_deliveries=max_deliveries,
+                max_rows=max_rows,
+                order=order,
                 timeout=timeout,
             )
         )
@@ -1162,6 +1183,128 @@ class GeneratedMethods(ABC):
             >>> await client.async_set_policy_version("train_0", 1)
         """
         return await self._run_async(self._operations.set_policy_version(partition_id, version, timeout=timeout))
+
+    def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> None:
+        """Report that samples are done: a consumer has processed them, not only received them.
+
+        The controller counts the samples that were added and those that are done. See `await_done`.
+
+        Args:
+            partition_id: The partition.
+            count: The number of samples. Default: 1.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: More samples were reported as done than were added.
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.report_done("train_0")
+            >>> client.await_done("train_0")
+            True
+        """
+        return self._run(self._operations.report_done(partition_id, count, timeout=timeout))
+
+    async def async_report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> None:
+        """Report that samples are done: a consumer has processed them, not only received them.
+
+        The controller counts the samples that were added and those that are done. See `await_done`.
+
+        Args:
+            partition_id: The partition.
+            count: The number of samples. Default: 1.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: More samples were reported as done than were added.
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_report_done("train_0")
+            >>> await client.async_await_done("train_0")
+            True
+        """
+        return await self._run_async(self._operations.report_done(partition_id, count, timeout=timeout))
+
+    def await_done(self, partition_id: str, *, timeout: float | None = None) -> bool:
+        """Wait until all samples that were added to a partition, without dropped ones, were reported as done.
+
+        Args:
+            partition_id: The partition.
+            timeout: Seconds to wait; 0 does not wait. Default: no limit.
+
+        Returns:
+            Whether all samples are done; False if the wait ended before.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist, or was removed meanwhile.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.await_done("train_0", timeout=0)
+            False
+        """
+        return self._run(self._operations.await_done(partition_id, timeout=timeout))
+
+    async def async_await_done(self, partition_id: str, *, timeout: float | None = None) -> bool:
+        """Wait until all samples that were added to a partition, without dropped ones, were reported as done.
+
+        Args:
+            partition_id: The partition.
+            timeout: Seconds to wait; 0 does not wait. Default: no limit.
+
+        Returns:
+            Whether all samples are done; False if the wait ended before.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist, or was removed meanwhile.
+
+        Example:
+            >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> await client.async_await_done("train_0", timeout=0)
+            False
+        """
+        return await self._run_async(self._operations.await_done(partition_id, timeout=timeout))
+
+    def get_backlog(self, partition_id: str, task_name: str, *, timeout: float | None = None) -> Backlog:
+        """Return how many samples of a partition wait for a task, and how many are not done.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The numbers; zeros if the partition does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update", lease=60)
+            >>> client.get_backlog("train_0", "update")
+            Backlog(waiting=1, claimed=1, undone=2, sealed=False)
+        """
+        return self._run(self._operations.get_backlog(partition_id, task_name, timeout=timeout))
+
+    async def async_get_backlog(self, partition_id: str, task_name: str, *, timeout: float | None = None) -> Backlog:
+        """Return how many samples of a partition wait for a task, and how many are not done.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The numbers; zeros if the partition does not exist.
+
+        Example:
+            >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update", lease=60)
+            >>> await client.async_get_backlog("train_0", "update")
+            Backlog(waiting=1, claimed=1, undone=2, sealed=False)
+        """
+        return await self._run_async(self._operations.get_backlog(partition_id, task_name, timeout=timeout))
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> None:
         """Set the group demand of a task: the number of complete groups that should exist or be in production.

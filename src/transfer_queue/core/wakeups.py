@@ -16,7 +16,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, FreeExtents, Send
 from transfer_queue.core.events.registry import Caller, Decision, handler
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.puts import put_decisions, retention
+from transfer_queue.core.puts import flow_control, put_decisions, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
@@ -30,7 +30,8 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
+from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
 
@@ -134,8 +135,8 @@ class Wakeups:
         if partition is not None:
             retention.retain(context.log, partition)
             gained, partition.gained = partition.gained, set()
-            for waiting in list(waiting_for.work.get(name, {}).values()):
-                yield from self._retry_decision(waiting)
+        for waiting in list(waiting_for.work.get(name, {}).values()):
+            yield from self._retry_decision(waiting)
         for task, queue in list(waiting_for.claim_queues(name).items()):
             first = next(iter(queue.claims.values()), None)
             if partition and first and context.index_builder.needs_indexes(context.samplers, partition, first.claim):
@@ -149,9 +150,11 @@ class Wakeups:
                 worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
             for some in worth:
                 yield from self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
-        if change.everything or change.space:
+        if waiting_for.space and (change.everything or change.space or flow_control.has_room(partition)):
             for waiting in list(waiting_for.space.values()):
-                yield from self.retry(waiting)
+                assert isinstance(waiting.request, (Publish, Reserve))
+                if not flow_control.certainly_waits(context.state, waiting.request):
+                    yield from self.retry(waiting)
 
     def _reply(self, waiter: RequestKey, reply: AnyReply) -> Send:
         """End the wait of a request that has a connection, with this reply."""
@@ -169,7 +172,7 @@ class Wakeups:
         return [self._reply(waiting.waiter, reply)]
 
     def _retry_decision(self, waiting: ParkedRequest) -> list[Effect]:
-        """Look again at a request that waits for space, or for groups that a task wants."""
+        """Look again at a request that waits for space, for groups that a task wants, or until all rows are done."""
         context = self._context
         peer = context.parked.peers.get(waiting.waiter)
         if peer is None:
@@ -208,6 +211,8 @@ class Wakeups:
             waited = now - waiting.since
             words = lock_decisions.describe_wait(context.state, waiting.waiter, request, waited, now)
             return Failure("WaitTimeoutError", f"Timeout: {words}")
+        if isinstance(request, AwaitDone):
+            return Done(False)
         try:
             put_decisions.check_room(context.state, request.partition, request.count)
         except CapacityError as error:

@@ -48,6 +48,11 @@ class Claim(Request, frozen=True):
 
     A batch ahead takes no rows that other ranks may need.
     """
+    least: Natural | None = None
+    """The number of rows that are enough if fewer than `count` are ready; None for `count`.
+
+    Samplers whose batches belong to a rank deal `count` rows.
+    """
 
 
 class Ack(Request, frozen=True):

@@ -173,6 +173,14 @@ class PartitionOptions(Message, frozen=True):
     """The age from which rows are dropped."""
     max_deliveries: Natural | None = None
     """The number of deliveries without an ack after which a row is skipped; 0: never; None: the system's number."""
+    max_rows: Natural | None = None
+    """The largest number of rows that the tasks have not consumed (`core.puts.flow_control`)."""
+    order: str = ""
+    """One of `ORDERS`, in which all tasks get the rows one by one; "": the system's sampler deals them."""
+
+
+ORDERS = ("fifo", "lifo", "priority")
+"""The orders of a partition: by arrival, the newest first, or by the tag "priority", the highest first."""
 
 
 WIDE = 2048

@@ -49,6 +49,21 @@ class TakeGroupDemand(Request, frozen=True, tag="Wanted"):
     """Seconds to stay parked while no group is missing; None returns at once."""
 
 
+class ReportDone(Request, frozen=True):
+    """Report that this number of rows, which clients have received before, are done."""
+
+    partition: str
+    count: Natural = 1
+
+
+class AwaitDone(Request, frozen=True):
+    """Ask whether all rows that were added so far are done. The reply is `Done(bool)`."""
+
+    partition: str
+    wait: Seconds | None = None
+    """Seconds to stay parked while some are not; None returns at once."""
+
+
 class ClearPartition(Request, frozen=True):
     """Remove a partition and its samples. An unknown partition is not an error."""
 

@@ -23,6 +23,26 @@ class ShowRows(Request, frozen=True, tag="Show"):
     fields: list[str]
 
 
+class ReadBacklog(Request, frozen=True):
+    """Ask how many rows of a partition wait for a task, and how many are not done."""
+
+    partition: str
+    task: str
+
+
+class Backlog(Reply, frozen=True):
+    """How many samples of a partition wait for a task, and how many are not done."""
+
+    waiting: int
+    """The number of samples that the task has neither consumed nor claimed under a lease."""
+    claimed: int
+    """The number of samples that the task has claimed under a lease."""
+    undone: int
+    """The number of samples that were added, and neither reported as done nor dropped."""
+    sealed: bool
+    """Whether the partition is sealed."""
+
+
 class RetrieveMeta(Request, frozen=True):
     """Ask for the rows of these keys, in the order of the keys. Unknown keys are left out."""
 

@@ -181,7 +181,7 @@ def validated_options(options: PartitionOptions) -> PartitionOptions:
     """Return the options with Python's own numbers, and check that they are numbers. The controller checks ranges."""
     counts = (
         "group_size", "producers", "replicas", "max_staleness", "rows_per_version", "keep_rows", "keep_bytes",
-        "max_deliveries",
+        "max_deliveries", "max_rows",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in counts}
     needed = ("producers", "replicas")

@@ -116,6 +116,31 @@ class SystemAddress(Protocol):
         """Whether the system runs, so that a killed server is restarted."""
 
 
+class ReaderNumbers:
+    """The numbers of the readers that get items of queues at this moment, from 0 for each queue.
+
+    A client refers to the rows that it got until the next get with the same number, so no two gets under way may have
+    the same one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: dict[str, set[int]] = {}
+
+    def take(self, queue: str) -> int:
+        """Return the lowest number that no other reader of the queue has."""
+        with self._lock:
+            taken = self._taken.setdefault(queue, set())
+            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            taken.add(number)
+            return number
+
+    def leave(self, queue: str, number: int) -> None:
+        """Let another reader have the number."""
+        with self._lock:
+            self._taken[queue].discard(number)
+
+
 class ClientContext:
     """The session of one client id in one process, and its knowledge of the system.
 
@@ -174,6 +199,7 @@ class ClientContext:
         self.loaded: Loaded | None = None
         """The blocks of a checkpoint that were written and not published yet."""
         self.kinds = FieldKinds()
+        self.readers = ReaderNumbers()
         self.tracing = find_tracing()
         """Makes the spans of OpenTelemetry; None if the environment disables them."""
 

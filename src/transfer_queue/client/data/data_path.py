@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -53,7 +54,8 @@ from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
-from transfer_queue.wire.blocks.gather import gather, nest_tables
+from transfer_queue.wire.blocks.gather import gather, gather_objects, nest_tables
+from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
 
 T = TypeVar("T")
@@ -338,7 +340,7 @@ class DataPath:
         self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None
     ) -> Operation[TensorDict]:
         """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
-        failure: Exception | None = None
+        allow_pickle = self._state.settings.allow_pickle
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
             if not reply.types:
@@ -348,22 +350,45 @@ class DataPath:
                 landed = yield from get_to_device(self._state, reply, device, layout)
                 if landed is not None:
                     return nest_tables(landed, tables)
-            brought = yield from self._state.fetch_values(reply)
-            if brought is None:
-                continue
-            reply, memory = brought
-            try:
-                values = gather(reply, memory, layout, allow_pickle=self._state.settings.allow_pickle)
-                failure = None
-            except Exception as error:  # the bytes of another block may cause any error
-                failure = error
-            if self._state.is_unchanged(reply):
-                if failure is not None:
-                    raise failure
+            found = yield from self._copy(reply, partial(gather, layout=layout, allow_pickle=allow_pickle))
+            if found is not None:
+                values, reply = found
                 return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
-        raise StorageKeyNotFoundError(
-            f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
-        )
+        raise _replaced_error()
+
+    def _read_objects(
+        self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
+    ) -> Operation[tuple[list[Any], int]]:
+        """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
+        session, allow_pickle = self._state.session, self._state.settings.allow_pickle
+        began = session.clock()
+        for _ in range(READ_ATTEMPTS):
+            found = yield from self._copy((yield from look()), partial(gather_objects, allow_pickle=allow_pickle))
+            if found is not None:
+                values, nbytes = found[0]
+                if self._state.settings.timeline_events:
+                    session.note_read(began, partition, [name], len(values), nbytes)
+                return values, nbytes
+        raise _replaced_error()
+
+    def _copy(
+        self, reply: LookupReply, collect: Callable[[LookupReply, Memory], T]
+    ) -> Operation[tuple[T, LookupReply] | None]:
+        """Return the values of a lookup, and where they were found; None if they were replaced or freed meanwhile."""
+        brought = yield from self._state.fetch_values(reply)
+        if brought is None:
+            return None
+        reply, memory = brought
+        failure: Exception | None = None
+        try:
+            values = collect(reply, memory)
+        except Exception as error:  # the bytes of another block may cause any error
+            failure = error
+        if not self._state.is_unchanged(reply):
+            return None
+        if failure is not None:
+            raise failure
+        return values, reply
 
     def _apply_parser(self, data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
         arguments.check_data_parser(data_parser)
@@ -389,6 +414,12 @@ class DataPath:
             meta._leases = (held,)
             self._state.renewals.add(held)
         return meta
+
+
+def _replaced_error() -> StorageKeyNotFoundError:
+    return StorageKeyNotFoundError(
+        f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
+    )
 
 
 def _publish_reply(reply: AnyReply) -> PublishReply:

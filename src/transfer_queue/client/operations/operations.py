@@ -14,6 +14,7 @@ from transfer_queue.client.operations.kv_operations import KVOperations
 from transfer_queue.client.operations.lease_operations import LeaseOperations
 from transfer_queue.client.operations.lock_operations import LockOperations
 from transfer_queue.client.operations.partition_operations import PartitionOperations
+from transfer_queue.client.operations.queue_operations import QueueOperations
 from transfer_queue.client.operations.sample_operations import SampleOperations
 from transfer_queue.client.operations.status_operations import StatusOperations
 from transfer_queue.client.operations.update_operations import UpdateOperations
@@ -28,6 +29,7 @@ class Operations(
     UpdateOperations,
     LockOperations,
     LeaseOperations,
+    QueueOperations,
     CheckpointOperations,
 ):
     """All operations of one client."""

@@ -8,9 +8,10 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import ConsumedBy
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import pre_alloc_sample_num
-from transfer_queue.messages import partitions
+from transfer_queue.messages import partitions, queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.queries import Backlog
 
 
 class PartitionOperations(DataPath):
@@ -30,6 +31,8 @@ class PartitionOperations(DataPath):
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
         max_deliveries: int | None = None,
+        max_rows: int | None = None,
+        order: str | None = None,
         timeout: float | None = None,
     ) -> Operation[bool]:
         """Create a partition before its first sample, with options.
@@ -53,6 +56,12 @@ class PartitionOperations(DataPath):
             keep_seconds: The same by age in seconds. Default: no limit.
             max_deliveries: A sample whose leases ended this often without an ack is skipped; 0 never skips. Default:
                 `controller.max_deliveries`.
+            max_rows: New samples are accepted while fewer than this number wait for the tasks of `free_when`, or exist
+                if there is no `free_when`. A put beyond this waits, if it has a timeout, or raises PartitionFullError.
+                Default: no limit.
+            order: The order in which every task gets the samples, in place of the system's sampler: "fifo" (by
+                arrival), "lifo" (the newest first), or "priority" (the highest number in the tag "priority" first).
+                Default: the system's sampler deals them.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -79,6 +88,8 @@ class PartitionOperations(DataPath):
             keep_bytes,
             keep_seconds,
             max_deliveries,
+            max_rows,
+            "" if order is None else arguments.validated_text(order, "order"),
         )
         request = partitions.CreatePartition(partition_id, pre_alloc_sample_num(), arguments.validated_options(options))
         return bool((yield from self._ask(request, Done, timeout)).value)
@@ -153,6 +164,70 @@ class PartitionOperations(DataPath):
         """
         request = partitions.SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
         yield from self._ask(request, Done, timeout)
+
+    def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> Operation[None]:
+        """Report that samples are done: a consumer has processed them, not only received them.
+
+        The controller counts the samples that were added and those that are done. See `await_done`.
+
+        Args:
+            partition_id: The partition.
+            count: The number of samples. Default: 1.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: More samples were reported as done than were added.
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.report_done("train_0")
+            >>> client.await_done("train_0")
+            True
+        """
+        request = partitions.ReportDone(partition_id, arguments.validated_count(count, "count"))
+        yield from self._ask(request, Done, timeout)
+
+    def await_done(self, partition_id: str, *, timeout: float | None = None) -> Operation[bool]:
+        """Wait until all samples that were added to a partition, without dropped ones, were reported as done.
+
+        Args:
+            partition_id: The partition.
+            timeout: Seconds to wait; 0 does not wait. Default: no limit.
+
+        Returns:
+            Whether all samples are done; False if the wait ended before.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist, or was removed meanwhile.
+
+        Example:
+            >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+            >>> client.await_done("train_0", timeout=0)
+            False
+        """
+        wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
+        return bool((yield from self._ask(partitions.AwaitDone(partition_id, wait), Done, None, parked=wait)).value)
+
+    def get_backlog(self, partition_id: str, task_name: str, *, timeout: float | None = None) -> Operation[Backlog]:
+        """Return how many samples of a partition wait for a task, and how many are not done.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The numbers; zeros if the partition does not exist.
+
+        Example:
+            >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
+            >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update", lease=60)
+            >>> client.get_backlog("train_0", "update")
+            Backlog(waiting=1, claimed=1, undone=2, sealed=False)
+        """
+        request = queries.ReadBacklog(partition_id, arguments.validated_text(task_name, "task_name"))
+        return (yield from self._ask(request, Backlog, timeout))
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
         """Set the group demand of a task: the number of complete groups that should exist or be in production.

@@ -22,6 +22,7 @@ from transfer_queue.core.samplers.sampler_view import PartitionView, call_sample
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.wait_queues import least_count
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
@@ -80,6 +81,8 @@ def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
         raise InvalidArgumentError(
             f"replicas must be 1 or more, and needs a lease, got replicas {claim.replicas} and lease {claim.lease}"
         )
+    if claim.least is not None and not 0 < claim.least <= claim.count:
+        raise InvalidArgumentError(f"least must be from 1 to batch_size ({claim.count}), got {claim.least}")
     sampler = samplers.sampler_for(claim, state.partitions.get(claim.partition))
     words = unused_entries_warning(sampler, claim.sampling) if samplers.strict else None
     if words is not None:
@@ -489,11 +492,12 @@ def _batch_size_now(
     partition: Partition, sampler: BaseSampler, ready: ReadySet, claim: Claim, sampling: dict[str, Any]
 ) -> tuple[int, bool]:
     """Return the batch_size of a deal now, 0 if none is possible, and whether it is one of the last after a seal."""
-    if ready.total >= claim.count:
-        return claim.count, False
+    if ready.total >= least_count(claim):
+        return min(claim.count, ready.total), False
     if not is_final(partition, ready, sampler):
         return 0, False
-    return min(claim.count, call_sampler(sampler, sampler.remainder, partition.sampler_view(ready), **sampling)), True
+    rest = min(claim.count, call_sampler(sampler, sampler.remainder, partition.sampler_view(ready), **sampling))
+    return 0 if claim.least is not None and rest < claim.least else rest, True
 
 
 def is_final(partition: Partition, ready: ReadySet, sampler: AnySampler) -> bool:

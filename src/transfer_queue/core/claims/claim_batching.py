@@ -100,6 +100,7 @@ def _is_simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
         or claim.ahead
         or claim.lease is not None
         or claim.since is not None
+        or claim.least is not None
         or not claim_samplers.deals_itself(sampler)
     ):
         return False
@@ -124,6 +125,7 @@ def _is_alike(claim: Claim, other: Claim) -> bool:
         and claim.fields == other.fields
         and other.lease is None
         and other.since is None
+        and other.least is None
         and not other.probe
         and not other.ahead
         and len(claim.sampling) == len(other.sampling)

@@ -26,6 +26,7 @@ from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenErr
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.tables.row_table import rows_without
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
@@ -226,7 +227,7 @@ def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, r
             if gone is not None:
                 context.log.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
         held = partition.holds.rows_of(claim.task, client, rank)
-        ended = held if rows is None else np.setdiff1d(held, rows)
+        ended = held if rows is None else rows_without(held, rows)
         for record in unneeded_rows.finish_rows(partition, claim.task, client, ended):
             context.log.apply(record)
 

@@ -8,6 +8,7 @@ from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.row_table import rows_without, sort_unique
 from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
@@ -39,7 +40,7 @@ def hold_records(partition: Partition, client: str, claim: Claim, rows: np.ndarr
         return []
     rank = rank_of(claim)
     live = rows[partition.rows.positions_of(rows) >= 0]
-    fresh = np.setdiff1d(live, holds.rows_of(claim.task, client, rank))
+    fresh = rows_without(sort_unique(live), holds.rows_of(claim.task, client, rank))
     return [r.RowsHeld(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
 
 

@@ -9,7 +9,7 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.user_sampler import AnySampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, ShareKey
+from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, ShareKey, least_count
 from transfer_queue.messages.claims import Claim
 
 
@@ -60,11 +60,11 @@ def claims_to_retry(
             yield [waiting]
             continue
         ready = partition.ready_set(task, fields)
-        alike = fields, claim.count, _request_without_share(claim)
+        alike = fields, claim.count, claim.least, _request_without_share(claim)
         if alike in unmet:
             continue
         have = claim_samplers.available_rows(partition, ready, sampler)
-        if have >= claim.count:
+        if have >= least_count(claim):
             yield from _batches_with(samplers, partition, queue, queued, at, have, connected)
             if not partition.sealed and waiter in queue.claims and not claim.ahead:
                 unmet.add(alike)

@@ -65,6 +65,9 @@ class ChangeSet:
         self.space = True
         self.consumed |= {task for task in partition.tasks if partition.is_wholly_consumed(task)}
 
+    def note_work(self, record: Any, partition: Partition | None) -> None:
+        """Note a record that meets only requests that are looked at after every change."""
+
     def note_task(self, record: Any, partition: Partition | None) -> None:
         """Note a record that may meet any claim of its task."""
         self.everything |= bool(getattr(record, "freed", b""))
@@ -84,6 +87,7 @@ _NOTES: dict[Wakes, Note] = {
     Wakes.SPACE: ChangeSet.note_removal,
     Wakes.TASK: ChangeSet.note_task,
     Wakes.LOCKS: ChangeSet.note_lock,
+    Wakes.WORK: ChangeSet.note_work,
 }
 
 

@@ -15,7 +15,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.reports.timeline import Introduce
@@ -34,6 +34,7 @@ class Wakes(Enum):
     SPACE = "the puts that wait for space"
     TASK = "those of the record's task; all if rows were removed with it"
     LOCKS = "those that wait for a lock"
+    WORK = "the producers that wait for group demand, and those who wait until all rows are done"
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -351,7 +352,7 @@ class RequestParked(Record, frozen=True, tag="Parked"):
     """When it began to wait, by the controller's clock."""
     deadline: float
     """By the controller's clock."""
-    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, Watch]
+    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
 
 
 class Unparked(Record, frozen=True):
@@ -522,10 +523,19 @@ class UnitDraining(Record, frozen=True):
     draining: bool
 
 
+class RowsDone(Record, frozen=True):
+    """Clients have reported this number of rows as done."""
+
+    wakes: ClassVar[Wakes] = Wakes.WORK
+
+    partition: str
+    count: int
+
+
 AnyRecord = Union[
     PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped, ConsumptionForgotten,
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded,
+    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone,
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -57,7 +57,7 @@ class Decision(msgspec.Struct, frozen=True):
 class ParkDecision(msgspec.Struct, frozen=True):
     """The request waits, because it cannot be answered yet."""
 
-    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, Watch]
+    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
     seconds: float
     """How long it waits at most."""
 

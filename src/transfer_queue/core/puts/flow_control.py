@@ -1,9 +1,12 @@
-"""Limits how far producers may be ahead of the policy.
+"""Limits how far producers may be ahead: of the policy, and of the tasks that consume their rows.
 
 A partition with `max_staleness` s and `rows_per_version` n admits new rows while it has admitted fewer than
 (version + s + 1) * n. If rows are trained on in order, n for each policy version, a row is then at most s versions
 old. Dropped rows do not count, because they are not trained on. This is the staleness control of asynchronous RL that
 AReaL describes (arXiv:2505.24298, section 5.1).
+
+A partition with `max_rows` admits new rows while fewer rows than that wait for its tasks. A put beyond either limit is
+refused, or waits at the controller in order of arrival, so producers do not race for the room that a consumer makes.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
+from transfer_queue.errors import InvalidArgumentError, PartitionFullError, StalenessError, UnknownPartitionError
 from transfer_queue.messages.partitions import SetPolicyVersion
+from transfer_queue.messages.puts import Publish, Reserve
 
 
 def row_limit(partition: Partition) -> int | None:
@@ -35,6 +39,40 @@ def check_staleness(partition: Partition, count: int) -> None:
         f"{partition.policy_version} is {most} (max_staleness {options.max_staleness}, "
         f"{options.rows_per_version} rows per version); {count} more would be too far ahead of the policy. "
         f"Pass timeout= to wait for set_policy_version."
+    )
+
+
+def has_room(partition: Partition | None) -> bool:
+    """Return whether a partition with `max_rows` admits a new row."""
+    return (
+        partition is not None
+        and partition.options.max_rows is not None
+        and (partition.open_rows < partition.options.max_rows)
+    )
+
+
+def certainly_waits(state: State, request: Publish | Reserve) -> bool:
+    """Return whether a put of new rows waits longer, because its partition has `max_rows` rows."""
+    partition = state.partitions.get(request.partition)
+    if partition is None or partition.options.max_rows is None or partition.sealed:
+        return False
+    added = request.keys is None and (isinstance(request, Reserve) or request.rows is None)
+    return added and partition.open_rows + request.count > partition.options.max_rows
+
+
+def check_max_rows(partition: Partition, count: int) -> None:
+    """Raise PartitionFullError if `count` more rows would be more than `max_rows`."""
+    most = partition.options.max_rows
+    if most is None or not count or partition.open_rows + count <= most:
+        return
+    if count > most:
+        raise InvalidArgumentError(
+            f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
+            f"put fewer rows at a time"
+        )
+    raise PartitionFullError(
+        f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, {most} may (max_rows), "
+        f"and this put adds {count}. Pass timeout= to wait until tasks have consumed rows."
     )
 
 

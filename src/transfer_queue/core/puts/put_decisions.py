@@ -109,6 +109,7 @@ def _check_new(state: State, partition: Partition, count: int) -> None:
             f"adds {count}. Put new rows into another partition."
         )
     flow_control.check_staleness(partition, count)
+    flow_control.check_max_rows(partition, count)
     check_capacity(state, count)
 
 
@@ -391,6 +392,7 @@ def check_room(state: State, name: str, count: int) -> None:
     partition = state.partitions.get(name)
     if partition is not None:
         flow_control.check_staleness(partition, count)
+        flow_control.check_max_rows(partition, count)
 
 
 def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import unknown_partition_warning
+from transfer_queue.core.control.unknown_names import no_partition_text, unknown_partition_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
 from transfer_queue.core.puts.wide_puts import with_whole_schema
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import indexes_in
-from transfer_queue.errors import CapacityError
+from transfer_queue.errors import CapacityError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages import partitions, puts
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
@@ -111,6 +112,37 @@ def handle_drop(context: ControllerContext, caller: Caller, request: puts.Drop) 
     warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
     records, count = clear_decisions.drop_rows(context.state, request)
     return Decision(records, lambda: Done(count, warning))
+
+
+@handles(partitions.ReportDone)
+def handle_report_done(context: ControllerContext, caller: Caller, request: partitions.ReportDone) -> Decision:
+    """Count rows as done. Raises InvalidArgumentError for more rows than were added."""
+    partition = _known_partition(context, request.partition)
+    if request.count > partition.undone:
+        raise InvalidArgumentError(
+            f"{request.count} samples of partition {request.partition!r} were reported as done, but only "
+            f"{partition.undone} of its samples are not done yet; report each sample once"
+        )
+    return Decision([r.RowsDone(request.partition, request.count)] if request.count else [], Done)
+
+
+@handles(partitions.AwaitDone)
+def handle_await_done(
+    context: ControllerContext, caller: Caller, request: partitions.AwaitDone
+) -> Decision | ParkDecision:
+    """Reply whether all rows are done, or park the request until they are."""
+    partition = _known_partition(context, request.partition)
+    if partition.undone and request.wait is not None and request.wait > 0:
+        return ParkDecision(request, request.wait)
+    done = not partition.undone
+    return Decision([], lambda: Done(done))
+
+
+def _known_partition(context: ControllerContext, name: str) -> Partition:
+    partition = context.state.partitions.get(name)
+    if partition is None:
+        raise UnknownPartitionError(f"{no_partition_text(name, context.state.partitions)}; create_partition makes it")
+    return partition
 
 
 @handles(partitions.SetPolicyVersion)

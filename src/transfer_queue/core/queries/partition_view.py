@@ -1,4 +1,7 @@
-"""Lists the keys or the samples of a partition in pages, so that a million of them delay no other request."""
+"""Lists the keys or the samples of a partition in pages, so that a million of them delay no other request.
+
+It also counts the samples that wait for a task.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,30 @@ from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.change_feed import tag_matcher
 from transfer_queue.core.tables.row_table import CHUNK_BITS
-from transfer_queue.messages.queries import KeysReply, ListKeys, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.queries import (
+    Backlog,
+    KeysReply,
+    ListKeys,
+    ReadBacklog,
+    SnapshotReply,
+    TakeSnapshot,
+)
 
 PAGE_KEYS = 2048  # keys of one reply, which take about two milliseconds
 SCANNED_ROWS = 16384  # rows that are read for one reply
 
 Tag = dict[str, Any]
+
+
+@handles(ReadBacklog, reads=True)
+def handle_read_backlog(context: ControllerContext, caller: Caller, request: ReadBacklog) -> Backlog:
+    """Return how many rows of a partition wait for a task, and how many are not done."""
+    partition = context.state.partitions.get(request.partition)
+    if partition is None:
+        return Backlog(0, 0, 0, False)
+    claimed = partition.claimed.get(request.task, 0)
+    waiting = partition.row_count - partition.tasks.get(request.task, 0) - claimed
+    return Backlog(waiting, claimed, partition.undone, partition.sealed)
 
 
 @handles(ListKeys, reads=True)

@@ -283,6 +283,11 @@ def _flow_words(partition: Partition) -> str:
             f" New samples wait for the policy: {partition.admitted} samples were admitted, and the limit at policy "
             f"version {partition.policy_version} is {most}. set_policy_version raises it."
         )
+    if partition.options.max_rows is not None and not flow_control.has_room(partition):
+        words += (
+            f" New samples wait for consumers: {partition.open_rows} samples wait for the tasks, and max_rows is "
+            f"{partition.options.max_rows}."
+        )
     if partition.options.producers > 1 and not partition.sealed and partition.seals:
         words += f" {partition.seals} of {partition.options.producers} producers have sealed."
     told = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())

@@ -17,9 +17,11 @@ from transfer_queue.core.samplers.user_sampler import (
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.descriptors import ORDERS
 from transfer_queue.messages.reports.progress import SamplerCost
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
+from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size
 
 MOST_SIZES = 64  # samplers for other group sizes to keep; clients choose the sizes
@@ -68,6 +70,8 @@ class SamplerRegistry:
 
     def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
         """Return the sampler for a claim of this partition."""
+        if partition is not None and partition.options.order:
+            return _OF_ORDERS[partition.options.order]
         name = claim.sampling.get("sampler")
         sampler = self.default
         if name is not None:
@@ -93,6 +97,19 @@ class SamplerRegistry:
                 self._of_groups.clear()
             found = self._of_groups[sampler, size, given] = with_group_size(sampler, size, given=given)
         return found
+
+
+class _NewestFirst(PrioritySampler):
+    """Deals the newest rows first."""
+
+    @property
+    def key(self) -> RankKey:
+        return RankKey(self.tag, sign=0.0, aging=-1.0)
+
+
+_OF_ORDERS: dict[str, BaseSampler] = dict(
+    zip(ORDERS, (SequentialSampler(), _NewestFirst(), PrioritySampler()), strict=True)
+)
 
 
 @lru_cache

@@ -129,6 +129,8 @@ def _check_changes(partition: Partition) -> None:
 
 def _check_tasks(partition: Partition) -> None:
     positions = partition.rows.live_positions()
+    ever = max(0, partition.admitted + sum(partition.drops.rows.values()))
+    require(partition.done <= ever, f"7: {partition.done} rows of {partition.name} are done, and {ever} were added")
     require(set(partition.claimed) <= set(partition.tasks), f"{partition.name} has claimed rows of an unknown task")
     for task, count in partition.tasks.items():
         taken = partition.consumption_states(task, positions)

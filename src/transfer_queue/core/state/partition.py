@@ -94,6 +94,8 @@ class Partition(Persisted):
     admitted: int = scalar(int, 0)
     """The number of rows that were added so far, without dropped ones."""
     policy_version: int = scalar(int, 0)
+    done: int = counter(missing=0)
+    """The number of rows that were reported as done so far."""
     owners: dict[str, int] = map_of(str, Count)
     """Client -> the number under which rows refer to the client that reserved them."""
     births: RowAges = part(RowAges)
@@ -182,6 +184,23 @@ class Partition(Persisted):
     def row_count(self) -> int:
         """The number of live rows without pre-allocated ones that are not taken."""
         return self.rows.count - len(self.waiting)
+
+    @property
+    def open_rows(self) -> int:
+        """The number of live rows that some task of `free_when` has not consumed, or of all live rows without tasks.
+
+        With several tasks it may be larger by rows that one client still reads.
+        """
+        tasks = self.options.free_when
+        if not tasks:
+            return self.row_count
+        consumed = sum(self.tasks.get(task, 0) for task in tasks) - (len(tasks) - 1) * self.row_count
+        return self.row_count - max(0, consumed)
+
+    @property
+    def undone(self) -> int:
+        """The number of rows that were added, and neither reported as done nor dropped."""
+        return max(0, self.admitted - self.done)
 
     def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
         """Return the ready set of (task, fields). It is built if it does not exist."""
@@ -601,6 +620,11 @@ class Partition(Persisted):
 @applies_to_partition(r.PolicyAdvanced)
 def _apply_policy_advanced(partition: Partition, record: r.PolicyAdvanced) -> None:
     partition.policy_version = record.version
+
+
+@applies_to_partition(r.RowsDone)
+def _apply_rows_done(partition: Partition, record: r.RowsDone) -> None:
+    partition.done += record.count
 
 
 @applies_to_partition(r.GroupsWanted)

@@ -25,7 +25,7 @@ from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_
 from transfer_queue.core.tables.lease_table import Counts
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Chunk
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.descriptors import NESTED, PartitionOptions
+from transfer_queue.messages.descriptors import NESTED, ORDERS, PartitionOptions
 
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than one round each second for eight years
 
@@ -388,7 +388,8 @@ def _check_dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
 
 def check_options(options: PartitionOptions) -> None:
     """Raise InvalidArgumentError if no partition can be created with these options."""
-    for name in ("group_size", "producers", "replicas", "rows_per_version", "keep_rows", "keep_bytes", "keep_seconds"):
+    positive = ("group_size", "producers", "replicas", "rows_per_version")
+    for name in (*positive, "keep_rows", "keep_bytes", "keep_seconds", "max_rows"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise InvalidArgumentError(f"{name} must be positive, not {value}")
@@ -396,6 +397,10 @@ def check_options(options: PartitionOptions) -> None:
         raise InvalidArgumentError(
             f"max_staleness ({options.max_staleness}) and rows_per_version ({options.rows_per_version}) go together: "
             f"how many policy versions a row may be old, and how many rows train one version"
+        )
+    if options.order not in ("", *ORDERS):
+        raise InvalidArgumentError(
+            f"order must be one of {', '.join(ORDERS)}, or empty for the system's sampler, got {options.order!r}"
         )
 
 

@@ -1,5 +1,7 @@
 """The waiting requests: claims for rows, puts for capacity, producers for group demand, watches, and locks of keys.
 
+Clients that wait until all rows of a partition are done are among the producers.
+
 Each queue is in order of arrival, and each request has a deadline.
 """
 
@@ -16,7 +18,7 @@ from transfer_queue.core.tables.change_feed import is_first_watch
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -27,7 +29,7 @@ RequestKey = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
 WatchKey = tuple[bytes, bool]
 
-Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, Watch]
+Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -92,8 +94,8 @@ class ClaimQueue:
         claim = waiting.claim
         self.claims[waiting.waiter] = waiting
         fields = tuple(claim.fields)
-        number, least = self.wanted.get(fields, (0, claim.count))
-        self.wanted[fields] = number + 1, min(least, claim.count)
+        number, least = self.wanted.get(fields, (0, least_count(claim)))
+        self.wanted[fields] = number + 1, min(least, least_count(claim))
         if claim.finite:
             self.finite[waiting.waiter] = None
         if claim.since is not None:
@@ -126,8 +128,14 @@ class ClaimQueue:
         least: dict[tuple[str, ...], int] = {}
         for waiting in self.claims.values():
             fields = tuple(waiting.claim.fields)
-            least[fields] = min(waiting.claim.count, least.get(fields, waiting.claim.count))
+            count = least_count(waiting.claim)
+            least[fields] = min(count, least.get(fields, count))
         self.wanted = {fields: (self.wanted[fields][0], count) for fields, count in least.items()}
+
+
+def least_count(claim: Claim) -> int:
+    """Return the number of ready rows from which on a claim can be met."""
+    return claim.count if claim.least is None else claim.least
 
 
 def share_key(sampling: dict[str, Any]) -> ShareKey | None:
@@ -182,7 +190,7 @@ class WaitQueues:
         self.space: dict[RequestKey, ParkedRequest] = {}
         """Puts and reservations that wait for capacity, in order of arrival."""
         self.work: dict[str, dict[RequestKey, ParkedRequest]] = {}
-        """Partition -> producers that wait for group demand."""
+        """Partition -> producers that wait for group demand, and clients that wait until all rows are done."""
         self.watches: dict[str, WatchQueue] = {}
         """Partition -> its waiting watches; no queue is empty."""
         self.locks: dict[str, dict[RequestKey, ParkedRequest]] = {}
@@ -202,7 +210,7 @@ class WaitQueues:
             if queue is None:
                 queue = tasks[request.task] = ClaimQueue()
             queue.add(waiting)
-        elif isinstance(request, TakeGroupDemand):
+        elif isinstance(request, (TakeGroupDemand, AwaitDone)):
             self.work.setdefault(request.partition, {})[waiting.waiter] = waiting
         elif isinstance(request, Watch):
             self.watches.setdefault(request.partition, WatchQueue()).add(waiting, request)
@@ -224,7 +232,7 @@ class WaitQueues:
             # most requests are answered long before their deadline; the entries that they leave must not accumulate
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
-        if isinstance(request, TakeGroupDemand):
+        if isinstance(request, (TakeGroupDemand, AwaitDone)):
             del self.work[request.partition][waiter]
             if not self.work[request.partition]:
                 del self.work[request.partition]

@@ -13,7 +13,7 @@ import numpy as np
 
 from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
 from transfer_queue.core.columns.schema import Persisted, several
-from transfer_queue.core.tables.row_table import RowTable
+from transfer_queue.core.tables.row_table import RowTable, rows_without
 
 Holder = tuple[str, str, int]  # task, client, dp_rank
 
@@ -48,6 +48,9 @@ class RowRefcounts(Persisted):
     def held_among(self, task: str, client: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these rows that the client refers to for the task, ascending, and for how many ranks each."""
         held = [mine for holder, mine in self.by_holder.items() if holder[:2] == (task, client)]
+        if len(rows) == 1:  # for a few rows numpy is slow
+            count = sum(int(rows[0]) in mine for mine in held)
+            return (rows, np.array([count])) if count else (rows[:0], np.zeros(0, "i8"))
         found, times = np.unique(np.concatenate([np.zeros(0, "i8"), *held]), return_counts=True)
         asked = np.isin(found, rows)
         return found[asked], times[asked]
@@ -56,17 +59,18 @@ class RowRefcounts(Persisted):
         """Record that a client got rows that it does not refer to yet."""
         before = self.rows_of(task, client, dp_rank)
         before = before[self.rows.positions_of(before) >= 0]
-        self.by_holder[task, client, dp_rank] = np.union1d(before, rows)
+        self.by_holder[task, client, dp_rank] = np.union1d(before, rows) if len(before) else np.sort(rows)
         for _, chunk, at, _ in self.rows.split(np.sort(self.rows.positions_of(rows))):
             chunk.held_columns(task)[0][at] += 1
 
     def finish(self, task: str, client: str, rows: np.ndarray) -> None:
         """Record that a client has finished these rows. Rows that it does not refer to are ignored."""
         for holder in [holder for holder in self.by_holder if holder[:2] == (task, client)]:
-            mine = np.intersect1d(self.by_holder[holder], rows)
+            held_rows = self.by_holder[holder]
+            mine = held_rows if len(held_rows) == 1 and held_rows[0] in rows else np.intersect1d(held_rows, rows)
             if not len(mine):
                 continue
-            left = np.setdiff1d(self.by_holder[holder], mine)
+            left = rows_without(held_rows, mine)
             if len(left):
                 self.by_holder[holder] = left
             else:

@@ -63,6 +63,15 @@ def sort_unique(indexes: np.ndarray) -> np.ndarray:
     return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
 
 
+def rows_without(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return those of these distinct ascending rows that are not among others. For a few rows numpy is slow."""
+    if not len(rows) or not len(others):
+        return rows
+    if len(rows) == 1 or len(others) == 1:
+        return rows[rows != others] if len(others) == 1 else rows[:0] if rows[0] in others else rows
+    return np.setdiff1d(rows, others)
+
+
 def sort_with_values(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indexes ascending, each once, and the value of each. `values`: i8, above 0; the last one counts.
 

@@ -214,6 +214,15 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
     return EncodedBlock(1, columns)
 
 
+def encode_objects(name: str, values: Sequence[Any], *, allow_pickle: bool = True) -> EncodedBlock:
+    """Encode one field of objects, a row for each value, as a block. Tensors, too, are stored as objects.
+
+    Raises:
+        UncarriableValueError: A value cannot be stored. The message names field, row and type.
+    """
+    return EncodedBlock(len(values), [_objects(name, list(values), allow_pickle)])
+
+
 # ---------------------------------------------------------------- sources
 
 

@@ -75,6 +75,18 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
         return table_of(columns, reply.count)
 
 
+def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = True) -> tuple[list[Any], int]:
+    """Return the objects that a lookup of one field of objects found, in its order, and the number of their bytes.
+
+    For arguments and errors see `gather`.
+    """
+    with decode_guard("the reply of a lookup"):
+        (rows,) = locate_rows(reply, memory)
+        if rows.type.kind != "object":
+            raise ProtocolError(f"field {rows.type.name!r} has values of kind {rows.type.kind!r}, not objects")
+        return _objects(rows, memory, allow_pickle), int(rows.lengths.sum())
+
+
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
     """Return the columns of the fields. The caller must make the copies in `later`."""
     cuts: Cuts = {}

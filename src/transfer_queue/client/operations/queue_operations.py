@@ -1,0 +1,128 @@
+"""Defines the operations of `queues.Queue`: a queue is a partition with one field, whose samples one task consumes.
+
+A get without a lease is one round trip. The client refers to the row that it got while it reads the value, and the next
+get of the same reader (`ReaderNumbers`) reports that it has finished; after a large value, an own request does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim, ClaimReply, Finish
+from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.partitions import CreatePartition, ReportDone
+from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.blocks.encode import encode_objects
+
+FIELD = "item"
+"""The field of an item."""
+TASK = "get"
+"""The task that consumes the items."""
+DISCARDED = 4096
+"""Items that are discarded at once."""
+LARGE = 64 << 10
+"""Bytes of values from which a get reports at once that it has read them, so that their space becomes free."""
+
+
+class TakenItems(NamedTuple):
+    """The items of one get."""
+
+    items: list[Any]
+    meta: BatchMeta | None
+    """Their metadata if they are under a lease."""
+    ended: bool
+    """Whether no item will come any more."""
+
+
+class QueueOperations(DataPath):
+    """The operations of one client on queues."""
+
+    def _open_queue(self, name: str, maxsize: int, order: str) -> Operation[bool]:
+        """Create the partition of a queue. Return False if it exists.
+
+        Raises:
+            InvalidArgumentError: The partition exists with other options.
+        """
+        options = PartitionOptions(free_when=[TASK], max_rows=maxsize or None, order=order)
+        return bool((yield from self._ask(CreatePartition(name, 0, options), Done, None)).value)
+
+    def _put_items(
+        self, name: str, items: Sequence[Any], wait: float | None, tags: list[dict[str, Any] | None] | None = None
+    ) -> Operation[None]:
+        """Put all these items, in this order, or none. `wait`: seconds to wait for room; None does not wait."""
+        yield from self._state.learn()
+        encoded = encode_objects(FIELD, items, allow_pickle=self._state.settings.allow_pickle)
+        yield from self._publish(encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0)
+
+    def _take_items(
+        self, name: str, count: int, least: int, wait: float | None, lease: float | None = None
+    ) -> Operation[TakenItems]:
+        """Take from `least` to `count` items; none if there are fewer within `wait` seconds.
+
+        Args:
+            name: The queue.
+            count: The largest number of items.
+            least: The smallest number of items.
+            wait: Seconds to wait; None does not wait.
+            lease: Seconds of the lease; None consumes the items.
+        """
+        yield from self._state.learn()
+        number = self._state.readers.take(name)
+        try:
+            claim = Claim(
+                name, TASK, [FIELD], count, {"dp_rank": number}, wait, lease=lease, places=True, quiet=True, least=least
+            )
+            operation, tracing = self._ask(claim, ClaimReply, None, parked=wait), self._state.tracing
+            reply = yield from operation if tracing is None else tracing.claim(operation, claim)
+            if not reply.rows:
+                return TakenItems([], None, reply.ended)
+            meta = None if lease is None else self._meta(name, reply, lease)
+            items, nbytes = yield from self._items_of(name, reply)
+            if lease is None and nbytes >= LARGE:
+                yield from self._ask(Finish(name, TASK, reply.rows, self._state.client_id, reply.epoch), Done, None)
+            return TakenItems(items, meta, False)
+        finally:
+            self._state.readers.leave(name, number)
+
+    def _discard_items(self, name: str) -> Operation[None]:
+        """Take all items that are left without reading them, and report them as done."""
+        yield from self._state.learn()
+        number = self._state.readers.take(name)
+        try:
+            while True:
+                claim = Claim(name, TASK, [FIELD], DISCARDED, {"dp_rank": number}, quiet=True, least=1)
+                reply = yield from self._ask(claim, ClaimReply, None)
+                if not reply.rows:
+                    return
+                yield from self._ask(Finish(name, TASK, reply.rows, self._state.client_id, reply.epoch), Done, None)
+                with contextlib.suppress(InvalidArgumentError):  # more items were reported than were put
+                    yield from self._ask(ReportDone(name, len(reply.rows) // 8), Done, None)
+        finally:
+            self._state.readers.leave(name, number)
+
+    def _items_of(self, name: str, reply: ClaimReply) -> Operation[tuple[list[Any], int]]:
+        """Return the items of a claim, and the number of their bytes."""
+        places = reply.places
+
+        def look() -> Operation[LookupReply]:
+            nonlocal places
+            if places is not None:
+                known, places = places, None
+                return known
+            found = yield from self._look_up(Lookup(name, reply.rows, None, [FIELD], reply.epoch), None)
+            if not found.types:
+                rows = np.frombuffer(reply.rows, "<i8").tolist()
+                raise StorageKeyNotFoundError(
+                    f"the items {rows[:5]} of queue {name!r} were cleared before they were read"
+                )
+            return found
+
+        return (yield from self._read_objects(look, name, FIELD))

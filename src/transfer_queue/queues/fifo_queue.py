@@ -1,0 +1,662 @@
+"""Queue: a queue between processes, in a partition of the system."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.queue_operations import TASK
+from transfer_queue.errors import (
+    InvalidArgumentError,
+    PartitionFullError,
+    QueueShutDownError,
+    SealedError,
+    WaitTimeoutError,
+)
+from transfer_queue.messages.queries import Backlog
+from transfer_queue.queues.exceptions import empty_error, full_error
+from transfer_queue.queues.handle import QueueHandle
+from transfer_queue.queues.leased_item import LeasedItem
+
+
+class Queue(QueueHandle):
+    """A first-in, first-out queue between threads, processes and nodes.
+
+    It replaces `queue.Queue`, `multiprocessing.Queue`, `multiprocessing.JoinableQueue` and `ray.util.queue.Queue`.
+    Every process that makes a queue with the same name has the same queue. A queue also pickles: it can be an argument
+    of a process or of a Ray actor. Items are ordered by their arrival at the controller, over all producers.
+
+    Every object can be an item. Tensors, arrays and containers of them are not pickled: their bytes go directly from
+    their own memory into shared memory. A get returns objects that belong to the caller.
+
+    If no system is running, the first queue starts one, as `init` does.
+
+    Args:
+        name: The name of the queue, which is the name of its partition. An int here is `maxsize`, as in
+            `queue.Queue(8)`. Default: a new name.
+        maxsize: The largest number of items. The controller enforces it for all producers; a put beyond it waits there.
+            0 or less for no limit. Default: 0.
+        prefetch: The number of items that a get takes at once, if there are as many. The next gets of this process take
+            them from its memory, and if the process ends, they are lost, unless they have a lease. Default: 1.
+        actor_options: Ignored. `ray.util.queue.Queue` has it.
+
+    Raises:
+        InvalidArgumentError: The partition exists and is not a queue, or is a queue with another `maxsize` or order.
+
+    Example:
+        >>> queue = tq.Queue("prompts", maxsize=8)
+        >>> queue.put({"prompt": torch.tensor([1, 2])})
+        >>> queue.qsize()
+        1
+        >>> queue.get()
+        {'prompt': tensor([1, 2])}
+    """
+
+    def __init__(
+        self,
+        name: str | int | None = None,
+        maxsize: int = 0,
+        *,
+        prefetch: int = 1,
+        actor_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(None if isinstance(name, int) else name, name if isinstance(name, int) else maxsize, prefetch)
+
+    # ------------------------------------------------------------ put
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Put an item at the end of the queue.
+
+        Args:
+            item: Any object.
+            block: Whether to wait while the queue is full. Default: True.
+            timeout: Seconds to wait. Default: no limit.
+
+        Raises:
+            QueueFullError: The queue is full (a `queue.Full`, and Ray's `Full` if Ray's queue is loaded).
+            QueueShutDownError: The queue was shut down.
+            CapacityError: The storage units have no space for the item.
+            UncarriableValueError: The item cannot be stored.
+
+        Example:
+            >>> tq.Queue("prompts").put("a")
+        """
+        self._put([item], _wait_of(block, timeout))
+
+    def put_nowait(self, item: Any) -> None:
+        """Put an item without waiting: `put(item, block=False)`.
+
+        Args:
+            item: Any object.
+
+        Raises:
+            QueueFullError: The queue is full.
+            QueueShutDownError: The queue was shut down.
+
+        Example:
+            >>> tq.Queue("prompts").put_nowait("a")
+        """
+        self._put([item], None)
+
+    async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Put an item from an event loop.
+
+        Args:
+            item: See `put`.
+            block: See `put`.
+            timeout: See `put`.
+
+        Raises:
+            QueueFullError: See `put`.
+            QueueShutDownError: See `put`.
+
+        Example:
+            >>> import asyncio
+            >>> asyncio.run(tq.Queue("prompts").put_async("a"))
+        """
+        client = self._open_client()
+        await client._run_async(self._putting(client, [item], _wait_of(block, timeout)))
+
+    def put_many(self, items: Iterable[Any], block: bool = True, timeout: float | None = None) -> None:
+        """Put several items in one round trip.
+
+        Either all are put, one after the other, or none. Only if there are more than `maxsize`, they are put in parts.
+
+        Args:
+            items: The items.
+            block: See `put`.
+            timeout: Seconds to wait for room for each part. Default: no limit.
+
+        Raises:
+            QueueFullError: There was no room for all of them. The message says how many were put.
+            QueueShutDownError: See `put`.
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put_many(["a", "b"])
+            >>> queue.get_many(8)
+            ['a', 'b']
+        """
+        wait = _wait_of(block, timeout)
+        for part in self._parts(items):
+            self._put(part, wait)
+
+    async def put_many_async(self, items: Iterable[Any], block: bool = True, timeout: float | None = None) -> None:
+        """Put several items from an event loop.
+
+        Args:
+            items: See `put_many`.
+            block: See `put_many`.
+            timeout: See `put_many`.
+
+        Raises:
+            QueueFullError: See `put_many`.
+            QueueShutDownError: See `put`.
+
+        Example:
+            >>> import asyncio
+            >>> asyncio.run(tq.Queue("prompts").put_many_async(["a", "b"]))
+        """
+        wait = _wait_of(block, timeout)
+        for part in self._parts(items):
+            client = self._open_client()
+            await client._run_async(self._putting(client, part, wait))
+
+    def put_nowait_batch(self, items: Iterable[Any]) -> None:
+        """Put all items, or none, without waiting.
+
+        Args:
+            items: The items.
+
+        Raises:
+            QueueFullError: There is no room for all of them.
+            QueueShutDownError: The queue was shut down.
+            TypeError: `items` is not iterable.
+
+        Example:
+            >>> tq.Queue("prompts").put_nowait_batch(["a", "b"])
+        """
+        if not isinstance(items, Iterable):
+            raise TypeError("Argument 'items' must be an Iterable")
+        self._put(list(items), None)
+
+    def _put(self, items: list[Any], wait: float | None) -> None:
+        client = self._open_client()
+        client._run(self._putting(client, items, wait))
+
+    def _parts(self, items: Iterable[Any]) -> list[list[Any]]:
+        """Return the items in parts of at most `maxsize`."""
+        listed = list(items)
+        size = self.maxsize or max(1, len(listed))
+        return [listed[start : start + size] for start in range(0, len(listed), size)]
+
+    def _putting(self, client: TransferQueueClient, items: list[Any], wait: float | None) -> Operation[None]:
+        """Put these items, or raise the exceptions of a queue."""
+        if not items:
+            return
+        if self.maxsize and len(items) > self.maxsize:
+            raise full_error(f"{len(items)} items do not fit into {self}")
+        try:
+            yield from client._operations._put_items(self.name, items, wait, self._tags(items))
+        except PartitionFullError as error:
+            raise full_error(f"{self} is full: {error}") from None
+        except SealedError:
+            raise _shut_down_error(self) from None
+
+    def _tags(self, items: Sequence[Any]) -> list[dict[str, Any] | None] | None:
+        """Return the tags of items by which the partition orders them; None if it orders them by arrival."""
+        return None
+
+    # ------------------------------------------------------------ get
+
+    def get(self, block: bool = True, timeout: float | None = None, *, lease: float | None = None) -> Any:
+        """Take the first item out of the queue.
+
+        Args:
+            block: Whether to wait while the queue is empty. Default: True.
+            timeout: Seconds to wait. Default: no limit.
+            lease: Seconds for which the item is lent, and the lease is renewed while this process runs. The result is
+                then a `LeasedItem`. If the process ends before it acknowledges the item, another consumer gets it, up
+                to `controller.max_deliveries` times. A leased item counts for `maxsize` until its ack. Default: the
+                item is consumed at once, and is lost with a process that ends before it has processed it.
+
+        Returns:
+            The item, or a `LeasedItem` with it.
+
+        Raises:
+            QueueEmptyError: The queue is empty (a `queue.Empty`, and Ray's `Empty` if Ray's queue is loaded).
+            QueueShutDownError: The queue was shut down, and no item is left.
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put("a")
+            >>> queue.get(timeout=5)
+            'a'
+        """
+        wait = _wait_of(block, timeout)
+        client = self._open_client()
+        if self.prefetch == 1:
+            return client._run(self._taking(client, 1, 1, wait, lease))[0]
+        return self._buffer.get(
+            lease, wait, lambda left: client._run(self._taking(client, self.prefetch, 1, left, lease))
+        )
+
+    def get_nowait(self) -> Any:
+        """Take the first item without waiting: `get(block=False)`.
+
+        Returns:
+            The item.
+
+        Raises:
+            QueueEmptyError: The queue is empty.
+            QueueShutDownError: The queue was shut down, and no item is left.
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put("a")
+            >>> queue.get_nowait()
+            'a'
+        """
+        return self.get(block=False)
+
+    async def get_async(self, block: bool = True, timeout: float | None = None, *, lease: float | None = None) -> Any:
+        """Take the first item from an event loop.
+
+        If the task is cancelled in the moment in which the controller deals the item, the item is lost, unless it has a
+        lease. Prefer `timeout` to `asyncio.wait_for`.
+
+        Args:
+            block: See `get`.
+            timeout: See `get`.
+            lease: See `get`.
+
+        Returns:
+            See `get`.
+
+        Raises:
+            QueueEmptyError: See `get`.
+            QueueShutDownError: See `get`.
+
+        Example:
+            >>> import asyncio
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put("a")
+            >>> asyncio.run(queue.get_async())
+            'a'
+        """
+        wait = _wait_of(block, timeout)
+        client = self._open_client()
+        if self.prefetch == 1:
+            return (await client._run_async(self._taking(client, 1, 1, wait, lease)))[0]
+        return await self._buffer.get_async(
+            lease, wait, lambda left: client._run_async(self._taking(client, self.prefetch, 1, left, lease))
+        )
+
+    def get_many(
+        self, max_items: int, block: bool = True, timeout: float | None = None, *, lease: float | None = None
+    ) -> list[Any]:
+        """Take the first items in one round trip: at least one, and as many as there are.
+
+        Args:
+            max_items: The largest number of items.
+            block: Whether to wait while the queue is empty. Default: True.
+            timeout: Seconds to wait for the first item. Default: no limit.
+            lease: See `get`.
+
+        Returns:
+            The items, in order.
+
+        Raises:
+            QueueEmptyError: The queue is empty.
+            QueueShutDownError: The queue was shut down, and no item is left.
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put_many(["a", "b"])
+            >>> queue.get_many(8)
+            ['a', 'b']
+        """
+        _check_number(max_items, "max_items")
+        client = self._open_client()
+        return client._run(self._taking(client, max_items, 1, _wait_of(block, timeout), lease))
+
+    async def get_many_async(
+        self, max_items: int, block: bool = True, timeout: float | None = None, *, lease: float | None = None
+    ) -> list[Any]:
+        """Take the first items from an event loop. For cancelled tasks see `get_async`.
+
+        Args:
+            max_items: See `get_many`.
+            block: See `get_many`.
+            timeout: See `get_many`.
+            lease: See `get`.
+
+        Returns:
+            See `get_many`.
+
+        Raises:
+            QueueEmptyError: See `get_many`.
+            QueueShutDownError: See `get_many`.
+
+        Example:
+            >>> import asyncio
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put_many(["a", "b"])
+            >>> asyncio.run(queue.get_many_async(8))
+            ['a', 'b']
+        """
+        _check_number(max_items, "max_items")
+        client = self._open_client()
+        return await client._run_async(self._taking(client, max_items, 1, _wait_of(block, timeout), lease))
+
+    def get_nowait_batch(self, num_items: int) -> list[Any]:
+        """Take this number of items, or none, without waiting.
+
+        Args:
+            num_items: The number of items.
+
+        Returns:
+            The items, in order.
+
+        Raises:
+            QueueEmptyError: The queue has fewer items.
+            TypeError: `num_items` is not an int.
+            InvalidArgumentError: `num_items` is negative (a ValueError).
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put_many(["a", "b"])
+            >>> queue.get_nowait_batch(2)
+            ['a', 'b']
+        """
+        if not isinstance(num_items, int):
+            raise TypeError("Argument 'num_items' must be an int")
+        if num_items < 0:
+            raise InvalidArgumentError("'num_items' must be nonnegative")
+        client = self._open_client()
+        return client._run(self._taking(client, num_items, num_items, None, None)) if num_items else []
+
+    def _taking(
+        self, client: TransferQueueClient, count: int, least: int, wait: float | None, lease: float | None
+    ) -> Operation[list[Any]]:
+        """Take from `least` to `count` items, or raise the exceptions of a queue."""
+        taken = yield from client._operations._take_items(self.name, count, least, wait, lease)
+        if not taken.items:
+            if taken.ended and least == 1:
+                raise _shut_down_error(self)
+            few = "is empty" if least == 1 else f"has fewer than {least} items"
+            raise empty_error(f"{self} {few}" + (f", and no item came within {wait:g} s" if wait else ""))
+        meta = taken.meta
+        if meta is None:
+            return taken.items
+        return [LeasedItem(item, meta.select_samples([at]), client) for at, item in enumerate(taken.items)]
+
+    # ------------------------------------------------------------ the number of items
+
+    def qsize(self) -> int:
+        """Return the number of items, including those that this process has prefetched, without leased ones.
+
+        Other producers and consumers may change it at any time.
+
+        Returns:
+            The number.
+
+        Example:
+            >>> tq.Queue("prompts").qsize()
+            0
+        """
+        return self._backlog().waiting + len(self._buffer)
+
+    def size(self) -> int:
+        """Return the same as `qsize`, under the name that Ray uses.
+
+        Returns:
+            The number of items.
+
+        Example:
+            >>> tq.Queue("prompts").size()
+            0
+        """
+        return self.qsize()
+
+    def __len__(self) -> int:
+        return self.qsize()
+
+    def __bool__(self) -> bool:
+        return True  # as of `queue.Queue`, which has no length
+
+    def empty(self) -> bool:
+        """Return whether `qsize` is 0.
+
+        Returns:
+            Whether the queue is empty.
+
+        Example:
+            >>> tq.Queue("prompts").empty()
+            True
+        """
+        return not self.qsize()
+
+    def full(self) -> bool:
+        """Return whether the queue has `maxsize` items, with those that are leased.
+
+        Returns:
+            Whether a put would have to wait.
+
+        Example:
+            >>> tq.Queue("prompts").full()
+            False
+        """
+        if not self.maxsize:
+            return False
+        backlog = self._backlog()
+        return backlog.waiting + backlog.claimed >= self.maxsize
+
+    def _backlog(self) -> Backlog:
+        return self._client().get_backlog(self.name, TASK)
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def unfinished_tasks(self) -> int:
+        """The number of items that were put and not reported with `task_done`.
+
+        Example:
+            >>> tq.Queue("prompts").unfinished_tasks
+            0
+        """
+        return self._backlog().undone
+
+    def task_done(self, count: int = 1) -> None:
+        """Report that an item, which was got before, is processed. See `join`.
+
+        Args:
+            count: The number of items. Default: 1.
+
+        Raises:
+            InvalidArgumentError: More items were reported than were put (a ValueError).
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put("a")
+            >>> item = queue.get()
+            >>> queue.task_done()
+        """
+        self._client().report_done(self.name, count)
+
+    async def task_done_async(self, count: int = 1) -> None:
+        """Report from an event loop that an item is processed.
+
+        Args:
+            count: See `task_done`.
+
+        Raises:
+            InvalidArgumentError: See `task_done`.
+
+        Example:
+            >>> import asyncio
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put("a")
+            >>> asyncio.run(queue.task_done_async())
+        """
+        await self._client().async_report_done(self.name, count)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until every item that was put was reported with `task_done`.
+
+        Args:
+            timeout: Seconds to wait. Default: no limit.
+
+        Raises:
+            WaitTimeoutError: Items were left after the timeout.
+
+        Example:
+            >>> tq.Queue("prompts").join()
+        """
+        if not self._client().await_done(self.name, timeout=timeout):
+            raise self._unfinished_error(timeout)
+
+    async def join_async(self, timeout: float | None = None) -> None:
+        """Wait in an event loop until every item was reported with `task_done`.
+
+        Args:
+            timeout: See `join`.
+
+        Raises:
+            WaitTimeoutError: See `join`.
+
+        Example:
+            >>> import asyncio
+            >>> asyncio.run(tq.Queue("prompts").join_async())
+        """
+        if not await self._client().async_await_done(self.name, timeout=timeout):
+            raise self._unfinished_error(timeout)
+
+    def _unfinished_error(self, timeout: float | None) -> WaitTimeoutError:
+        return WaitTimeoutError(
+            f"Timeout: items of {self} were not reported with task_done within {timeout:g} s; call task_done() for "
+            f"each item, or raise the timeout"
+        )
+
+    def ack(self, items: LeasedItem | Iterable[LeasedItem]) -> bool:
+        """Acknowledge items that were got with a lease.
+
+        Args:
+            items: An item, or several.
+
+        Returns:
+            False if a lease had ended, so that another consumer may have its item.
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.put("a")
+            >>> queue.ack(queue.get(lease=60))
+            True
+        """
+        listed = [items] if isinstance(items, LeasedItem) else list(items)
+        counts = [item.ack() for item in listed]
+        return all(counts)
+
+    # ------------------------------------------------------------ the end
+
+    @property
+    def is_shutdown(self) -> bool:
+        """Whether the queue was shut down.
+
+        Example:
+            >>> tq.Queue("prompts").is_shutdown
+            False
+        """
+        return self._backlog().sealed
+
+    def shutdown(self, immediate: bool = False, grace_period_s: float | None = None, *, force: bool = False) -> None:
+        """Shut the queue down: later puts, and gets of an empty queue, raise QueueShutDownError, also those that wait.
+
+        The items that are left can be got. The partition remains, so that every process learns that the queue was shut
+        down; `get_client().clear_partition(queue.name)` removes it.
+
+        Args:
+            immediate: Whether to discard the items that are left; `join` does not wait for them. Default: False.
+            grace_period_s: Seconds to wait for consumers to take the items that are left, which are then discarded.
+                Default: do not wait.
+            force: The same as `immediate`, under the name that Ray uses. Default: False.
+
+        Example:
+            >>> queue = tq.Queue("prompts")
+            >>> queue.shutdown()
+            >>> try:
+            ...     queue.put("a")
+            ... except tq.QueueShutDownError as error:
+            ...     print("the queue was shut down")
+            the queue was shut down
+        """
+        client = self._client()
+        client.seal(self.name)
+        if not (immediate or force):
+            if grace_period_s is None:
+                return
+            self._await_empty(client, grace_period_s)
+        client._run(client._operations._discard_items(self.name))
+
+    def _await_empty(self, client: TransferQueueClient, seconds: float) -> None:
+        """Wait until no item is left."""
+        deadline = time.monotonic() + seconds
+        since: int | None = None
+        while client.get_backlog(self.name, TASK).waiting if since is not None else True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            since = client.wait_for_change(self.name, since, timeout=left).version
+
+    def close(self) -> None:
+        """Declare that this object is not used any more, as with `multiprocessing.Queue`. Other processes go on.
+
+        Later puts and gets of this object raise a ValueError. Items are already in the queue, so that nothing is lost.
+
+        Example:
+            >>> tq.Queue("prompts").close()
+        """
+        self._closed = True
+
+    def join_thread(self) -> None:
+        """Do nothing. `multiprocessing.Queue` waits here for its thread, which this class does not have.
+
+        Example:
+            >>> tq.Queue("prompts").join_thread()
+        """
+
+    def cancel_join_thread(self) -> None:
+        """Do nothing. See `join_thread`.
+
+        Example:
+            >>> tq.Queue("prompts").cancel_join_thread()
+        """
+
+    def _open_client(self) -> TransferQueueClient:
+        if self._closed:
+            raise InvalidArgumentError(f"{self} was closed in this process; make a new one with the same name")
+        return self._client()
+
+
+def _wait_of(block: bool, timeout: float | None) -> float | None:
+    """Return the seconds to wait; None for not at all."""
+    if not block:
+        return None
+    if timeout is None:
+        return LONGEST_TIMEOUT
+    if timeout < 0:
+        raise InvalidArgumentError("'timeout' must be a non-negative number")
+    return timeout
+
+
+def _check_number(value: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{what} must be a positive integer, got {value!r}")
+
+
+def _shut_down_error(queue: Queue) -> QueueShutDownError:
+    return QueueShutDownError(f"{queue} was shut down, and has no items; make a queue with another name")

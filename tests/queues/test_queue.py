@@ -1,0 +1,570 @@
+"""The behavior of `tq.Queue` in one process: items, limits, batches, leases, prefetching, shutdown, exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import queue
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import transfer_queue as tq
+from transfer_queue.client.data import data_path
+from transfer_queue.queues import Empty, Full, LeasedItem, ShutDown
+from transfer_queue.queues.exceptions import empty_error, full_error
+from transfer_queue.wire.objects import object_encoder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    tq.close()
+
+
+@pytest.fixture(autouse=True)
+def system() -> None:
+    tq.init()
+
+
+def waits(q: tq.Queue, kind: str = "claims") -> Callable[[], bool]:
+    """A condition: a get of this queue (claims), or a put (puts), waits at the controller."""
+
+    def found() -> bool:
+        (partition,) = [p for p in tq.get_client().status().partitions if p.name == q.name]
+        return bool(partition.waiting_puts if kind == "puts" else any(task.waiting for task in partition.tasks))
+
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("not so within 60 s")
+
+
+class Point:
+    """An object that only pickle can carry."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and other.x == self.x
+
+
+# ---------------------------------------------------------------- items
+
+
+@pytest.mark.parametrize(
+    "item",
+    [None, 0, "text", b"bytes", (1, "two", None), [1, [2]], {"a": {"b": 1}}, Point(3), {1, 2}, float("inf")],
+    ids=repr,
+)
+def test_any_object_can_be_an_item(item: Any):
+    q = tq.Queue()
+    q.put(item)
+    got = q.get()
+    assert type(got) is type(item)
+    assert got == item
+
+
+def test_tensors_and_arrays_keep_dtype_shape_and_bits():
+    q = tq.Queue()
+    given = {
+        "ids": torch.arange(5), "scalar": torch.tensor(2.5, dtype=torch.bfloat16), "none": torch.zeros(0, 3),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3), "large": torch.arange(100_000),
+    }  # fmt: skip
+    q.put(given)
+    q.put(given["ids"])
+    q.put("text")
+    got = q.get()
+    assert list(got) == list(given)
+    for name, value in given.items():
+        assert type(got[name]) is type(value)
+        assert got[name].dtype == value.dtype
+        assert got[name].shape == value.shape
+        assert bool((got[name] == value).all())
+    assert q.get().tolist() == [0, 1, 2, 3, 4]
+    assert q.get() == "text", "items of different types follow each other"
+
+
+def test_tensors_are_not_pickled(monkeypatch: pytest.MonkeyPatch):
+    def refused(*arguments: Any, **more: Any) -> Any:
+        raise AssertionError("pickled")
+
+    monkeypatch.setattr(object_encoder.pickle, "Pickler", refused)
+    monkeypatch.setattr(object_encoder.pickle, "dumps", refused)
+    q = tq.Queue()
+    q.put({"ids": torch.arange(5), "mask": torch.ones(100_000), "nested": [(torch.zeros(2), "text")]})
+    got = q.get()
+    assert got["ids"].tolist() == [0, 1, 2, 3, 4]
+    assert got["mask"].sum() == 100_000
+
+
+def test_an_item_that_was_got_belongs_to_the_caller():
+    q = tq.Queue()
+    for _ in range(2):
+        q.put(torch.zeros(20_000))
+    first = q.get()
+    first += 1
+    assert q.get().sum() == 0
+    assert first.sum() == 20_000
+
+
+def test_an_item_that_cannot_be_stored_is_refused_and_leaves_nothing():
+    q = tq.Queue()
+    with pytest.raises(tq.UncarriableValueError):
+        q.put(threading.Lock())
+    with pytest.raises(tq.UncarriableValueError):
+        q.put_many([1, threading.Lock()])
+    assert q.empty()
+
+
+def test_the_space_of_large_items_is_free_again_at_once():
+    tq.close()
+    tq.init({"backend": {"SimpleStorage": {"arena_bytes": 32 << 20, "num_data_storage_units": 1}}})
+    q = tq.Queue()
+    for number in range(12):  # 96 MiB
+        q.put(torch.full((8 << 20,), number % 100, dtype=torch.uint8), timeout=30)
+        assert int(q.get()[-1]) == number % 100
+    tq.close()
+
+
+# ---------------------------------------------------------------- order and limits
+
+
+def test_items_of_several_producers_are_in_order_of_arrival():
+    q = tq.Queue(maxsize=5)
+    with ThreadPoolExecutor(4) as pool:
+        puts = [pool.submit(lambda p=p: [q.put((p, n)) for n in range(25)]) for p in range(3)]
+        got = [q.get(timeout=60) for _ in range(75)]
+        for put in puts:
+            put.result()
+    for producer in range(3):
+        assert [n for p, n in got if p == producer] == list(range(25))
+
+
+def test_a_blocked_put_waits_at_the_controller_and_goes_on_when_there_is_room():
+    q = tq.Queue(maxsize=1)
+    q.put("a")
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(q.put, "b")
+        until(waits(q, "puts"))
+        assert q.get() == "a"
+        put.result(60)
+    assert q.get() == "b"
+
+
+def test_producers_do_not_race_for_room():
+    q = tq.Queue(maxsize=3)
+
+    def put(number: int) -> bool:
+        try:
+            q.put_nowait(number)
+        except queue.Full:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(put, range(40))) == 3
+    assert q.qsize() == 3
+    assert q.full()
+
+
+def test_an_idle_consumer_makes_room_before_it_comes_again():
+    q = tq.Queue(maxsize=1)
+    for number in range(3):
+        q.put(number, timeout=30)
+        assert q.get() == number
+        assert not q.full()
+        assert q.empty()
+
+
+def test_batches_are_put_and_taken_wholly_or_not_at_all():
+    q = tq.Queue(maxsize=3)
+    with pytest.raises(Full):
+        q.put_nowait_batch(range(4))
+    q.put_nowait_batch(x for x in (1, 2))
+    with pytest.raises(Full):
+        q.put_nowait_batch([3, 4])
+    with pytest.raises(Empty):
+        q.get_nowait_batch(3)
+    assert q.qsize() == 2
+    assert q.get_nowait_batch(0) == []
+    assert q.get_nowait_batch(2) == [1, 2]
+    with pytest.raises(TypeError, match="Iterable"):
+        q.put_nowait_batch(1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="int"):
+        q.get_nowait_batch(1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nonnegative"):
+        q.get_nowait_batch(-1)
+
+
+def test_a_batch_of_a_queue_that_was_shut_down_is_taken_wholly_or_not_at_all():
+    q = tq.Queue()
+    q.put_many([1, 2])
+    q.shutdown()
+    with pytest.raises(Empty):
+        q.get_nowait_batch(3)
+    assert q.get_nowait_batch(2) == [1, 2]
+
+
+def test_many_items_come_in_one_list_and_wait_for_the_first():
+    q = tq.Queue(maxsize=2)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(q.get_many, 10)
+        until(waits(q))
+        q.put("a")
+        assert got.result(60) == ["a"]
+        put = pool.submit(q.put_many, range(5), True, 60)
+        taken: list[int] = []
+        while len(taken) < 5:
+            taken += q.get_many(10, timeout=60)
+        put.result(60)
+    assert taken == list(range(5))
+    with pytest.raises(Empty):
+        q.get_many(2, block=False)
+    with pytest.raises(ValueError, match="max_items must be a positive integer, got 0"):
+        q.get_many(0)
+    q.put_many([])
+    assert q.empty()
+
+
+def test_the_last_item_comes_first_out_of_a_lifo_queue():
+    q = tq.LifoQueue(maxsize=3)
+    q.put_many([1, 2])
+    assert q.get() == 2
+    q.put(3)
+    assert [q.get(), q.get()] == [3, 1]
+
+
+def test_a_priority_queue_gives_the_lowest_value_first_and_equal_ones_in_order():
+    q = tq.PriorityQueue()
+    entry = types.SimpleNamespace(priority=0.5, name="attribute")
+    q.put_many([(2, "a"), (1, "b"), (2, "c"), 3, [-1, "d"], entry])
+    got = q.get_many(3)
+    assert got[:1] == [[-1, "d"]]
+    assert got[1].name == "attribute"
+    assert got[2] == (1, "b")
+    assert [q.get() for _ in range(3)] == [(2, "a"), (2, "c"), 3]
+    for bad in ("text", (None, 1), float("nan")):
+        with pytest.raises(ValueError, match="priority of an item must be a number"):
+            q.put(bad)
+
+
+def test_a_name_names_one_queue():
+    tq.Queue("named", 2).put("a")
+    assert tq.Queue("named").get() == "a"
+    with pytest.raises(tq.InvalidArgumentError, match="max_rows"):
+        tq.Queue("named", 3)
+    with pytest.raises(tq.InvalidArgumentError, match="order"):
+        tq.LifoQueue("named")
+    assert tq.Queue(8).maxsize == 8
+    assert tq.Queue(maxsize=-1).maxsize == 0
+    assert tq.Queue(8).name != tq.Queue(8).name
+    assert repr(tq.Queue("named")) == "Queue('named', maxsize=0)"
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_a_get_without_an_item_ends_in_time():
+    q = tq.Queue()
+    for call in (q.get_nowait, lambda: q.get(timeout=0.01), lambda: q.get(False), lambda: q.get(timeout=0)):
+        with pytest.raises(queue.Empty):
+            call()
+
+
+def test_the_awaitable_forms_do_the_same():
+    async def main() -> None:
+        q = tq.Queue(maxsize=2)
+        getters = [asyncio.create_task(q.get_async()) for _ in range(2)]
+        await asyncio.to_thread(until, waits(q))
+        await q.put_async("a")
+        await q.put_async("b")
+        assert sorted([await getter for getter in getters]) == ["a", "b"]
+        await q.put_many_async(["c", "d"])
+        with pytest.raises(Full):
+            await q.put_async("e", timeout=0.01)
+        with pytest.raises(Full):
+            await q.put_async("e", block=False)
+        assert await q.get_many_async(5) == ["c", "d"]
+        with pytest.raises(Empty):
+            await q.get_async(timeout=0.01)
+        with pytest.raises(Empty):
+            await q.get_async(block=False)
+        with pytest.raises(tq.WaitTimeoutError):
+            await q.join_async(timeout=0.01)
+        await q.task_done_async(4)
+        await q.join_async()
+        await q.put_async("f")
+        assert await (await q.get_async(lease=60)).ack_async()
+
+    asyncio.run(main())
+
+
+def test_a_join_waits_for_the_last_task():
+    q = tq.Queue()
+    q.put_many(range(3))
+    assert q.unfinished_tasks == 3
+    with pytest.raises(TimeoutError, match="task_done"):
+        q.join(timeout=0.01)
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(q.join)
+        for _ in q.get_many(3):
+            assert not joined.done()
+            q.task_done()
+        joined.result(60)
+    with pytest.raises(ValueError, match="only 0"):
+        q.task_done()
+
+
+# ---------------------------------------------------------------- leases
+
+
+def test_a_leased_item_is_consumed_by_its_ack():
+    q = tq.Queue(maxsize=2)
+    q.put_many(["a", "b"])
+    first, second = q.get(lease=60), q.get_many(5, lease=60)[0]
+    assert (first.item, second.item) == ("a", "b")
+    assert (q.qsize(), q.full()) == (0, True), "leased items may come back"
+    assert q.ack([first, second])
+    assert not q.ack(first), "it was acknowledged before"
+    assert not q.full()
+
+
+def test_an_item_that_is_returned_comes_again_at_its_place():
+    q = tq.Queue()
+    q.put_many(["a", "b"])
+    leased = q.get(lease=60)
+    assert leased.deliveries == 1
+    with pytest.raises(RuntimeError, match="stop"), leased:
+        raise RuntimeError("stop")
+    again = q.get(lease=60)
+    assert (again.item, again.deliveries, repr(again)) == ("a", 2, "LeasedItem('a')")
+    with again:
+        pass
+    assert q.get() == "b"
+    assert q.empty()
+
+
+# ---------------------------------------------------------------- prefetching
+
+
+def test_prefetched_items_keep_their_order_and_count():
+    q = tq.Queue(prefetch=4)
+    q.put_many(range(10))
+    assert [q.get(), q.get()] == [0, 1]
+    assert q.qsize() == 8
+    assert not q.empty()
+    assert [q.get() for _ in range(8)] == list(range(2, 10))
+    with pytest.raises(Empty):
+        q.get_nowait()
+    with pytest.raises(Empty):
+        q.get(timeout=0.01)
+    with pytest.raises(tq.InvalidArgumentError, match="prefetch must be a positive integer"):
+        tq.Queue(prefetch=0)
+
+
+def test_threads_share_what_one_of_them_prefetches():
+    q = tq.Queue(prefetch=8)
+    with ThreadPoolExecutor(4) as pool:
+        gets = [pool.submit(q.get, True, 60) for _ in range(4)]
+        until(waits(q))
+        q.put_many(range(4))
+        assert sorted(get.result(60) for get in gets) == [0, 1, 2, 3]
+
+
+def test_tasks_of_an_event_loop_share_what_one_of_them_prefetches():
+    async def main() -> None:
+        q = tq.Queue(prefetch=8)
+        gets = [asyncio.create_task(q.get_async(timeout=60)) for _ in range(4)]
+        await asyncio.to_thread(until, waits(q))
+        await q.put_many_async(range(4))
+        assert sorted([await get for get in gets]) == [0, 1, 2, 3]
+        with pytest.raises(Empty):
+            await q.get_async(timeout=0.01)
+        with pytest.raises(Empty):
+            await q.get_async(block=False)
+
+    asyncio.run(main())
+
+
+def test_prefetched_leased_items_are_acknowledged_one_by_one():
+    q = tq.Queue(prefetch=4)
+    q.put_many(range(4))
+    leased = [q.get(lease=60) for _ in range(4)]
+    assert all(isinstance(item, LeasedItem) for item in leased)
+    assert leased[1].ack()
+    assert leased[2].nack()
+    assert q.get(lease=60).item == 2
+    assert leased[0].ack()
+
+
+def test_a_forked_child_does_not_repeat_the_prefetched_items_of_its_parent():
+    q = tq.Queue(prefetch=4)
+    q.put_many(range(4))
+    assert q.get() == 0
+    receive, send = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=lambda: send.send((q.qsize(), q.empty())))
+    child.start()
+    child.join(60)
+    assert receive.recv() == (0, True)
+    assert [q.get_nowait() for _ in range(3)] == [1, 2, 3]
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_a_queue_that_was_shut_down_gives_what_is_left():
+    q = tq.Queue()
+    q.put_many(["a", "b"])
+    assert not q.is_shutdown
+    q.shutdown()
+    assert q.is_shutdown
+    for call in (lambda: q.put("c"), lambda: q.put_nowait("c"), lambda: q.put_nowait_batch(["c"])):
+        with pytest.raises(ShutDown):
+            call()
+    assert [q.get(), q.get_nowait()] == ["a", "b"]
+    for call in (q.get, q.get_nowait, lambda: q.get_many(2)):
+        with pytest.raises(ShutDown):
+            call()
+
+
+def test_a_shutdown_ends_calls_that_wait():
+    empty, full = tq.Queue(), tq.Queue(maxsize=1)
+    full.put("a")
+    with ThreadPoolExecutor(2) as pool:
+        get, put = pool.submit(empty.get), pool.submit(full.put, "b")
+        until(lambda: waits(empty)() and waits(full, "puts")())
+        empty.shutdown()
+        full.shutdown()
+        for call in (get, put):
+            with pytest.raises(ShutDown):
+                call.result(60)
+    assert full.get() == "a"
+
+
+@pytest.mark.parametrize("arguments", [{"immediate": True}, {"force": True}, {"grace_period_s": 0}])
+def test_an_immediate_shutdown_discards_what_is_left(arguments: dict[str, Any]):
+    q = tq.Queue()
+    q.put_many(["a", "b", "c"])
+    assert q.get() == "a"
+    q.shutdown(**arguments)
+    with pytest.raises(ShutDown):
+        q.get()
+    assert q.unfinished_tasks == 1, "of the item that was got"
+    q.task_done()
+    q.join()
+
+
+def test_a_shutdown_with_a_grace_period_lets_consumers_take_what_is_left():
+    q = tq.Queue()
+    q.put_many(["a", "b"])
+    taken: list[str] = []
+
+    def consume() -> None:
+        while True:
+            taken.append(q.get())
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(consume)
+        q.shutdown(grace_period_s=60)
+        with pytest.raises(ShutDown):
+            ended.result(60)
+    assert taken == ["a", "b"]
+
+
+def test_the_methods_of_a_queue_of_multiprocessing_are_there():
+    q = tq.Queue("kept")
+    q.put("a")
+    q.close()
+    q.join_thread()
+    q.cancel_join_thread()
+    with pytest.raises(ValueError, match="closed"):
+        q.put("b")
+    with pytest.raises(ValueError, match="closed"):
+        q.get()
+    assert tq.Queue("kept").get() == "a"
+
+
+# ---------------------------------------------------------------- exceptions and pickling
+
+
+def test_the_exceptions_are_those_of_the_standard_library():
+    assert issubclass(Empty, queue.Empty)
+    assert issubclass(Full, queue.Full)
+    assert issubclass(ShutDown, getattr(queue, "ShutDown", Exception))
+    assert issubclass(ShutDown, tq.SealedError)
+    assert type(empty_error("x")) is Empty or "ray.util.queue" in sys.modules
+
+
+def test_the_exceptions_are_those_of_ray_if_it_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    class RaysEmpty(queue.Empty):
+        pass
+
+    class RaysFull(Exception):  # as in old versions
+        pass
+
+    module = types.SimpleNamespace(Empty=RaysEmpty, Full=RaysFull)
+    monkeypatch.setitem(sys.modules, "ray.util.queue", module)  # type: ignore[arg-type]
+    q = tq.Queue(maxsize=1)
+    with pytest.raises(RaysEmpty) as told:
+        q.get_nowait()
+    assert isinstance(told.value, Empty)
+    q.put(1)
+    with pytest.raises(RaysFull) as refused:
+        q.put_nowait(2)
+    assert isinstance(refused.value, Full)
+    pickled = pickle.dumps(full_error("no room"))
+    assert isinstance(pickle.loads(pickled), RaysFull)
+    monkeypatch.delitem(sys.modules, "ray.util.queue")
+    again = pickle.loads(pickled)
+    assert type(again) is Full
+    assert again.args == ("no room",)
+
+
+def test_a_queue_pickles_without_its_prefetched_items():
+    q = tq.Queue("pickled", 5, prefetch=3)
+    q.put_many(range(3))
+    assert q.get() == 0
+    other = pickle.loads(pickle.dumps(q))
+    assert (type(other), other.name, other.maxsize, other.prefetch) == (tq.Queue, "pickled", 5, 3)
+    assert other.qsize() == 0
+    assert q.qsize() == 2
+
+
+def test_a_queue_has_a_length_and_is_true():
+    q = tq.Queue()
+    assert q
+    assert len(q) == q.size() == 0
+
+
+def test_values_that_are_replaced_while_they_are_read_are_read_again(monkeypatch: pytest.MonkeyPatch):
+    q = tq.Queue()
+    q.put("a")
+    real, calls = data_path.gather_objects, []
+
+    def torn(*arguments: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            client = tq.get_client()
+            context = client.storage_manager
+            monkeypatch.setattr(context, "is_unchanged", lambda reply: monkeypatch.undo() or False)
+            raise ValueError("torn bytes")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(data_path, "gather_objects", torn)
+    assert q.get() == "a"
+    assert len(calls) == 1, "undo has restored the function; the value was read again"
