@@ -378,7 +378,7 @@ class FaultyCluster(Cluster):
         """Handle records that were written."""
         self.records += records
         for record in records:
-            if isinstance(record, StateLoaded):
+            if type(record) is StateLoaded:
                 self.on_loaded(state_file.read(self.loaded.path(record.file))["time"])
 
     def _write_state(self, write: core_effects.WriteState) -> None:

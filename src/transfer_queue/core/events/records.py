@@ -454,6 +454,10 @@ class StateLoaded(Record, frozen=True):
     """
 
 
+class StateMerged(StateLoaded, frozen=True):
+    """The partitions of a checkpoint were added to the state; see `core.state.merge`."""
+
+
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):
     """Rows of a partition that were copied into new blocks, numbered from `first_block` on.
 
@@ -500,5 +504,5 @@ AnyRecord = Union[
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent, ClientIntroduced,
+    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, StateMerged,
 ]  # fmt: skip

@@ -56,6 +56,16 @@ class SkippedRows(Persisted):
             for key, column in columns.items():
                 yield task, key, column
 
+    def rows_of(self, task: str) -> dict[str, np.ndarray]:
+        """Return reason -> positions of the live rows that the task skipped, ascending."""
+        found: dict[str, list[np.ndarray]] = {}
+        for key, column in sorted(self._codes.get(task, {}).items()):
+            for code in np.unique(column[column > 0]).tolist():
+                found.setdefault(self._reasons[code - 1], []).append(
+                    np.flatnonzero(column == code) + (key << CHUNK_BITS)
+                )
+        return {reason: np.concatenate(parts) for reason, parts in found.items()}
+
     def counts_of(self, task: str) -> dict[str, int]:
         """Return reason -> number of rows that the task skipped."""
         return {reason: count for (name, reason), count in self.counts.items() if name == task}
