@@ -518,8 +518,8 @@ def load_checkpoint(
     Raises:
         NotInitializedError: No system is running.
         InvalidArgumentError: `allow_pickle` is not a bool, or `partitions` or `keys` is not valid. Or a partition
-            exists with other settings, with such a key (DuplicateError), or with another type of values (FieldTypeError).
-            Nothing was changed.
+            exists with other settings, with such a key (DuplicateError), or with values of another type
+            (FieldTypeError). Nothing was changed.
         UnknownPartitionError: The checkpoint has no such partition. Nothing was changed.
         StorageKeyNotFoundError: The partition has no sample with such a key. Nothing was changed.
         SealedError: A partition of that name is sealed. Nothing was changed.

@@ -106,7 +106,6 @@ def archivist(work: Workload) -> Script:
                     yield from _load(client, work.draw.choice(work.saved[-2:]))
                 else:
                     yield from _save(work, client)
-            yield from sleep(0.01)  # so that two checkpoints have different times
 
     return script
 
