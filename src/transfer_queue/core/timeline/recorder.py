@@ -35,6 +35,7 @@ from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.timeline import ValueRead
+from transfer_queue.sampler.freshness_sampler import POLICY_TAG
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, PACKING, TIMED_OUT, WHOLE, EventKind
 
 MAX_NOTES = 128
@@ -43,8 +44,6 @@ MANY_ROWS = 1 << 14
 """A note with at least this many rows is written immediately, so that notes do not keep much memory."""
 LOOKED_AT = 64
 """Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
-POLICY_TAG = "policy_version"
-"""The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 
 _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ = (int(kind) for kind in EventKind)
 _pack, _pack_place, _PLACE_SIZE = PACKING.pack_into, PLACE.pack_into, PLACE.size
@@ -180,7 +179,8 @@ class TimelineRecorder:
     ) -> None:
         """Note that a claim was answered with rows. which: their global indexes. positions: -1 for cleared rows.
 
-        The last row describes all of them: of rows in order, it is the one that was put last.
+        The last row describes all of them: of rows in order, it is the one that was put last. The staleness is that of
+        the oldest sample, because `max_staleness` limits that of every sample.
         """
         if not self.ring.capacity:
             return
@@ -196,10 +196,11 @@ class TimelineRecorder:
                     if number > block:
                         block = number
             if partition.policy_version:
-                tags = chunk.tags
-                tag = tags[at] if tags is not None else None
-                version = tag.get(POLICY_TAG) if tag else None
-                policy = _oldest_block(columns, fields, at), version, partition.policy_version
+                policy = (
+                    _oldest_block(columns, fields, at),
+                    _oldest_version(partition, positions),
+                    partition.policy_version,
+                )
         self._notes.append((
             _CLAIM, self._clock.now, since, AHEAD if claim.ahead else 0, client, claim.task,
             claim.sampling.get("dp_rank"), claim.partition, fields, rows, 0, block, policy, which,
@@ -437,6 +438,23 @@ class TimelineRecorder:
             known = not math.isnan(self._times.time_of(oldest))
             version = self._policies.version_at(partition, oldest) if known else None
         return -1 if version is None else min(max(current - version, 0), _I4)
+
+
+def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None:
+    """Return the lowest policy version in the tags of these rows; None if no tag has one."""
+    found = []
+    for _, chunk, at, _ in partition.rows.split(positions[positions >= 0]):
+        numbers = chunk.numbers.get(POLICY_TAG)
+        if numbers is not None:  # `max_staleness` and FreshnessSampler watch the tag
+            known = numbers[at]
+            known = known[~np.isnan(known)]
+            if len(known):
+                found.append(float(known.min()))
+        elif chunk.tags is not None:
+            tags = chunk.tags
+            versions = [(tags[each] or {}).get(POLICY_TAG) for each in at.tolist()]
+            found += [float(version) for version in versions if isinstance(version, (int, float))]
+    return min(found, default=None)
 
 
 def _oldest_block(columns: Mapping[str, Any], fields: Sequence[str], at: int) -> int:
