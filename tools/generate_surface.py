@@ -38,6 +38,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation

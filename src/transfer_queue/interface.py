@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,6 +35,8 @@ from transfer_queue.attachment import CURRENT, current_client, find_system
 from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
+from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
 from transfer_queue.config.environment import address, process_environment, system_name
@@ -420,10 +422,33 @@ def get_live_address() -> str | None:
     return (system.live_address or None) if system is not None else None
 
 
+@overload
 def save_checkpoint(
-    checkpoint_dir: str | os.PathLike[str], *, include_storage: bool = True, metadata: Mapping[str, Any] | None = None
-) -> None:
-    """Save the whole system, samples and progress, into a folder.
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    include_storage: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+    partitions: None = None,
+    keys: None = None,
+) -> None: ...
+@overload
+def save_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    include_storage: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+    partitions: str | Sequence[str],
+    keys: str | Sequence[str] | None = None,
+) -> CheckpointReport: ...
+def save_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    include_storage: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+    partitions: str | Sequence[str] | None = None,
+    keys: str | Sequence[str] | None = None,
+) -> CheckpointReport | None:
+    """Save the whole system, samples and progress, or some partitions of it, into a folder.
 
     The checkpoint is the system at one moment. Changes that are made while it is copied are not in it. An older
     checkpoint in the folder is replaced when the new one is complete and on the disk; until then it stays unchanged,
@@ -435,9 +460,19 @@ def save_checkpoint(
         include_storage: Has no effect, because samples are saved with every backend. Default: True.
         metadata: Your own values, which JSON must be able to represent, stored under "user_metadata" in the folder's
             metadata.json. Default: none.
+        partitions: The partitions to save. Such a checkpoint can only be added to a running system:
+            `load_checkpoint(..., partitions=...)`. Default: None, the whole system.
+        keys: The keys of the samples to save, if `partitions` names a single partition. Default: all its samples.
+
+    Returns:
+        The numbers of saved samples, and the values that were lost before the save, by key. None if the whole system is
+        saved.
 
     Raises:
         NotInitializedError: No system is running.
+        InvalidArgumentError: `partitions` or `keys` is not valid. Nothing was changed.
+        UnknownPartitionError: There is no such partition. Nothing was changed.
+        StorageKeyNotFoundError: The partition has no sample with such a key. Nothing was changed.
         CheckpointError: JSON cannot represent `metadata`, the folder contains other files, another process is saving
             into it, a server was restarted meanwhile, storage units were lost during every attempt, an external store
             lost data that was to be saved, or the state is inconsistent. Nothing was changed.
@@ -451,12 +486,13 @@ def save_checkpoint(
     """
     client = _checkpoint_client()
     target = Path(os.path.realpath(checkpoint_dir))
-    content = {"storage_saved": True, "user_metadata": checkpoint_folder.user_metadata(metadata)}
+    content: dict[str, Any] = {"storage_saved": True, "user_metadata": checkpoint_folder.user_metadata(metadata)}
+    selection = arguments.selection(partitions, keys)
     checkpoint_folder.check_target(target)
     with checkpoint_folder.replace_folder(target) as draft:
         for attempt in range(1, SAVE_ATTEMPTS + 1):
             try:
-                _save_cut(client, draft, target)
+                report = _save_cut(client, draft, target, selection)
                 break
             except UnitLostError as error:
                 if attempt == SAVE_ATTEMPTS:
@@ -464,12 +500,21 @@ def save_checkpoint(
                         f"the checkpoint {target} was not saved: storage units were lost at each of "
                         f"{SAVE_ATTEMPTS} attempts ({error}). An older checkpoint there is unchanged. Save again"
                     ) from error
+        if report is not None:
+            report.warn()
+            content["lost"] = report.lost
+        if selection is not None:
+            content[checkpoint_folder.PARTITIONS] = selection[0]
         checkpoint_folder.write_json(draft / checkpoint_folder.METADATA, content)
+    return report if selection is not None else None
 
 
-def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
+def _save_cut(
+    client: TransferQueueClient, draft: Path, target: Path, selection: tuple[list[str], list[str] | None] | None
+) -> CheckpointReport | None:
     """Write the state of this moment into a folder. Raises UnitLostError if a storage unit is lost meanwhile."""
-    cut = client.begin_checkpoint(draft, target)
+    partitions, keys = selection or (None, None)
+    cut = client.begin_checkpoint(draft, target, partitions=partitions, keys=keys)
     try:
         # only with arguments of the public contract, because callers may have replaced these methods
         client.save_storage_checkpoint(draft)
@@ -480,15 +525,41 @@ def _save_cut(client: TransferQueueClient, draft: Path, target: Path) -> None:
         raise
     if not client.end_checkpoint(cut):
         raise checkpoint_folder.incomplete_save_error(target)
+    return cut.report
 
 
-def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True) -> None:
-    """Replace the state of the system, samples and progress, by that of a checkpoint.
+@overload
+def load_checkpoint(
+    checkpoint_dir: str | os.PathLike[str], *, allow_pickle: bool = True, partitions: None = None, keys: None = None
+) -> None: ...
+@overload
+def load_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = True,
+    partitions: str | Sequence[str],
+    keys: str | Sequence[str] | None = None,
+) -> CheckpointReport: ...
+def load_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = True,
+    partitions: str | Sequence[str] | None = None,
+    keys: str | Sequence[str] | None = None,
+) -> CheckpointReport | None:
+    """Replace the state of the system, samples and progress, by that of a checkpoint, or add partitions of it.
 
     The checkpoint is checked completely before anything is changed. The system may have other storage units than the
     one that was saved. New global indexes continue after the higher of both counters. Metadata of samples from before
     the load is refused (`StaleMetadataError`). Waiting requests continue to wait, for the loaded samples. While
     loading, the system needs space for the samples of the checkpoint in addition to those it has.
+
+    With `partitions`, the samples of these partitions are added in one step, and everything else goes on: other
+    partitions, other samples and their metadata stay valid. The samples keep their keys, tags, groups and consumption,
+    and get new global indexes. A lease ends with the save, so its samples are ready again; batches that were dealt to
+    ranks are forgotten. A partition that does not exist is created as it was saved: with its settings, its policy
+    version and its seals. One that exists must have the same settings, be unsealed and have none of the keys. Samples
+    that all tasks of `free_when` have consumed are not kept.
 
     Args:
         checkpoint_dir: The folder that `save_checkpoint` wrote.
@@ -496,24 +567,37 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
             Reading a pickled object runs the code in it. Pass False for a checkpoint whose author you do not trust:
             everything else is loaded, the pickled bytes do not reach the system, and reading such a value in a field or
             a tag raises UncarriableValueError, which names partition, field and row. Default: True.
+        partitions: The partitions to add, of a checkpoint of the whole system or of some partitions. Default: None,
+            replace the system.
+        keys: The keys of the samples to add, if `partitions` names a single partition. Default: all its samples.
+
+    Returns:
+        The numbers of added samples, and the values that were lost before the save, by key. None if the system is
+        replaced.
 
     Raises:
         NotInitializedError: No system is running.
-        InvalidArgumentError: `allow_pickle` is not a bool.
+        InvalidArgumentError: `allow_pickle` is not a bool, or `partitions` or `keys` is not valid. Or a partition
+            exists with other settings, with such a key (DuplicateError), or with values of another type
+            (FieldTypeError). Nothing was changed.
+        UnknownPartitionError: The checkpoint has no such partition. Nothing was changed.
+        StorageKeyNotFoundError: The partition has no sample with such a key. Nothing was changed.
+        SealedError: A partition of that name is sealed. Nothing was changed.
         CheckpointNotFoundError: The folder or a part of the checkpoint does not exist (a FileNotFoundError).
         CheckpointError: Files are missing ("count mismatch"), damaged, written by another program, or cannot be read.
-            Nothing was changed.
+            Or the checkpoint contains only some partitions, and `partitions` is missing. Nothing was changed.
         CapacityError: There is not enough space. Nothing was changed.
         UnitLostError: Storage units were lost during every attempt. Nothing was changed.
         ConnectionLostError: The system stopped. Nothing was changed.
 
     Example:
-        >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
-        >>> tq.save_checkpoint("checkpoint")
-        >>> tq.kv_clear("a", "train_0")
-        >>> tq.load_checkpoint("checkpoint")
-        >>> tq.kv_list("train_0")
-        {'train_0': {'a': {}}}
+        >>> meta = tq.kv_put("a", "replay", {"prompt": torch.tensor([1, 2])})
+        >>> report = tq.save_checkpoint("checkpoint", partitions="replay")
+        >>> tq.kv_clear("a", "replay")
+        >>> tq.load_checkpoint("checkpoint", partitions="replay")
+        CheckpointReport(samples={'replay': 1}, lost={})
+        >>> tq.kv_list("replay")
+        {'replay': {'a': {}}}
     """
     client = _checkpoint_client()
     # callers may have replaced the methods that load by older ones
@@ -522,8 +606,16 @@ def load_checkpoint(checkpoint_dir: str | os.PathLike[str], *, allow_pickle: boo
     with checkpoint_folder.read_guard(folder):
         checkpoint_folder.put_back(folder)
     checkpoint_folder.check_folder(folder)
+    selection = arguments.selection(partitions, keys)
+    if selection is not None:
+        names, chosen = selection
+        report = client.load_samples(folder, names, keys=chosen, allow_pickle=allow_pickle)
+        report.warn()
+        return report
+    checkpoint_folder.check_complete(folder)
     client.load_storage_checkpoint(folder, **more)
     client.load_controller_checkpoint(folder / checkpoint_folder.STATE, **more)
+    return None
 
 
 def _checkpoint_client() -> TransferQueueClient:

@@ -98,7 +98,8 @@ class Run:
         offloads = sum(isinstance(record, BlocksMoved) and record.unit in on_disk for record in cluster.records)
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
-            loads=self.ledger.epoch, saves=len(self.workload.saved), snapshots=cluster.snapshots, moves=moved,
+            loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved,
+            snapshots=cluster.snapshots, moves=moved,
             offloads=offloads, lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
         )  # fmt: skip
 

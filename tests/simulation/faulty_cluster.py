@@ -8,6 +8,7 @@ folder of its arena; if the arena is lost, the unit starts with an empty one und
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -137,6 +138,7 @@ class FaultyCluster(Cluster):
         self.lost_values = 0
         self.on_cut: Callable[[float], object] = lambda time: None
         self.on_loaded: Callable[[float], object] = lambda time: None
+        self._cut_at = 0.0
         self.places: list[Place] = []
         self.folder = folder
         self._sampler = sampler or SequentialSampler()
@@ -378,12 +380,13 @@ class FaultyCluster(Cluster):
         """Handle records that were written."""
         self.records += records
         for record in records:
-            if isinstance(record, StateLoaded):
+            if type(record) is StateLoaded:
                 self.on_loaded(state_file.read(self.loaded.path(record.file))["time"])
 
     def _write_state(self, write: core_effects.WriteState) -> None:
-        super()._write_state(write)
-        self.on_cut(self.clock.now)
+        time = self._cut_at = max(self.clock.now, math.nextafter(self._cut_at, math.inf))  # it identifies the state
+        super()._write_state(msgspec.structs.replace(write, tree=lambda: {**write.tree(), "time": time}))
+        self.on_cut(time)
 
     def _return_result(self, began: Controller, action: Callable[[], object]) -> None:
         if self.crashed(CONTROLLER):

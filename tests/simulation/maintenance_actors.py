@@ -1,4 +1,5 @@
-"""The clients for maintenance: one puts lost values again, one saves and loads checkpoints, one drains units."""
+"""The clients for maintenance: one puts lost values again, one saves and loads checkpoints, one moves
+partitions through checkpoints, one drains units."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from tensordict import TensorDict
+
+from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
-from tests.simulation.run_features import MAIN
-from transfer_queue.client.checkpoint.checkpoint_folder import STATE
+from tests.simulation.run_features import MAIN, MOVED
+from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, STATE, write_json
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.messages.envelopes import AnyReply
@@ -101,7 +106,6 @@ def archivist(work: Workload) -> Script:
                     yield from _load(client, work.draw.choice(work.saved[-2:]))
                 else:
                     yield from _save(work, client)
-            yield from sleep(0.01)  # so that two checkpoints have different times
 
     return script
 
@@ -129,6 +133,70 @@ def _load(client: RetryingClient, folder: Path) -> Operation[None]:
     """Load a checkpoint, as `tq.load_checkpoint` does."""
     yield from client.operations.load_storage_checkpoint(folder, timeout=5)
     yield from client.operations.load_controller_checkpoint(folder / STATE, timeout=5)
+
+
+# ------------------------------------------------------------ moving a partition
+
+
+def mover(work: Workload) -> Script:
+    """Return a script that saves a partition of its own, or some keys of it, and adds them to the running system.
+
+    Nothing else may notice: the ledger goes on to check all other samples.
+    """
+
+    def script(client: RetryingClient) -> Generator[Call, AnyReply, None]:
+        moves = 0
+        while not work.closing:
+            yield from work.pause(1.5)
+            moves += 1
+            with contextlib.suppress(TransferQueueError):
+                yield from _move(work, client, f"{MOVED}-{client.name}-{moves}")
+
+    return script
+
+
+def _move(work: Workload, client: RetryingClient, partition: str) -> Operation[None]:
+    """Put samples into a partition, save them, drop them, and add them again."""
+    operations, epoch = client.operations, work.ledger.epoch
+    keys = [f"k{n}" for n in range(work.draw.randint(1, 9))]
+    tags = [{"n": n} for n in range(len(keys))]
+    data = TensorDict({"z": torch.arange(len(keys)).repeat(4, 1).T.contiguous()}, batch_size=[len(keys)])
+    chosen = None if work.draw.random() < 0.5 else sorted(work.draw.sample(keys, work.draw.randint(1, len(keys))))
+    folder = work.cluster.folder / f"{partition}-{work.cluster.clock.now}"
+    try:
+        yield from operations.kv_batch_put(keys, partition, data, tags=tags, timeout=5)
+        taken = yield from operations.get_meta(["z"], 1, partition, task_name="t", timeout=5)
+        first = taken.global_indexes[0]
+        cut = yield from operations.begin_checkpoint(partitions=partition, keys=chosen, timeout=5)
+        try:
+            yield from operations.save_storage_checkpoint(folder, cut=cut)
+            yield from operations.save_controller_checkpoint(folder / STATE, cut=cut)
+        finally:
+            whole = yield from operations.end_checkpoint(cut, timeout=5)
+        if not whole:
+            return
+        write_json(folder / METADATA, {"storage_saved": True, "user_metadata": {}, "partitions": [partition]})
+        yield from operations.clear_partition(partition, timeout=5)
+        report = yield from operations.load_samples(folder, partition, timeout=5)
+        found = (yield from operations.kv_list(partition, timeout=5)).get(partition, {})
+        left = keys if chosen is None else chosen
+        if work.ledger.epoch != epoch:
+            return  # another client has loaded a checkpoint of the whole system meanwhile
+        if found != {key: tags[int(key[1:])] for key in left} or report.samples != {partition: len(left)}:
+            raise LedgerError(f"{left} of {partition} were loaded, and the partition has {found}; report {report}")
+        meta = yield from operations.kv_retrieve_meta(left, partition, timeout=5)
+        if min(meta.global_indexes) <= first:
+            raise LedgerError(f"global index {min(meta.global_indexes)} of {partition} was used again")
+        lost = report.lost.get(partition, {})
+        kept = [key for key in left if key not in lost]
+        if not kept:
+            return
+        read = yield from operations.kv_batch_get(kept, partition, layout="dense", timeout=5)
+        if work.ledger.epoch == epoch and read["z"][:, 0].tolist() != [int(key[1:]) for key in kept]:
+            raise LedgerError(f"{kept} of {partition} read as {read['z'].tolist()}")
+        work.moved += 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ------------------------------------------------------------ draining

@@ -11,6 +11,7 @@ from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSamp
 
 MIB = 1 << 20
 MAIN, SIDE = "main", "side"  # partitions: samples of the first must not be lost, samples of the second are overwritten
+MOVED = "moved"  # the beginning of the names of partitions that a client saves, drops and loads again
 TASKS = ("train", "judge")
 SCENARIOS = ("rows", "groups", "ranks")
 RANKS, REPLICAS = 2, 2

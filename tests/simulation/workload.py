@@ -40,6 +40,7 @@ class Workload:
     closing: The clients must end.
     saved: The folders of complete checkpoints.
     drained: Units that may be drained at the moment.
+    moved: How often samples of a partition were saved, and added to the running system again.
     """
 
     def __init__(self, draw: random.Random, features: Features, ledger: Ledger) -> None:
@@ -52,6 +53,7 @@ class Workload:
         self.closing = False
         self.saved: list[Path] = []
         self.drained: set[int] = set()
+        self.moved = 0
         self._cluster: FaultyCluster | None = None
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
@@ -93,6 +95,7 @@ class Workload:
             self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:
             self.role("archivist", maintenance_actors.archivist(self))
+            self.role("mover", maintenance_actors.mover(self))
         if features.drains:
             self.role("operator", maintenance_actors.operator(self))
 

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.data.data_path import Operation
@@ -2949,6 +2950,8 @@ class GeneratedMethods(ABC):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         previous: str | os.PathLike[str] | None = None,
         *,
+        partitions: str | Sequence[str] | None = None,
+        keys: str | Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> CheckpointSave:
         """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
@@ -2960,12 +2963,17 @@ class GeneratedMethods(ABC):
             checkpoint_dir: A folder: until `end_checkpoint`, saves of this client into it use this pending save, and
                 `previous`, without further arguments. Default: none.
             previous: The older checkpoint whose files may be linked to. Default: the one in `checkpoint_dir`.
+            partitions: See `tq.save_checkpoint`.
+            keys: See `tq.save_checkpoint`.
             timeout: See `TransferQueueClient`.
 
         Returns:
             The pending save.
 
         Raises:
+            InvalidArgumentError: `partitions` or `keys` is not valid.
+            UnknownPartitionError: There is no such partition.
+            StorageKeyNotFoundError: The partition has no sample with such a key.
             UnitLostError: A storage unit was lost at this moment. Call again to save the remaining samples.
             CheckpointError: The controller could not write its state.
 
@@ -2975,13 +2983,19 @@ class GeneratedMethods(ABC):
             >>> client.end_checkpoint(pending)
             True
         """
-        return self._run(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
+        return self._run(
+            self._operations.begin_checkpoint(
+                checkpoint_dir, previous, partitions=partitions, keys=keys, timeout=timeout
+            )
+        )
 
     async def async_begin_checkpoint(
         self,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         previous: str | os.PathLike[str] | None = None,
         *,
+        partitions: str | Sequence[str] | None = None,
+        keys: str | Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> CheckpointSave:
         """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
@@ -2993,12 +3007,17 @@ class GeneratedMethods(ABC):
             checkpoint_dir: A folder: until `end_checkpoint`, saves of this client into it use this pending save, and
                 `previous`, without further arguments. Default: none.
             previous: The older checkpoint whose files may be linked to. Default: the one in `checkpoint_dir`.
+            partitions: See `tq.save_checkpoint`.
+            keys: See `tq.save_checkpoint`.
             timeout: See `TransferQueueClient`.
 
         Returns:
             The pending save.
 
         Raises:
+            InvalidArgumentError: `partitions` or `keys` is not valid.
+            UnknownPartitionError: There is no such partition.
+            StorageKeyNotFoundError: The partition has no sample with such a key.
             UnitLostError: A storage unit was lost at this moment. Call again to save the remaining samples.
             CheckpointError: The controller could not write its state.
 
@@ -3008,7 +3027,11 @@ class GeneratedMethods(ABC):
             >>> await client.async_end_checkpoint(pending)
             True
         """
-        return await self._run_threaded(self._operations.begin_checkpoint(checkpoint_dir, previous, timeout=timeout))
+        return await self._run_threaded(
+            self._operations.begin_checkpoint(
+                checkpoint_dir, previous, partitions=partitions, keys=keys, timeout=timeout
+            )
+        )
 
     def end_checkpoint(self, cut: CheckpointSave, *, timeout: float | None = None) -> bool:
         """End a pending save and release its samples.
@@ -3252,4 +3275,90 @@ class GeneratedMethods(ABC):
         """
         return await self._run_threaded(
             self._operations.load_controller_checkpoint(path, allow_pickle=allow_pickle, timeout=timeout)
+        )
+
+    def load_samples(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        partitions: str | Sequence[str],
+        *,
+        keys: str | Sequence[str] | None = None,
+        allow_pickle: bool = True,
+        timeout: float | None = None,
+    ) -> CheckpointReport:
+        """Add partitions of a checkpoint to the running system, as `tq.load_checkpoint(..., partitions=...)` does.
+
+        Args:
+            checkpoint_dir: The folder that `tq.save_checkpoint` wrote.
+            partitions: The partitions to load.
+            keys: The keys of the samples to load. Default: all samples.
+            allow_pickle: See `tq.load_checkpoint`. Default: True.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The numbers of loaded samples, and the lost values.
+
+        Raises:
+            InvalidArgumentError: See `tq.load_checkpoint`.
+            UnknownPartitionError: The checkpoint has no such partition.
+            StorageKeyNotFoundError: The partition of the checkpoint has no sample with such a key.
+            SealedError: A partition of that name is sealed in the running system.
+            CheckpointNotFoundError: The folder or a part of the checkpoint does not exist.
+            CheckpointError: The checkpoint is damaged.
+            CapacityError: There is no space for the samples.
+
+        Example:
+            >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
+            >>> tq.save_checkpoint("checkpoint")
+            >>> client.clear_partition("train_0")
+            >>> client.load_samples("checkpoint", "train_0").samples
+            {'train_0': 1}
+        """
+        return self._run(
+            self._operations.load_samples(
+                checkpoint_dir, partitions, keys=keys, allow_pickle=allow_pickle, timeout=timeout
+            )
+        )
+
+    async def async_load_samples(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        partitions: str | Sequence[str],
+        *,
+        keys: str | Sequence[str] | None = None,
+        allow_pickle: bool = True,
+        timeout: float | None = None,
+    ) -> CheckpointReport:
+        """Add partitions of a checkpoint to the running system, as `tq.load_checkpoint(..., partitions=...)` does.
+
+        Args:
+            checkpoint_dir: The folder that `tq.save_checkpoint` wrote.
+            partitions: The partitions to load.
+            keys: The keys of the samples to load. Default: all samples.
+            allow_pickle: See `tq.load_checkpoint`. Default: True.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The numbers of loaded samples, and the lost values.
+
+        Raises:
+            InvalidArgumentError: See `tq.load_checkpoint`.
+            UnknownPartitionError: The checkpoint has no such partition.
+            StorageKeyNotFoundError: The partition of the checkpoint has no sample with such a key.
+            SealedError: A partition of that name is sealed in the running system.
+            CheckpointNotFoundError: The folder or a part of the checkpoint does not exist.
+            CheckpointError: The checkpoint is damaged.
+            CapacityError: There is no space for the samples.
+
+        Example:
+            >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
+            >>> tq.save_checkpoint("checkpoint")
+            >>> await client.async_clear_partition("train_0")
+            >>> (await client.async_load_samples("checkpoint", "train_0")).samples
+            {'train_0': 1}
+        """
+        return await self._run_threaded(
+            self._operations.load_samples(
+                checkpoint_dir, partitions, keys=keys, allow_pickle=allow_pickle, timeout=timeout
+            )
         )

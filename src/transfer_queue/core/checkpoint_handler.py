@@ -4,7 +4,8 @@
                       value of this state is freed until the client has copied all of them.
     EndCheckpoint     The client has copied the values. The reply says whether all of them were kept until now.
     LoadState         The server reads such a file, which the client has put there, and keeps a copy of it in the
-                      journal's folder. One record, which names that copy, replaces the state.
+                      journal's folder. One record, which names that copy, replaces the state, or adds the partitions
+                      of the file to it.
 
 None of this is part of the state: if the controller restarts, a save in progress fails, and EndCheckpoint tells its
 client. Requests name files and never contain a path.
@@ -27,6 +28,7 @@ from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
 from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state.merge import check_merge
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_untrusted, save_checked
 from transfer_queue.core.state.state import State
@@ -103,7 +105,7 @@ def handle_load_state(context: ControllerContext, caller: Caller, request: LoadS
     check_file_name(request.name)
     sequence, ours = caller.envelope.sequence, context.checkpoints
     waits = (caller.client, sequence) in ours.loads
-    ours.wait_for_load(caller.client, sequence, caller.peer)
+    ours.wait_for_load(caller.client, sequence, caller.peer, request.merge)
     return [] if waits else [ReadState(request.name, caller.client, sequence, list(context.state.watched))]
 
 
@@ -229,12 +231,17 @@ def finish_reading(
     context: ControllerContext, client: str, sequence: int, found: SavedState | Exception
 ) -> list[Effect]:
     """Load the state that was read for a request of a client, or reply why it cannot be loaded."""
+    merge = context.checkpoints.loads.get((client, sequence), False)
     peer = context.checkpoints.end_load(client, sequence)
     if peer is None:
         return _remove_unused(found)  # the client does not wait any more, so nothing is loaded
     try:
         record = record_of(context, found)
         assert not isinstance(found, Exception)
+        if merge:
+            return _merge_state(
+                context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
+            )
         kept, sampler = found.tree["sampler"], context.samplers.default
         if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
             return _replace_state(
@@ -266,6 +273,24 @@ def _replace_state(
     finally:
         context.state.prepared = None
     return [*effects, Release(before)]
+
+
+def _merge_state(context: ControllerContext, caller: Caller, loaded: r.StateLoaded, found: SavedState) -> list[Effect]:
+    """Add the partitions of a saved state to the controller's state, and reply to the client."""
+    check_merge(context.state, found.state)
+    names = list(found.state.partitions)
+    record = r.StateMerged(loaded.state, loaded.time, loaded.file)
+    context.state.prepared = (record, found.tree, found.state)
+
+    def reply() -> Done:
+        for name in names:
+            context.changes.changes_of(name).everything = True
+        return Done(context.state.epoch)
+
+    try:
+        return context.commit(caller, Decision([record], reply))
+    finally:
+        context.state.prepared = None
 
 
 def _forget_replaced(context: ControllerContext, before: list[Partition]) -> Done:

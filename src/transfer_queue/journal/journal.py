@@ -240,7 +240,7 @@ class Journal:
             self._segment.append(kept)
             self.records += len(kept)
             for record in kept:
-                if type(record) is StateLoaded and record.file:
+                if isinstance(record, StateLoaded) and record.file:
                     self._add_loaded(record.file)
 
     def _add_loaded(self, name: str) -> None:

@@ -51,6 +51,8 @@ class LoadState(Request, frozen=True):
     """Replace the state of the system by that in the file of this name in the system's folder of state files."""
 
     name: str
+    merge: bool = False
+    """Whether to add the partitions of that state to the system, and to replace nothing."""
 
 
 class BeginCheckpointReply(Reply, frozen=True, tag="CutReply"):

@@ -8,16 +8,53 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Share, validated_count
-from transfer_queue.sampler.ready_views import FilteredRows, RankKey, as_tagged
+from transfer_queue.sampler.ready_views import FilteredRows, RankKey, TaggedIndexes, as_tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
+POLICY_TAG = "policy_version"
+"""The tag entry with the version of the policy that generated a sample, unless a sampler names another one."""
 LATE = "in a group of which other samples were skipped, consumed or cleared"
+
+
+def version_key(tag: str = POLICY_TAG) -> RankKey:
+    """Return the key that ranks rows by the age of their policy. A row without a version counts as the newest."""
+    return RankKey(tag, sign=-1.0, missing=-math.inf)
+
+
+def too_old(
+    rows: TaggedIndexes, key: RankKey, current: int, max_staleness: int, group_size: int | None
+) -> dict[str, list[int]]:
+    """Return the ready rows that are more than `max_staleness` policy versions behind, by the reason to skip them.
+
+    Args:
+        rows: The ready rows.
+        key: The key of `version_key`.
+        current: The present policy version.
+        max_staleness: The number of versions by which a row may be behind.
+        group_size: The size of the groups that are dealt. Groups of rows that are too old are skipped as a whole, and
+            so are the rest of groups that lost a member. None: single rows are dealt.
+
+    Raises:
+        InvalidArgumentError: A tag is not a number.
+    """
+    old = _stale(rows, key, current, max_staleness, group_size)
+    gone = set(old)
+    late = [row for row in rows.orphans(group_size) if row not in gone] if group_size is not None else []
+    found = {f"stale: more than {max_staleness} policy versions behind": old, LATE: late}
+    return {reason: some for reason, some in found.items() if some}
+
+
+def _stale(rows: TaggedIndexes, key: RankKey, current: int, most: int, size: int | None) -> list[int]:
+    bound = float(most - current)
+    return rows.above(key, bound) if size is None else rows.spoiled(key, bound, size)
 
 
 class FreshnessSampler(SamplerWrapper):
     """Skip samples whose policy is more than `max_staleness` versions old, and show the others to the inner sampler.
 
-    The present version is that of the partition, or `policy_version` of the sampling_config if it is given. If the
+    A sample has the version of the policy that generated it. The present version is that of the partition at the time
+    of the fetch (`set_policy_version`), or `policy_version` of the sampling_config if it is given. A partition with
+    `max_staleness` skips samples in the same way, whatever its sampler is, so it needs no FreshnessSampler. If the
     inner sampler deals groups, a group is skipped as a whole if a ready member is too old, including members that are
     not ready yet. Skipped samples count as consumed by the task, and the controller counts them by reason.
 
@@ -42,7 +79,7 @@ class FreshnessSampler(SamplerWrapper):
     sampling_entries: Collection[str] = ("policy_version",)
     """See `BaseSampler`."""
 
-    def __init__(self, inner: BaseSampler, max_staleness: int, tag: str = "policy_version") -> None:
+    def __init__(self, inner: BaseSampler, max_staleness: int, tag: str = POLICY_TAG) -> None:
         super().__init__(inner)
         if not isinstance(tag, str):
             raise InvalidArgumentError(f"tag must be the name of a tag, got {tag!r}")
@@ -57,7 +94,7 @@ class FreshnessSampler(SamplerWrapper):
     @property
     def key(self) -> RankKey:
         """The age of the policy. A sample without a version counts as the newest."""
-        return RankKey(self.tag, sign=-1.0, missing=-math.inf)
+        return version_key(self.tag)
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:
         """Check the request as the inner sampler does, and that policy_version is an int of 0 or more."""
@@ -104,28 +141,23 @@ class FreshnessSampler(SamplerWrapper):
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:
         """Return the rows that are too old or of groups that lost a member, and those that the inner sampler skips."""
         passed = dict(super().passes_over(ready_indexes, **config))
-        old = self._too_old(ready_indexes, config)
-        size = self._group_size()
-        late = as_tagged(ready_indexes, config.get("partition")).orphans(size) if size is not None else []
-        gone = set(old)
-        for reason, rows in (
-            (f"stale: more than {self.max_staleness} policy versions behind", old),
-            (LATE, [row for row in late if row not in gone]),
-        ):
-            if rows:
-                passed[reason] = sorted({*passed.get(reason, ()), *rows})
+        rows = as_tagged(ready_indexes, config.get("partition"))
+        found = too_old(rows, self.key, self._current(config), self.max_staleness, self._group_size())
+        for reason, some in found.items():
+            passed[reason] = sorted({*passed.get(reason, ()), *some})
         return passed
 
     def _too_old(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> list[int]:
-        partition = config.get("partition")
+        rows = as_tagged(ready_indexes, config.get("partition"))
+        return _stale(rows, self.key, self._current(config), self.max_staleness, self._group_size())
+
+    def _current(self, config: Mapping[str, Any]) -> int:
+        """Return the present policy version."""
         current = validated_count(config, "policy_version")
         if current is None:
-            said = getattr(partition, "policy_version", 0)
+            said = getattr(config.get("partition"), "policy_version", 0)
             current = said if isinstance(said, int) else 0  # a Mock returns another Mock
-        key, bound = self.key, float(self.max_staleness - current)
-        rows = as_tagged(ready_indexes, partition)
-        size = self._group_size()
-        return rows.above(key, bound) if size is None else rows.spoiled(key, bound, size)
+        return current
 
     def _group_size(self) -> int | None:
         size = getattr(self, "n_samples_per_prompt", None)

@@ -18,6 +18,7 @@ import numpy as np
 
 from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, space_of_blocks, write_blocks
 from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, BlockFileEntry, write_manifest
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.serialization import Columns
@@ -50,6 +51,8 @@ class CheckpointSave:
     """Number, unit, offset, generation and nbytes of all blocks that the state needs, ascending by number."""
     origins: dict[str, int] = field(default_factory=dict)
     """See `messages.checkpoints.BeginCheckpointReply`."""
+    report: CheckpointReport | None = None
+    """What is saved; None if it is everything, and no value is lost."""
 
 
 def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: Callable[[int], BlockSource]) -> None:

@@ -1,6 +1,7 @@
 """The folder of a checkpoint: it is written beside its place and moved there in one step, and checked before a load.
 
-    <checkpoint>/metadata.json                      {"storage_saved": true, "user_metadata": {...}}, written last
+    <checkpoint>/metadata.json                      {"storage_saved": true, "user_metadata": {...}}, written last; also
+                                                    "partitions" if it has only some, and "lost" values by key
     <checkpoint>/controller_state.pkl               the controller's state (`journal.state_file`; callers name it)
     <checkpoint>/simple_storage/storage_unit_info.json   the manifest: which files of blocks there are
     <checkpoint>/simple_storage/<id>.blocks         `client.checkpoint.block_file`
@@ -34,6 +35,8 @@ STATE = "controller_state.pkl"
 STORAGE = "simple_storage"
 MANIFEST = "storage_unit_info.json"
 SUFFIX = ".blocks"
+PARTITIONS = "partitions"
+"""The entry of metadata.json that names the partitions of a checkpoint which does not contain the whole system."""
 SAVED = (METADATA, STATE, STORAGE)
 
 _RENAME_EXCHANGE = 2
@@ -279,6 +282,16 @@ def _check(folder: Path) -> None:
     if not isinstance(content, dict) or "storage_saved" not in content:
         raise CheckpointError(f"{folder / METADATA} is not the metadata of a checkpoint: {str(content)[:80]}")
     read_manifest(folder / STORAGE)
+
+
+def check_complete(folder: Path) -> None:
+    """Raise CheckpointError if a checkpoint, which `check_folder` has checked, does not contain the whole system."""
+    names = json.loads((folder / METADATA).read_bytes()).get(PARTITIONS)
+    if names is not None:
+        raise CheckpointError(
+            f"{folder} contains only the partitions {names}, so it cannot replace the system; add them to it: "
+            f"load_checkpoint(..., partitions={names})"
+        )
 
 
 def read_manifest(storage: Path) -> list[BlockFileEntry]:

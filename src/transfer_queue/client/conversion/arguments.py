@@ -79,6 +79,23 @@ def validated_keys(keys: Sequence[str] | str) -> list[str]:
     return out
 
 
+def selection(
+    partitions: str | Sequence[str] | None, keys: str | Sequence[str] | None
+) -> tuple[list[str], list[str] | None] | None:
+    """Return the partitions and keys that a checkpoint is limited to; None if it is not."""
+    if partitions is None:
+        if keys is not None:
+            raise InvalidArgumentError(
+                f"keys needs partitions, the one partition that has these keys, got keys={keys!r}"
+            )
+        return None
+    names = list(dict.fromkeys(validated_text(name, "partitions") for name in _as_list(partitions, "partitions")))
+    if not names or (keys is not None and len(names) > 1):
+        wanted = "at least one partition" if keys is None else "a single partition if keys is given"
+        raise InvalidArgumentError(f"partitions must name {wanted}, got {partitions!r}")
+    return names, None if keys is None else validated_keys(keys)
+
+
 def validated_batch_size(batch_size: int | None) -> int:
     """Return a number of rows."""
     return validated_count(batch_size, "batch_size")  # type: ignore[arg-type]

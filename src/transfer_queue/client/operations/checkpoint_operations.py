@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ import numpy as np
 from transfer_queue.client.checkpoint import checkpoint_data, checkpoint_folder
 from transfer_queue.client.checkpoint.block_file import BlockFile
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loaded
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, report_on
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
+from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, DataPath, Operation
 from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
 from transfer_queue.config.validators import Boolean
 from transfer_queue.core.columns.schema import MOST
+from transfer_queue.core.state.selection import select_samples
 from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import PLACE, BlockTable
@@ -55,6 +58,8 @@ class CheckpointOperations(DataPath):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         previous: str | os.PathLike[str] | None = None,
         *,
+        partitions: str | Sequence[str] | None = None,
+        keys: str | Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> Operation[CheckpointSave]:
         """Fix the present state of the system, so that several calls can save it. `end_checkpoint` must follow.
@@ -66,12 +71,17 @@ class CheckpointOperations(DataPath):
             checkpoint_dir: A folder: until `end_checkpoint`, saves of this client into it use this pending save, and
                 `previous`, without further arguments. Default: none.
             previous: The older checkpoint whose files may be linked to. Default: the one in `checkpoint_dir`.
+            partitions: See `tq.save_checkpoint`.
+            keys: See `tq.save_checkpoint`.
             timeout: See `TransferQueueClient`.
 
         Returns:
             The pending save.
 
         Raises:
+            InvalidArgumentError: `partitions` or `keys` is not valid.
+            UnknownPartitionError: There is no such partition.
+            StorageKeyNotFoundError: The partition has no sample with such a key.
             UnitLostError: A storage unit was lost at this moment. Call again to save the remaining samples.
             CheckpointError: The controller could not write its state.
 
@@ -81,6 +91,7 @@ class CheckpointOperations(DataPath):
             >>> client.end_checkpoint(pending)
             True
         """
+        selection = arguments.selection(partitions, keys)
         yield from self._state.learn()
         while self._state.lost_cuts:
             yield from self._end_badly(self._state.lost_cuts.pop(), None)
@@ -92,8 +103,18 @@ class CheckpointOperations(DataPath):
             with _require_state_file():
                 if not self._state.system.shares_states:
                     fetch_state(self._state.session, name, path)
-                blocks.restore(state_file.read(path)["state"]["blocks"])
-            cut = CheckpointSave(name, reply.origin, path, needed_blocks(blocks), reply.origins)
+                tree = state_file.read(path)
+                blocks.restore(tree["state"]["blocks"])
+            report = None
+            if selection is not None or tree["state"]["losses"]:
+                state = load_untrusted(tree["state"])
+                blocks = state.blocks
+                if selection is not None:
+                    select_samples(state, *selection)
+                    path = path.with_name(f"{name}-selected")
+                    state_file.write(path, {**tree, "state": save_state(state)}, sync=False)
+                report = report_on(state)
+            cut = CheckpointSave(name, reply.origin, path, needed_blocks(blocks), reply.origins, report)
             if not (yield from self._state.open_arenas(np.unique(cut.blocks["unit"]).tolist())):
                 raise UnitLostError("a storage unit was lost before its samples were saved; save again")
             if checkpoint_dir is not None:
@@ -259,13 +280,22 @@ class CheckpointOperations(DataPath):
             pickled = None if allow_pickle else PickledValues(saved_state)
         yield from self._forget_loaded()
         sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
+        self._state.loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
+
+    def _load_again_if_lost(
+        self,
+        folder: Path,
+        sources: Callable[[list[BlockFile]], checkpoint_data.BlockLoadSource],
+        pickled: PickledValues | None,
+        timeout: float | None,
+    ) -> Operation[Loaded]:
+        """Do the same as `_load_blocks`, again with the remaining units if one is lost meanwhile."""
         for _ in range(PUT_ATTEMPTS - 1):
             try:
-                self._state.loaded = yield from self._load_blocks(folder, sources, pickled, timeout)
-                return
+                return (yield from self._load_blocks(folder, sources, pickled, timeout))
             except UnitLostError:
                 yield from self._state.learn_again()
-        self._state.loaded = yield from self._load_blocks(folder, sources, pickled, timeout)
+        return (yield from self._load_blocks(folder, sources, pickled, timeout))
 
     def _load_blocks(
         self,
@@ -337,9 +367,6 @@ class CheckpointOperations(DataPath):
         tree, state = _state_of(Path(path))
         yield from self._state.learn()
         loaded, self._state.loaded = self._state.loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
-        space = self._state.space
-        name = uuid.uuid4().hex
-        sent = self._state.system.states / name
         try:
             _check_loaded(state.blocks, loaded, path)
             if (loaded.pickled is None) != allow_pickle and len(loaded.placed[0]["number"]):
@@ -347,6 +374,26 @@ class CheckpointOperations(DataPath):
                     f"the state of {path} must be loaded like its samples, with allow_pickle={not allow_pickle}, got "
                     f"allow_pickle={allow_pickle}"
                 )
+        except CheckpointError:
+            for each in loaded.reserved:
+                yield from self._abandon(each)
+            raise
+        yield from self._send_state(tree, state, loaded, allow_pickle, merge=False, timeout=timeout)
+
+    def _send_state(
+        self,
+        tree: dict[str, Any],
+        state: State,
+        loaded: Loaded,
+        allow_pickle: bool,
+        merge: bool,
+        timeout: float | None,
+    ) -> Operation[None]:
+        """Let the controller load a state whose blocks are written. `merge` adds its partitions to the present ones."""
+        space = self._state.space
+        name = uuid.uuid4().hex
+        sent = self._state.system.states / name
+        try:
             if not allow_pickle:
                 pickled = loaded.pickled or PickledValues(state)
                 pickled.strip_tags(state)
@@ -357,7 +404,7 @@ class CheckpointOperations(DataPath):
             state_file.write(sent, {**tree, "state": save_state(state)}, sync=False)
             if not self._state.system.shares_states:
                 send_state(self._state.session, sent, name)
-            yield from self._ask(LoadState(name), Done, timeout, parked=STATE_SECONDS)
+            yield from self._ask(LoadState(name, merge), Done, timeout, parked=STATE_SECONDS)
         except BaseException as error:
             refused = isinstance(error, Exception) and not isinstance(error, UNCERTAIN)
             for each in loaded.reserved:
@@ -374,6 +421,62 @@ class CheckpointOperations(DataPath):
             space.mark_published(each)
         yield from self._state.report_closed_extents()
 
+    def load_samples(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        partitions: str | Sequence[str],
+        *,
+        keys: str | Sequence[str] | None = None,
+        allow_pickle: bool = True,
+        timeout: float | None = None,
+    ) -> Operation[CheckpointReport]:
+        """Add partitions of a checkpoint to the running system, as `tq.load_checkpoint(..., partitions=...)` does.
+
+        Args:
+            checkpoint_dir: The folder that `tq.save_checkpoint` wrote.
+            partitions: The partitions to load.
+            keys: The keys of the samples to load. Default: all samples.
+            allow_pickle: See `tq.load_checkpoint`. Default: True.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The numbers of loaded samples, and the lost values.
+
+        Raises:
+            InvalidArgumentError: See `tq.load_checkpoint`.
+            UnknownPartitionError: The checkpoint has no such partition.
+            StorageKeyNotFoundError: The partition of the checkpoint has no sample with such a key.
+            SealedError: A partition of that name is sealed in the running system.
+            CheckpointNotFoundError: The folder or a part of the checkpoint does not exist.
+            CheckpointError: The checkpoint is damaged.
+            CapacityError: There is no space for the samples.
+
+        Example:
+            >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
+            >>> tq.save_checkpoint("checkpoint")
+            >>> client.clear_partition("train_0")
+            >>> client.load_samples("checkpoint", "train_0").samples
+            {'train_0': 1}
+        """
+        Boolean().convert("allow_pickle", allow_pickle)
+        selection = arguments.selection(partitions, keys)
+        assert selection is not None
+        folder = Path(checkpoint_dir)
+        checkpoint_folder.check_folder(folder)
+        yield from self._state.learn()
+        path = folder / checkpoint_folder.STATE
+        tree, state = _state_of(path)
+        own, origins = str(tree.get("origin")), state.origins
+        select_samples(state, *selection)
+        report = report_on(state)
+        shared = partial(checkpoint_data.shared_below, own=own, origins=origins)
+        numbers = needed_blocks(state.blocks)["number"]
+        pickled = None if allow_pickle else PickledValues(state)
+        sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
+        loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
+        yield from self._send_state(tree, state, loaded, allow_pickle, merge=True, timeout=timeout)
+        return report
+
     # ------------------------------------------------------------ shared
 
     def _cut_of(
@@ -383,7 +486,8 @@ class CheckpointOperations(DataPath):
         return (cut, None) if cut is not None else self._state.cuts.get(os.path.abspath(folder), (None, None))
 
     def _forget_copy(self, name: str) -> None:
-        """Remove the copy of a state file, which exists if the client is not on the controller's node."""
+        """Remove this client's copies of a state file: with chosen samples, or from the controller's node."""
+        (self._state.system.states / f"{name}-selected").unlink(missing_ok=True)
         if not self._state.system.shares_states:
             (self._state.system.states / name).unlink(missing_ok=True)
 

@@ -7,7 +7,7 @@ checked: if it returns rows that it was not offered, the claim fails and nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from transfer_queue.core.claims import final_rounds, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
 from transfer_queue.core.control.unknown_names import unused_entries_warning
 from transfer_queue.core.events import records as r
+from transfer_queue.core.puts import flow_control
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, available_rows, deals_itself, group_size
 from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
@@ -130,9 +131,9 @@ def _is_kept(sampler: AnySampler, claim: Claim) -> bool:
 def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
     """Return the records of rows that the claim's sampler skips now. Apply them before `select_batch`."""
     partition = state.partitions.get(claim.partition)
-    sampler = samplers.sampler_for(claim, partition)
     if partition is None:
         return []
+    sampler = samplers.sampler_for(claim, partition)
     if isinstance(sampler, UserSampler):
         passed = sampler.passes_over(claim, partition, partition.ready_set(claim.task, tuple(claim.fields)))
     elif type(sampler).passes_over is BaseSampler.passes_over:
@@ -141,13 +142,28 @@ def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) ->
         offered = partition.sampler_view(partition.ready_set(claim.task, tuple(claim.fields)))
         sampling = {**sampling_of(claim), "partition": PartitionView(partition)}
         passed = call_sampler(sampler, sampler.passes_over, offered, **sampling)
+    return _skips(partition, claim.task, passed)
+
+
+def decide_stale(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
+    """Return the records of rows that are too old for the partition. Apply them before `decide_passed_over`."""
+    partition = state.partitions.get(claim.partition)
+    if partition is None or partition.options.max_staleness is None:
+        return []
+    sampler = samplers.sampler_for(claim, partition)
+    ready = partition.ready_set(claim.task, tuple(claim.fields))
+    return _skips(partition, claim.task, flow_control.stale_rows(partition, sampler, ready))
+
+
+def _skips(partition: Partition, task: str, passed: Mapping[str, Sequence[int] | np.ndarray]) -> list[r.AnyRecord]:
+    """Return the records that the task skips these rows, by reason. The first reason of a row counts."""
     records: list[r.AnyRecord] = []
     gone = np.zeros(0, "i8")
     for reason, rows in passed.items():
         left = np.setdiff1d(np.array(rows, "i8"), gone)
         gone = np.union1d(gone, left)
         if len(left):
-            records.append(final_rounds.pass_over_record(partition, claim.task, left, str(reason)))
+            records.append(final_rounds.pass_over_record(partition, task, left, str(reason)))
     return records
 
 

@@ -207,6 +207,8 @@ def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None 
     timed = context.samplers.is_timed(claim)
     began = context.timer() if timed else 0.0
     try:
+        for record in batch_selection.decide_stale(context.state, context.samplers, claim):
+            context.log.apply(record)
         for record in batch_selection.decide_passed_over(context.state, context.samplers, claim):
             context.log.apply(record)
         busy = context.background_deals.is_computing(claim.partition, claim.task)

@@ -39,6 +39,12 @@ class InternTable(Persisted, Generic[T]):
             self.uses.append(1)
         return at
 
+    def take(self, value: T, uses: int) -> int:
+        """Do the same for several uses."""
+        at = self.add(value)
+        self.uses[at] += uses - 1
+        return at
+
     def drop(self, at: int, uses: int = 1) -> None:
         """Count fewer uses of a value. It is removed with its last use."""
         self.uses[at] -= uses

@@ -32,23 +32,23 @@ class PendingCheckpoints(Container[ExtentKey]):
     def __init__(self) -> None:
         self.saves: dict[str, PendingSave] = {}
         """Name of the state file -> save."""
-        self.loads: set[RequestKey] = set()
-        """The requests that wait for a state to be loaded."""
+        self.loads: dict[RequestKey, bool] = {}
+        """The requests that wait for a state to be loaded -> whether its partitions are added to the present ones."""
         self.peers: dict[RequestKey, int] = {}
         """The connection on which each waiting request is answered."""
 
     def __contains__(self, extent: object) -> bool:
         return any(extent in save.extents for save in self.saves.values())
 
-    def wait_for_load(self, client: str, sequence: int, peer: int) -> None:
+    def wait_for_load(self, client: str, sequence: int, peer: int, merge: bool = False) -> None:
         """Note that a client waits for a state to be loaded, on its newest connection."""
-        self.loads.add((client, sequence))
+        self.loads[client, sequence] = merge
         self.peers[client, sequence] = peer
 
     def end_load(self, client: str, sequence: int) -> int | None:
         """Forget a load. Returns the connection on which its client is answered; None if no client waits any more."""
         waiting = (client, sequence) in self.loads
-        self.loads.discard((client, sequence))
+        self.loads.pop((client, sequence), None)
         peer = self.peers.pop((client, sequence), None)
         return peer if waiting else None
 
@@ -56,7 +56,7 @@ class PendingCheckpoints(Container[ExtentKey]):
         """End the saves and loads of a client that is gone."""
         for waiter in [waiter for waiter in self.peers if waiter[0] == client]:
             del self.peers[waiter]
-        self.loads = {waiter for waiter in self.loads if waiter[0] != client}
+        self.loads = {waiter: merge for waiter, merge in self.loads.items() if waiter[0] != client}
         gone = [name for name, save in self.saves.items() if save.client == client]
         for name in gone:
             del self.saves[name]

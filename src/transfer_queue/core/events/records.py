@@ -482,6 +482,10 @@ class StateLoaded(Record, frozen=True):
     """
 
 
+class StateMerged(StateLoaded, frozen=True):
+    """The partitions of a checkpoint were added to the state; see `core.state.merge`."""
+
+
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):
     """Rows of a partition that were copied into new blocks, numbered from `first_block` on.
 
@@ -537,5 +541,5 @@ AnyRecord = Union[
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone,
+    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
 ]  # fmt: skip

@@ -11,8 +11,9 @@ import numpy as np
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS, applies
 from transfer_queue.core.state import apply_leases, apply_puts, apply_units
+from transfer_queue.core.state.merge import merge_state
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.restore import replace_state
+from transfer_queue.core.state.restore import replace_state, take_loaded
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
@@ -169,6 +170,11 @@ def _apply_inherited(state: State, record: r.HoldInherited) -> None:
 @applies(r.StateLoaded)
 def _apply_state_loaded(state: State, record: r.StateLoaded) -> None:
     replace_state(state, record)
+
+
+@applies(r.StateMerged)
+def _apply_state_merged(state: State, record: r.StateMerged) -> None:
+    merge_state(state, take_loaded(state, record)[1])
 
 
 @applies(r.RowsFinished)

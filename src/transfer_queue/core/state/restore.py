@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.apply_leases import end_all_leases
@@ -22,16 +24,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
     Promises and reservations of clients are forgotten. A client that is still connected keeps its saved references to
     rows; those of other clients go to the next client that asks for their task and rank. All checks come first.
     """
-    if state.prepared is not None and state.prepared[0] is record:
-        _, tree, loaded = state.prepared
-        state.prepared = None
-        for partition in loaded.partitions.values():
-            for tag in state.watched:
-                partition.rows.watch(tag)  # usually it is already watched
-    else:
-        assert not record.file, "the file that a record names must be read before the record is applied"
-        tree = unpack(record.state)
-        loaded = load_state(tree["state"], state.capacity, state.watched)
+    tree, loaded = take_loaded(state, record)
     _join(state, loaded.blocks)
     state.epoch = max(state.epoch, loaded.epoch) + 1
     state.next_index = max(state.next_index, loaded.next_index)
@@ -52,6 +45,27 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
         end_all_leases(partition)
 
 
+def take_loaded(state: State, record: r.StateLoaded) -> tuple[dict[str, Any], State]:
+    """Return the saved tree that a record names, and the state in it."""
+    if state.prepared is not None and state.prepared[0] is record:
+        _, tree, loaded = state.prepared
+        state.prepared = None
+        for partition in loaded.partitions.values():
+            for tag in state.watched:
+                partition.rows.watch(tag)  # usually it is already watched
+        return tree, loaded
+    assert not record.file, "the file that a record names must be read before the record is applied"
+    tree = unpack(record.state)
+    return tree, load_state(tree["state"], state.capacity, state.watched)
+
+
+def check_new_extents(state: State, blocks: BlockTable) -> None:
+    """Raise CheckpointError unless the extents of the blocks to load are of this system, and new in it."""
+    for unit, extent in blocks.extents:
+        if unit not in state.units or (unit, extent) in state.blocks.extents:
+            raise CheckpointError(f"the state to load has blocks in extent {extent} of unit {unit}, which is not new")
+
+
 def free_partitions(partitions: list[Partition]) -> None:
     """Free partitions that were replaced, in a thread beside the event loop. Empties the list.
 
@@ -68,9 +82,7 @@ def free_partitions(partitions: list[Partition]) -> None:
 
 def _join(state: State, blocks: BlockTable) -> None:
     """Check that the extents of the blocks are new, and add the present extents that writers still fill."""
-    for unit, extent in blocks.extents:
-        if unit not in state.units or (unit, extent) in state.blocks.extents:
-            raise CheckpointError(f"the state to load has blocks in extent {extent} of unit {unit}, which is not new")
+    check_new_extents(state, blocks)
     blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
     for place, before in state.blocks.extents.items():
         blocks.enter_empty(place, before)

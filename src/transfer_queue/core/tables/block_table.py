@@ -77,6 +77,12 @@ def pair_sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> li
     return list(zip(*(column.tolist() for column in found)))
 
 
+def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> None:
+    """Replace the entries of a column at these places by other numbers."""
+    distinct, where = np.unique(column[at], return_inverse=True)
+    column[at] = np.array([numbers[value] for value in distinct.tolist()], column.dtype)[where]
+
+
 def _place(columns: dict[str, np.ndarray], at: int) -> BlockLocation:
     unit, extent, offset, generation = (int(columns[name][at]) for name in PLACE)
     return BlockLocation(unit, extent, offset, generation)
@@ -286,6 +292,37 @@ class BlockTable(PublishedExtents):
         sizes = chunk.columns["nbytes"][at]
         for owner, unit, nbytes in pair_sums(chunk.columns["owner"][at], columns["unit"][at], sizes):
             self.stored[owner][unit] += sign * nbytes
+
+    def absorb(self, other: BlockTable, owners: dict[int, int], shift: int) -> None:
+        """Take over all blocks and extents of another table, which is used up.
+
+        Args:
+            other: The table. None of its extents is in this table.
+            owners: The number of each partition in `other` -> its number from now on.
+            shift: What is added to the numbers of its chunks. This table has no chunk of these numbers.
+        """
+        self.changes += 1
+        for place, extent in other.extents.items():
+            self.enter_empty(place, extent)
+            self.extents[place].blocks = extent.blocks
+        for key, chunk in other.chunks.items():
+            columns = chunk.columns
+            at = np.flatnonzero(columns["live"])
+            tables: tuple[tuple[InternTable[Any], InternTable[Any], str], ...] = (
+                (self.schemas, other.schemas, "schema"), (self.dims, other.dims, "dims"),
+            )  # fmt: skip
+            for table, its, name in tables:
+                _renumber(
+                    columns[name],
+                    at,
+                    {value: table.take(its[value], uses) for value, uses in _count_distinct(columns[name][at])},
+                )
+            _renumber(columns["owner"], at, owners)
+            self.chunks[key + shift] = chunk
+            self.live_bytes += int(columns["nbytes"][at].sum())
+            self._store(chunk, columns, at)
+            if chunk.second:
+                self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
 
     def places(self, number: int) -> list[BlockLocation]:
         """Return the one or two locations of a needed block. Readers get the first one."""

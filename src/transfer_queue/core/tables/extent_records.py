@@ -134,8 +134,10 @@ class ExtentRecord:
 
     def _split(self, start: int, end: int) -> None:
         at = bisect_right(self.gaps, (start, MOST_BYTES)) - 1
-        if at < 0 or end > self.gaps[at][1]:  # old records may contain such a block
+        if at < 0 or end > self.gaps[at][1]:  # a migration marks the range of all blocks that it has moved at once
             self.low, self.top = min(self.low, start), max(self.top, end)
+            parts = [part for a, b in self.gaps for part in ((a, min(b, start)), (max(a, end), b))]
+            self.gaps = [part for part in parts if part[1] - part[0] >= _ALIGNMENT]
             return
         first, last = self.gaps[at]
         self.gaps[at : at + 1] = [gap for gap in ((first, start), (end, last)) if gap[1] - gap[0] >= _ALIGNMENT]

@@ -117,6 +117,22 @@ class FieldStats(Persisted, array_like=True):
                 self.differs |= 1 << d
         return news or self.differs != before
 
+    def absorb(self, other: FieldStats) -> None:
+        """Add the values and the type of a field of another partition, which `check` allows."""
+        live, ever = self.live + other.live, self.ever + other.ever
+        if not self.live:
+            self.kind, self.dtype, self.others, self.ndim = other.kind, other.dtype, other.others, other.ndim
+            self.shape, self.differs, self.mixed_rank = other.shape, other.differs, other.mixed_rank
+        else:
+            self.others += tuple(
+                dtype for dtype in (other.dtype, *other.others) if dtype not in (self.dtype, *self.others)
+            )
+            self.mixed_rank |= other.mixed_rank or other.ndim != self.ndim
+            self.differs |= other.differs
+            for d, (one, two) in enumerate(zip(self.shape, other.shape)):
+                self.differs |= (one != two) << d
+        self.live, self.ever = live, ever
+
     def to_field_type(self) -> FieldType:
         """Return the type as replies contain it."""
         known = not self.differs and not self.mixed_rank and self.kind == "tensor"

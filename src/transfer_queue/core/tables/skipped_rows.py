@@ -56,6 +56,32 @@ class SkippedRows(Persisted):
             for key, column in columns.items():
                 yield task, key, column
 
+    def skipped(self, positions: np.ndarray) -> np.ndarray:
+        """Return which of these rows any task has skipped, bool [rows]."""
+        out = np.zeros(len(positions), bool)
+        for columns in self._codes.values():
+            for key, _, at, where in self._rows.split(positions):
+                if key in columns:
+                    out[where] |= columns[key][at] != 0
+        return out
+
+    def skipped_count(self) -> int:
+        """Return how many live rows any task has skipped."""
+        found: dict[int, np.ndarray] = {}
+        for _, key, column in self.columns():
+            found[key] = found.get(key, False) | (column != 0)
+        return sum(int(np.count_nonzero(column)) for column in found.values())
+
+    def rows_of(self, task: str) -> dict[str, np.ndarray]:
+        """Return reason -> positions of the live rows that the task skipped, ascending."""
+        found: dict[str, list[np.ndarray]] = {}
+        for key, column in sorted(self._codes.get(task, {}).items()):
+            for code in np.unique(column[column > 0]).tolist():
+                found.setdefault(self._reasons[code - 1], []).append(
+                    np.flatnonzero(column == code) + (key << CHUNK_BITS)
+                )
+        return {reason: np.concatenate(parts) for reason, parts in found.items()}
+
     def counts_of(self, task: str) -> dict[str, int]:
         """Return reason -> number of rows that the task skipped."""
         return {reason: count for (name, reason), count in self.counts.items() if name == task}

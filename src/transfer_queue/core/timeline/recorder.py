@@ -35,6 +35,7 @@ from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.timeline import ValueRead
+from transfer_queue.sampler.freshness_sampler import POLICY_TAG
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, WHOLE, EventKind
 
 MAX_NOTES = 128
@@ -48,8 +49,6 @@ LOOKED_AT = 64
 LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
 """The claims whose newest block is searched, at most this many in so many seconds. If claims are so frequent that the
 search would slow them down, the age and staleness of a part of them represent those of all."""
-POLICY_TAG = "policy_version"
-"""The tag entry with the policy version of a sample. Without it, a sample has the version at its first put."""
 
 _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ = (int(kind) for kind in EventKind)
 _pack = PACKING.pack_into
@@ -186,7 +185,8 @@ class TimelineRecorder:
     ) -> None:
         """Note that a claim was answered with rows. which: their global indexes. positions: -1 for cleared rows.
 
-        The last row describes all of them: of rows in order, it is the one that was put last.
+        The last row describes all of them: of rows in order, it is the one that was put last. The staleness is that of
+        the oldest sample, because `max_staleness` limits that of every sample.
         """
         if not self.ring.capacity:
             return
@@ -217,9 +217,8 @@ class TimelineRecorder:
                     block = number
         if not partition.policy_version:
             return block, None
-        tag = chunk.tags[at] if chunk.tags is not None else None
-        version = tag.get(POLICY_TAG) if tag else None
-        return block, (_oldest_block(columns, fields, at), version, partition.policy_version)
+        oldest = _oldest_version(partition, positions)
+        return block, (_oldest_block(columns, fields, at), oldest, partition.policy_version)
 
     def note_end(self, client: str, claim: Claim, since: float) -> None:
         """Note that a claim was answered with the end of its partition."""
@@ -461,6 +460,23 @@ class TimelineRecorder:
             known = not math.isnan(self._times.time_of(oldest))
             version = self._policies.version_at(partition, oldest) if known else None
         return -1 if version is None else min(max(current - version, 0), _I4)
+
+
+def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None:
+    """Return the lowest policy version in the tags of these rows; None if no tag has one."""
+    found = []
+    for _, chunk, at, _ in partition.rows.split(positions[positions >= 0]):
+        numbers = chunk.numbers.get(POLICY_TAG)
+        if numbers is not None:  # `max_staleness` and FreshnessSampler watch the tag
+            known = numbers[at]
+            known = known[~np.isnan(known)]
+            if len(known):
+                found.append(float(known.min()))
+        elif chunk.tags is not None:
+            tags = chunk.tags
+            versions = [(tags[each] or {}).get(POLICY_TAG) for each in at.tolist()]
+            found += [float(version) for version in versions if isinstance(version, (int, float))]
+    return min(found, default=None)
 
 
 def _oldest_block(columns: Mapping[str, Any], fields: Sequence[str], at: int) -> int:

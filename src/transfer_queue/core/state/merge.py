@@ -1,0 +1,223 @@
+"""Adds the partitions of a saved state to the present state, beside everything that is there.
+
+The samples get new global indexes and their blocks new numbers. A partition that does not exist is made like the saved
+one; to one that exists, the samples are added like those of a put.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.restore import check_new_extents
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
+from transfer_queue.core.tables.lost_values import LossEvent
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED
+from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
+from transfer_queue.messages.descriptors import FieldSpec
+
+MOST_NAMED = 5  # keys that an error names
+
+
+def check_merge(state: State, loaded: State) -> None:
+    """Raise an error if the partitions of a saved state cannot be added to the state.
+
+    Raises:
+        SealedError: A partition of that name is sealed.
+        InvalidArgumentError: It has other settings, or its fields hold values of another type (`FieldTypeError`).
+        DuplicateError: It has samples with the same keys.
+        CheckpointError: The samples were not written into new space of this system.
+        CapacityError: The system has no capacity for so many samples.
+    """
+    check_new_extents(state, loaded.blocks)
+    for source in loaded.partitions.values():
+        there = state.partitions.get(source.name)
+        if there is not None:
+            _check_partition(there, source)
+    if state.capacity is not None and state.row_count + loaded.row_count > state.capacity:
+        raise CapacityError(
+            f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: "
+            f"{state.row_count} rows are stored, and the checkpoint adds {loaded.row_count}. Nothing was changed; "
+            f"clear rows that are not needed any more, or raise the limit"
+        )
+
+
+def _check_partition(there: Partition, source: Partition) -> None:
+    if there.sealed and source.row_count:
+        raise SealedError(
+            f"partition {there.name!r} is sealed, so the {source.row_count} samples of the checkpoint cannot be added; "
+            f"nothing was changed. Drop it first (clear_partition)"
+        )
+    if there.options != source.options:
+        raise InvalidArgumentError(
+            f"partition {there.name!r} exists with {there.options}, but was saved with {source.options}; nothing was "
+            f"changed. Create it with the saved settings, or drop it first (clear_partition)"
+        )
+    same = sorted(there.keys.keys() & source.keys.keys())
+    if same:
+        more = f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else ""
+        raise DuplicateError(
+            f"partition {there.name!r} already has samples with the keys {same[:MOST_NAMED]}{more}; nothing was "
+            f"changed. Clear them first (kv_clear), or load other keys (keys=)"
+        )
+    for name, field in source.fields.items():
+        if field.live and name in there.fields:
+            for dtype in (field.dtype, *field.others):
+                there.fields[name].check(FieldSpec(name, field.kind, dtype, field.ndim, True))
+
+
+def merge_state(state: State, loaded: State) -> None:
+    """Apply a `records.StateMerged`: add the partitions of `loaded`, which is used up."""
+    targets = [(source, *_target_of(state, source)) for source in loaded.partitions.values()]
+    owners = {source.number: target.number for source, target, _ in targets}
+    numbers = sorted(loaded.blocks.chunks)
+    shift = 0
+    if numbers:
+        free = -(-state.next_block >> BLOCK_BITS)
+        shift = (free - numbers[0]) << BLOCK_BITS
+        state.next_block = (numbers[-1] + 1 << BLOCK_BITS) + shift
+    state.blocks.absorb(loaded.blocks, owners, shift >> BLOCK_BITS)
+    for source, target, made in targets:
+        _Merge(state, source, target, made, shift).run()
+
+
+def _target_of(state: State, source: Partition) -> tuple[Partition, bool]:
+    """Return the partition that gets the samples of `source`, and whether it is new."""
+    there = state.partitions.get(source.name)
+    if there is not None:
+        return state.new_version(source.name), False
+    made = Partition(source.name, source.options, state.blocks, state.waiting.awaited, state.epoch)
+    state.add_partition(made)
+    made = state.new_version(source.name)
+    made.number = made.changes.made = made.version
+    for tag in state.watched:
+        made.rows.watch(tag)
+    made.policy_version = source.policy_version
+    made.wants.groups = source.wants.groups
+    return made, True
+
+
+class _Merge:
+    """Adds the samples of one saved partition to a partition."""
+
+    def __init__(self, state: State, source: Partition, target: Partition, made: bool, shift: int) -> None:
+        self._state = state
+        self._source = source
+        self._target = target
+        self._made = made
+        self._shift = shift
+        """What is added to the number of each block."""
+        self._from = source.rows.live_positions(waiting=False)
+        """The positions of the samples in the saved partition, ascending."""
+        self._to = self._append_rows()
+        """Their positions in the other partition, ascending."""
+
+    def run(self) -> None:
+        """Copy everything that is recorded about the samples."""
+        source, target = self._source, self._target
+        self._copy_names()
+        self._copy_groups()
+        self._copy_consumption()
+        self._copy_values()
+        self._copy_losses()
+        target.changes.mark_changed(target.version, self._to)
+        self._state.counted.mark_changed(target.name)
+        if self._made:
+            target.admitted = source.admitted
+            for _ in range(source.seals):
+                target.seal()
+        else:
+            target.admitted += len(self._to)
+        free = self._to[target.holds.finished_rows(self._to)]
+        target.clear(free)
+        target.freed += len(free)
+
+    def _append_rows(self) -> np.ndarray:
+        """Add a row for each sample, and return their positions."""
+        state, rows, source = self._state, self._target.rows, self._source.rows
+        if not self._made:
+            first = rows.end
+            rows.append(state.next_index, len(self._from))
+            state.next_index += len(self._from)
+            return np.arange(first, rows.end)
+        # Groups by order of reservation depend on the positions, so these stay the same, with those of cleared rows.
+        for key, chunk in source.chunks.items():
+            rows.end = key << CHUNK_BITS
+            rows.append(state.next_index, chunk.size)
+            state.next_index += chunk.size
+        rows.end = source.end
+        self._target.clear(np.setdiff1d(rows.live_positions(), self._from))
+        return self._from
+
+    def _copy_names(self) -> None:
+        """Copy the keys and tags."""
+        target = self._target
+        place = dict(zip(self._from.tolist(), self._to.tolist(), strict=True))
+        for name, position in self._source.keys.items():
+            there = target.keys[name] = place[position]
+            target.rows.chunks[there >> CHUNK_BITS].key_list()[there & ((1 << CHUNK_BITS) - 1)] = name
+        tags = self._source.tags_of(self._from)
+        if tags is not None:
+            target.set_tags(self._to, [tag or None for tag in tags], replace=False)
+
+    def _copy_groups(self) -> None:
+        """Make the samples members of their declared groups. Members that are not loaded may still be put."""
+        groups, place = self._source.groups, dict(zip(self._from.tolist(), self._to.tolist(), strict=True))
+        for group in groups.declared.values():
+            members = [place[member] for member in group.members if member in place]
+            self._target.join([group.name] * len(members), members)
+        if self._made:
+            self._target.groups.largest = groups.largest
+
+    def _copy_consumption(self) -> None:
+        """Copy what tasks have consumed and skipped. Rows under a lease are ready again."""
+        source, target = self._source, self._target
+        for task in source.tasks:
+            taken = source.consumption_states(task, self._from) == CONSUMED
+            skipped = source.passed.rows_of(task)
+            for reason, positions in skipped.items():
+                target.pass_over(task, self._moved(positions), reason)
+                taken &= ~np.isin(self._from, positions)
+            target.consume(task, self._to[taken])
+            target.holds.skip(task, self._to[taken])
+
+    def _copy_values(self) -> None:
+        """Copy the fields of the samples with their types, and show them to the ready sets."""
+        source, target = self._source, self._target
+        target.nbytes += source.nbytes
+        for name, field in source.fields.items():
+            if not field.live:
+                continue
+            if name in target.fields:
+                target.fields[name].absorb(field)
+            else:
+                target.fields[name] = field
+            blocks, slots = source.blocks_of(name, self._from)
+            has = blocks != 0
+            for _, chunk, at, where in target.rows.split(self._to[has]):
+                columns = chunk.field_columns(name)
+                columns[0][at], columns[1][at] = blocks[has][where] + self._shift, slots[has][where]
+        target.learnt, target.typed = None, target.typed + 1
+        if target.ready:
+            fields = frozenset(source.fields)
+            for key, chunk, at, _ in target.rows.split(self._to):
+                target.unseen.add_rows(fields, key, chunk, at)
+            target.update_awaited_sets(fields)
+
+    def _copy_losses(self) -> None:
+        """Copy which values are lost."""
+        source, target, state = self._source.losses, self._target, self._state
+        for number, loss in source.events.items():
+            state.losses += 1
+            target.losses.events[state.losses] = LossEvent(loss.unit, loss.when, target.version)
+            for name in source.counts:
+                lost = self._to[source.events_of(name, self._from) == number]
+                target.fields.setdefault(name, self._source.fields[name])
+                for _, chunk, at, _ in target.rows.split(lost):
+                    target.losses.mark(chunk, name, at, state.losses)
+
+    def _moved(self, positions: np.ndarray) -> np.ndarray:
+        """Return the new positions of these samples of the saved partition."""
+        moved: np.ndarray = self._to[np.searchsorted(self._from, positions)]
+        return moved
