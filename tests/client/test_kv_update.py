@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from simulated import numbers
+from transfer_queue.client.operations.update_operations import FIRST_PAUSE, LONGEST_PAUSE, longest_pause
 from transfer_queue.errors import InvalidArgumentError, LockLostError, VersionConflictError, WaitTimeoutError
 from transfer_queue.testing import Client, Cluster
 
@@ -218,6 +219,12 @@ class TestConflicts:
         assert isinstance(raised.value.__cause__, VersionConflictError)
         assert 2.5 < cluster.clock.now - began <= 3.0
         assert a.kv_batch_get("k", "p")["n"][0] > 10
+
+    def test_pauses_become_longer_up_to_a_limit_after_any_number_of_attempts(self) -> None:
+        pauses = [longest_pause(attempts) for attempts in range(1, 3000)]
+        assert pauses == sorted(pauses)
+        assert pauses[0] == 2 * FIRST_PAUSE
+        assert pauses[-1] == LONGEST_PAUSE
 
     def test_refused_puts_leave_no_space_behind(self, cluster: Cluster, a: Client, b: Client) -> None:
         a.kv_put("k", "p", {"x": torch.zeros(100_000)})

@@ -202,7 +202,7 @@ def test_table_of_everything() -> None:
     assert format_table(SystemStatus([], {})) == "no partitions"
     locks = LockSummary(2, 1, "client a waited 3 s")
     assert format_table(SystemStatus([], {}, locks=locks)).splitlines()[-1] == (
-        "locks of keys: 2 held, 1 requests wait; the longest: client a waited 3 s"
+        "locks of keys: 2 held, requests that wait: 1; the longest: client a waited 3 s"
     )
     counts = [0, 0, 0, 100, *[0] * (len(LOOP_BOUNDS) - 3)]
     busy = SystemStatus([], {}, requests=[Timing("Publish", counts, 0.01)], longest=("Claim", 0.0042))

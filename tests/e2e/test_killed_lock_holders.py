@@ -121,6 +121,18 @@ def test_a_lock_survives_the_death_of_the_controller(config: Any) -> None:
         assert asyncio.run(release_meanwhile()) > first
 
 
+def test_updates_of_one_event_loop_and_of_threads_all_count(config: Any) -> None:
+    def more(old: dict[str, Any]) -> dict[str, Any]:
+        return {"n": old["n"] + 1}
+
+    async def run() -> list[Any]:
+        together = [tq.async_kv_update("k", "p", "n", more, empty={"n": 0}) for _ in range(20)]
+        in_threads = [asyncio.to_thread(tq.kv_update, "k", "p", "n", more, empty={"n": 0}) for _ in range(20)]
+        return await asyncio.gather(*together, *in_threads)
+
+    assert sorted(found["n"] for found in asyncio.run(run())) == list(range(1, 41))
+
+
 def test_increments_of_killed_processes_happen_at_most_once(config: Any) -> None:
     victims = [process(count, config, None) for _ in range(2)]
     others = [process(count, config, 20) for _ in range(2)]

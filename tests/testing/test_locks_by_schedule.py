@@ -12,7 +12,7 @@ from tests.simulation.lock_run import History, Increment
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.tables.lock_table import LockTable
 
-SEEDS, PART = 100, 25
+SEEDS, PART = 60, 30
 PLANTED_SEEDS = 60
 
 

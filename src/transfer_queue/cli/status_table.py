@@ -57,7 +57,7 @@ def format_table(status: SystemStatus, speeds: Rates | None = None) -> str:
         parts.insert(0, f"TROUBLE: {status.trouble}")
     if status.locks.held or status.locks.waiting:
         longest = f"; the longest: {printable_name(status.locks.longest)}" if status.locks.longest else ""
-        parts.append(f"locks of keys: {status.locks.held} held, {status.locks.waiting} requests wait{longest}")
+        parts.append(f"locks of keys: {status.locks.held} held, requests that wait: {status.locks.waiting}{longest}")
     if any(unit.tier == DISK for unit in status.units):
         parts.append("\n".join(_storage(status.units)))
     for cost in status.samplers:

@@ -86,45 +86,30 @@ class UpdateOperations(DataPath):
         name = arguments.validated_text(key, "key")
         names = arguments.validated_names(fields, "fields", least=0)
         token = arguments.validated_fence(fence)
-        arguments.validated_tags(None if tag is None else [tag], 1, "keys")
-        if not callable(fn) or inspect.iscoroutinefunction(fn):
-            raise InvalidArgumentError(f"fn must be an ordinary function of a dict of values, got {fn!r}")
-        if empty is not None and (not isinstance(empty, Mapping) or set(empty) != set(names)):
-            raise InvalidArgumentError(
-                f"empty must be a dict with a value for each of the fields {names}, got {empty!r}"
-            )
+        _check_function(fn, names, empty)
+        tags = self._tags(arguments.validated_tags(None if tag is None else [tag], 1, "keys"))
         clock, limit = self._state.session.clock, arguments.validated_seconds(timeout)
         deadline = clock() + (self._state.settings.call_timeout if limit is None else limit)
         attempts = 0
         while True:
             attempts += 1
             values, found = yield from self._read_sample(name, partition_id, names, empty, deadline - clock())
-            changed = fn(values)
-            if changed is None:
-                return None
-            if not isinstance(changed, Mapping):
-                raise InvalidArgumentError(
-                    f"fn must return a dict of the fields to write, or None, got a {type(changed).__name__}"
-                )
-            if not changed and not tag:
-                return dict(changed)
-            encoded = encode_row(dict(changed), allow_pickle=self._state.settings.allow_pickle) if changed else None
+            changed = _checked_result(fn(values))
+            if changed is None or not (changed or tag):
+                return changed
             try:
-                yield from self._publish(
-                    encoded, None, max(deadline - clock(), 0.0), partition=partition_id, count=1, keys=[name],
-                    tags=self._tags(None if tag is None else [tag]), pre_allocate=pre_alloc_sample_num(),
-                    expected=found.versions or NEW_KEY, epoch=found.epoch, fence=token,
-                )  # fmt: skip
-                return dict(changed)
+                yield from self._write_sample(name, partition_id, changed, tags, found, token, deadline - clock())
             except (VersionConflictError, StaleMetadataError) as conflict:
-                seconds = self._state.jitter.uniform(0.0, min(FIRST_PAUSE * 2**attempts, LONGEST_PAUSE))
+                seconds = self._state.jitter.uniform(0.0, longest_pause(attempts))
                 if clock() + seconds >= deadline:
                     raise WaitTimeoutError(
                         f"Timeout: other clients changed the sample {name!r} of partition {partition_id!r} in each of "
                         f"{attempts} attempts to update it, until the timeout. Pass a longer timeout=, or let the "
                         f"clients take turns with kv_lock."
                     ) from conflict
-            yield pause(seconds)
+                yield pause(seconds)
+            else:
+                return changed
 
     def _read_sample(
         self, key: str, partition_id: str, names: list[str], empty: Mapping[str, Any] | None, within: float
@@ -148,9 +133,48 @@ class UpdateOperations(DataPath):
             values = {name: values[name] if name in values else deep_copy(empty[name]) for name in names}
         return values, found
 
+    def _write_sample(
+        self,
+        key: str,
+        partition_id: str,
+        changed: dict[str, Any],
+        tags: list[dict[str, Any] | None] | None,
+        found: LookupReply,
+        token: int | None,
+        within: float,
+    ) -> Operation[None]:
+        """Write fields of a sample, which must still be as it was found."""
+        encoded = encode_row(changed, allow_pickle=self._state.settings.allow_pickle) if changed else None
+        yield from self._publish(
+            encoded, None, max(within, 0.0), partition=partition_id, count=1, keys=[key], tags=tags,
+            pre_allocate=pre_alloc_sample_num(), expected=found.versions or NEW_KEY, epoch=found.epoch, fence=token,
+        )  # fmt: skip
+
 
 NEW_KEY = np.zeros(1, "<i8").tobytes()
 """The expected version of a key that must not exist."""
+
+
+def longest_pause(attempts: int) -> float:
+    """Return the longest pause in seconds after this number of attempts."""
+    return min(FIRST_PAUSE * 2.0 ** min(attempts, 30), LONGEST_PAUSE)
+
+
+def _check_function(fn: object, names: list[str], empty: object) -> None:
+    """Raise InvalidArgumentError if the function cannot be called, or `empty` has other fields than these."""
+    if not callable(fn) or inspect.iscoroutinefunction(fn):
+        raise InvalidArgumentError(f"fn must be an ordinary function of a dict of values, got {fn!r}")
+    if empty is not None and (not isinstance(empty, Mapping) or set(empty) != set(names)):
+        raise InvalidArgumentError(f"empty must be a dict with a value for each of the fields {names}, got {empty!r}")
+
+
+def _checked_result(changed: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what the function of an update returned, as a dict."""
+    if changed is not None and not isinstance(changed, Mapping):
+        raise InvalidArgumentError(
+            f"fn must return a dict of the fields to write, or None, got a {type(changed).__name__}"
+        )
+    return None if changed is None else dict(changed)
 
 
 def _check_found(key: str, partition_id: str, names: list[str], reply: LookupReply) -> None:

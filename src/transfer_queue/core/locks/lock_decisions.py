@@ -127,7 +127,7 @@ def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: f
         if other == waiter:
             break
         before += not set(waiting.lock.keys).isdisjoint(keys)
-    ahead = [f"{before} earlier requests wait for some of these keys"] if before else []
+    ahead = [f"earlier requests for some of these keys: {before}"] if before else []
     return (
         f"{_client_words(state, waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of partition "
         f"{partition!r}: {'; '.join([*held, *ahead]) or 'none of these keys is locked now'}"

@@ -79,7 +79,7 @@ def _lock_words(state: State, request: Explain, now: float) -> str:
         return ""
     queue = state.waiting.locks.get(request.partition, {})
     waiting = sum(key in parked.lock.keys for parked in queue.values())
-    behind = f"; {waiting} more requests wait for it" if waiting else ""
+    behind = f"; requests that wait for it: {waiting}" if waiting else ""
     return f" Key {describe_lock(state, state.locks.by_token[token], now, {key})}{behind}."
 
 
