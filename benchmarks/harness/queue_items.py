@@ -18,13 +18,22 @@ def item_of(kind: str) -> Any:
     return torch.arange(2 << 20, dtype=torch.float32)
 
 
+def copy_of(item: Any) -> Any:
+    """Return a copy, because multiprocessing shares the memory of a tensor that it has sent once."""
+    return {name: value.clone() for name, value in item.items()} if isinstance(item, dict) else item.clone()
+
+
 def pairs(put: Callable[[Any], None], get: Callable[[], Any], item: Any, count: int) -> float:
     """Return the pairs of a put and a get per second."""
-    began = time.perf_counter()
+    took = 0.0
     for _ in range(count):
-        put(item)
-        check(get(), item)
-    return count / (time.perf_counter() - began)
+        one = copy_of(item)
+        began = time.perf_counter()
+        put(one)
+        got = get()
+        took += time.perf_counter() - began
+        check(got, item)
+    return count / took
 
 
 def check(got: Any, item: Any) -> None:

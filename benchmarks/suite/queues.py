@@ -48,7 +48,8 @@ def run(scale: Scale) -> list[Row]:
 
 
 def _beside_multiprocessing(kind: str, rounds: int, count: int) -> Row:
-    ours, theirs, item = Queue(), multiprocessing.Queue(), item_of(kind)
+    ours, item = Queue(), item_of(kind)
+    theirs: Any = multiprocessing.Queue()
     pairs(ours.put, ours.get, item, min(count, 50))  # warm up
     found = [(pairs(ours.put, ours.get, item, count), pairs(theirs.put, theirs.get, item, count))
              for _ in range(rounds)]  # fmt: skip

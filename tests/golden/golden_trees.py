@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from golden_internals import state_file
+
+from transfer_queue.messages.descriptors import PartitionOptions
 
 # Dicts whose keys are not names of columns, but of partitions, clients, fields or tasks, or are numbers.
 MAPS = {
@@ -37,6 +40,9 @@ def columns(tree: Any, path: str = "") -> dict[str, bool]:
     return found
 
 
+DEFAULTS = msgspec.to_builtins(PartitionOptions())
+
+
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """List what an older tree contains that a newer one lacks, or has with another value. Additions are allowed."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -52,6 +58,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         )
         return [] if equal else [f"{path}: {old!r} became {new!r}"]
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if path.endswith(".options") and list(new[len(old) :]) == DEFAULTS[len(old) :]:
+            new = new[: len(old)]  # options that a later release has, with their defaults
         if len(old) != len(new):
             return [f"{path}: {len(old)} entries became {len(new)}"]
         parts = (differences(*pair, f"{path}[{at}]") for at, pair in enumerate(zip(old, new, strict=True)))

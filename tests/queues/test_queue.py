@@ -141,6 +141,17 @@ def test_the_space_of_large_items_is_free_again_at_once():
     tq.close()
 
 
+def test_threads_read_large_items_at_the_same_time():
+    q = tq.Queue()
+    with ThreadPoolExecutor(4) as pool:
+        gets = [pool.submit(q.get, True, 60) for _ in range(24)]
+        for number in range(24):
+            q.put(torch.full((50_000,), number))
+        got = [get.result(60) for get in gets]
+    assert all(bool((item == item[0]).all()) for item in got)
+    assert sorted(int(item[0]) for item in got) == list(range(24))
+
+
 # ---------------------------------------------------------------- order and limits
 
 

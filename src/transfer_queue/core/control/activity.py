@@ -7,6 +7,7 @@ The controller knows from the requests of clients which client may still act:
     - A client that received rows may still clear them until it asks for more.
     - A client that is not known yet will clear or drop a partition if no request waits for it, or if all tasks that
       wait have consumed some row of it, because that row is kept for another task.
+      The same holds for a partition that is full (`max_rows`): a consumer may come while no claim waits for it.
     - A client that is not known yet will put the missing fields of rows if a claim lacks only these fields.
     - Rows that a task holds under a lease will be acknowledged or returned.
     - A client that watches a partition may act there in another thread while one of its requests waits.
