@@ -1,7 +1,8 @@
 """Limits how old a sample is when a task gets it, and how far producers may be ahead of the policy.
 
 A sample has the version of the policy that generated it, which its tag `policy_version` says. It counts at the claim: a
-task skips the rows that are more than `max_staleness` s versions behind the partition, so no claim returns one. The
+task skips the rows that are more than `max_staleness` s versions behind the partition
+(`claims.batch_selection.decide_stale`), so no claim returns one. The
 version at the put would not do: a producer that reads the weights of version v, and puts after the version has risen to
 v + 1, would be admitted as one version younger than its sample is.
 
@@ -16,14 +17,10 @@ from __future__ import annotations
 
 from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
-from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.claim_samplers import dealt_group_size
-from transfer_queue.core.samplers.user_sampler import AnySampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
 from transfer_queue.messages.partitions import SetPolicyVersion
-from transfer_queue.sampler.freshness_sampler import too_old, version_key
 
 
 def row_limit(partition: Partition) -> int | None:
@@ -46,16 +43,6 @@ def check_staleness(partition: Partition, count: int) -> None:
         f"{options.rows_per_version} rows per version); {count} more would be too far ahead of the policy. "
         f"Pass timeout= to wait for set_policy_version."
     )
-
-
-def stale_rows(partition: Partition, sampler: AnySampler, ready: ReadySet) -> dict[str, list[int]]:
-    """Return the ready rows that are too old for any claim, by reason, with their groups if groups are dealt."""
-    most = partition.options.max_staleness
-    if most is None or not partition.policy_version:
-        return {}
-    offered = partition.sampler_view(ready)
-    size = dealt_group_size(sampler, partition) or None
-    return too_old(offered, version_key(), partition.policy_version, most, size)
 
 
 def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
