@@ -140,7 +140,8 @@ def test_a_skipped_sample_makes_room_for_another_one(bounded: Cluster):
     client.reset_consumption("p", "log")
     assert partition.admitted == 24, "every sample may be trained on again"
     client.get_meta("x", 8, "p", task_name="log")
-    client.drop(client.get_meta("x", None, "p", mode="force_fetch").select_samples(list(range(8))), reason="filtered")
+    stale = client.get_meta("x", None, "p", mode="force_fetch").select_samples(list(range(8)))
+    client.drop("p", metadata=stale, reason="filtered")
     assert partition.admitted == 16
 
 
