@@ -28,7 +28,8 @@ def row_limit(partition: Partition) -> int | None:
     options = partition.options
     if options.max_staleness is None or options.rows_per_version is None:
         return None
-    return min((partition.policy_version + options.max_staleness + 1) * options.rows_per_version, r.LARGEST)
+    rows = (partition.policy_version + options.max_staleness + 1) * options.rows_per_version
+    return min(rows + partition.replaced, r.LARGEST)
 
 
 def check_staleness(partition: Partition, count: int) -> None:
