@@ -12,6 +12,7 @@ from typing import Any
 MODULES: dict[str, list[str] | None] = {
     "transfer_queue": None,
     "transfer_queue.client": None,
+    "transfer_queue.client.checkpoint.checkpoint_report": ["CheckpointReport"],
     "transfer_queue.controller": None,
     "transfer_queue.dataloader.streaming_dataset": None,
     "transfer_queue.dataloader.streaming_dataloader": ["StreamingDataLoader"],

@@ -182,6 +182,27 @@ def saved(folder: Path) -> None:
         assert "a checkpoint was loaded after this metadata was fetched" in str(error)
 
 
+# %% [markdown]
+# ## Move a partition into another run
+#
+# `save_checkpoint(..., partitions="replay")` saves only that partition, and `keys=` only some of its samples.
+# `load_checkpoint(..., partitions="replay")` adds it to the running system, also out of a checkpoint of everything:
+# other partitions and running work go on. The samples keep their keys, tags, groups and what tasks have consumed, and
+# get new global indexes. Their leases have ended. A partition that does not exist is created with the saved settings.
+# To one that exists, the samples are added, unless it has one of the keys. `reset_consumption` makes them ready again.
+# The returned report names samples with values that were lost with a storage unit before the save.
+
+
+# %%
+def moved(folder: Path) -> None:
+    tq.kv_batch_put(["a", "b"], "replay", {"x": torch.arange(2)}, tags=[{"n": 0}, {"n": 1}])
+    tq.save_checkpoint(folder / "replay", partitions="replay")
+    tq.kv_clear(["b"], "replay")
+    report = tq.load_checkpoint(folder / "replay", partitions="replay", keys=["b"])
+    assert (report.samples, report.lost) == ({"replay": 1}, {})
+    assert tq.kv_batch_get(["a", "b"], "replay")["x"].tolist() == [0, 1]
+
+
 # %%
 if __name__ == "__main__":
     assert "was dealt to task 'update' in batch 1 of dp_rank 1" in ends(False, [[2, 2, 2], [2, 2, 1]])
@@ -194,4 +215,5 @@ if __name__ == "__main__":
     expired(config)
     with TemporaryDirectory() as folder:
         saved(Path(folder))
+        moved(Path(folder))
     tq.close()

@@ -39,7 +39,7 @@ from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
-from transfer_queue.config.environment import address, process_environment, system_name
+from transfer_queue.config.environment import ATTACH_MODES, address, attach_mode, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.validators import Boolean
@@ -141,7 +141,7 @@ def _summary_line(config: DictConfig) -> str:
 def init(
     conf: DictConfig | Mapping[str, Any] | None = None,
     *,
-    attach: Literal["auto", "require", "never"] = "auto",
+    attach: Literal["auto", "require", "never"] | None = None,
     task: str | None = None,
     rank: int | None = None,
 ) -> DictConfig:
@@ -157,7 +157,9 @@ def init(
     Args:
         conf: The settings to merge over the defaults of `transfer_queue/config.yaml`. Default: none.
         attach: "auto" attaches if a system is running and starts one otherwise. "require" only attaches. "never" only
-            starts: a running system of this name is an error. Default: "auto".
+            starts: a running system of this name is an error. Pass "require" in workers: a worker whose trainer has
+            crashed then gets an error, and does not start a system of its own in which it waits forever. Default: the
+            environment variable TQ_ATTACH, otherwise "auto".
         task: The task of this process, for example "rollout". The timeline shows its puts and waits under this name.
             Default: the task of its last fetch.
         rank: The rank of this process in the task, 0 or more. Default: the `dp_rank` of its first fetch.
@@ -171,7 +173,7 @@ def init(
             is set (a ValueError). Or `task` or `rank` is not valid.
         StartError: The system did not start. The message has the traceback of the server and the path of its log. Or a
             system is already running, and `attach` is "never".
-        AttachError: No system is running, and `attach` is "require".
+        AttachError: No system is running, and `attach` is "require". The message says where `init` has looked.
 
     Example:
         >>> config = tq.init({"controller": {"sampler": "SequentialSampler"}})
@@ -180,7 +182,9 @@ def init(
         >>> tq.close()
     """
     global _TQ_CONTROLLER
-    if attach not in ("auto", "require", "never"):
+    if attach is None:
+        attach = attach_mode()  # type: ignore[assignment]
+    if attach not in ATTACH_MODES:
         raise InvalidArgumentError(f"attach must be 'auto', 'require' or 'never', got {attach!r}")
     introduction(task, rank)
     for words in unknown_keys(conf):
@@ -228,13 +232,12 @@ def _start(
     settings: Settings, conf: DictConfig | Mapping[str, Any] | None, sampler: object | None, attach: str
 ) -> RunningSystem:
     """Start a system with these settings, or return the one that another process has just started."""
-    if attach == "require":
-        name = settings.name or system_name() or DEFAULT_NAME
-        raise AttachError(
-            f"no system is running under the name {name!r}{SystemFolder.named(name).describe_crash()}, and attach is "
-            f"'require': start one first (tq.init() in another process, or `tq start`), or use attach='auto'"
-        )
     under_ray = on_ray.is_used(settings.runtime)
+    if attach == "require":
+        raise AttachError(
+            f"{_searched(settings, under_ray)}, and attach is 'require'. Start a system first (tq.init() in the "
+            "trainer, or `tq start`), with the same name and TQ_RUNTIME_DIR, or use attach='auto' to start one here"
+        )
     settings.check_runtime(under_ray)
     if settings.name is None and address() is not None:
         _logger.warning("TQ_ADDRESS names %s, but no system is running there; init starts one by name", address())
@@ -254,6 +257,19 @@ def _start(
     if found.new:
         found.conf = merged
     return found
+
+
+def _searched(settings: Settings, under_ray: bool) -> str:
+    """Return where `find_system` has found no system, for a message."""
+    if under_ray:
+        return f"no actor {on_ray.ACTOR} is running in the namespace {settings.ray_namespace!r} of Ray"
+    folder = address() if settings.name is None else None
+    if folder is not None:
+        place = SystemFolder(Path(folder))
+        return f"no system is running in the folder {folder}, which TQ_ADDRESS names{place.describe_crash()}"
+    name = settings.name or system_name() or DEFAULT_NAME
+    place = SystemFolder.named(name)
+    return f"no system is running under the name {name!r}, in the folder {place.folder}{place.describe_crash()}"
 
 
 def _warn_of_other_installations() -> None:

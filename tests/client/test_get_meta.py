@@ -335,6 +335,16 @@ class TestInsert:
         assert a.check_production_status(["x"], "p")
         assert a.get_meta(["x"], 3, "p", task_name="t").global_indexes == [0, 1, 2]
 
+    def test_it_needs_no_field(self, a: Client) -> None:
+        """The fields come with the puts. Other modes look for fields, so they need at least one."""
+        meta = a.get_meta([], 2, "p", mode="insert")
+        assert (meta.global_indexes, meta.field_names, meta.is_ready) == ([0, 1], [], False)
+        a.put(numbers(2, start=5), meta)
+        assert a.get_data(a.get_meta("x", 2, "p", task_name="t"))["x"].tolist() == [5, 6]
+        for mode in ("fetch", "force_fetch"):
+            with pytest.raises(InvalidArgumentError, match="data_fields must be a list with at least one field name"):
+                a.get_meta([], 1, "p", mode=mode, task_name="t")
+
     def test_pre_allocated_rows_are_taken_first(self, a: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", "4")
         assert a.create_partition("p") is True

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 from transfer_queue.config.settings import Settings
+from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 NAME = "attached-to"
@@ -125,6 +132,83 @@ def test_attach_decides_whether_init_starts_or_attaches(systems: Any) -> None:
         tq.close()
     with pytest.raises(tq.InvalidArgumentError, match=r"attach must be .* got 'perhaps'"):
         tq.init(attach="perhaps")  # type: ignore[arg-type]
+
+
+TRAINER = """
+import os, signal, sys
+import transfer_queue as tq
+tq.init({"system": {"name": sys.argv[1]}, "runtime": "local"}, attach="never")
+tq.kv_put("k", "p", {"x": 1})
+print(os.environ["TQ_ADDRESS"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+WORKER = """
+import transfer_queue as tq
+try:
+    tq.init({"runtime": "local"})
+except tq.AttachError as error:
+    print(error)
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true, at most 30 s."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        threading.Event().wait(0.01)
+
+
+def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, to its end."""
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize("by", ["TQ_ADDRESS", "TQ_SYSTEM"])
+def test_a_worker_whose_trainer_has_crashed_starts_no_system(by: str) -> None:
+    """Whether it inherited the folder from the trainer, or was started with the same name on its own."""
+    name = f"{NAME}-{by.lower()}".replace("_", "-")
+    trainer = run(TRAINER, name)
+    assert trainer.returncode == -signal.SIGKILL, trainer.stderr
+    folder = trainer.stdout.strip()
+    heir = {"TQ_ADDRESS": folder} if by == "TQ_ADDRESS" else {"TQ_SYSTEM": name}
+    until(lambda: launcher.find(folder) is None)  # the servers of a process that was killed end by themselves
+    worker = run(WORKER, TQ_ATTACH="require", **heir)
+    assert worker.returncode == 0, worker.stderr
+    assert "no system is running" in worker.stdout
+    assert folder in worker.stdout
+    assert (f"under the name '{name}'" in worker.stdout) == (by == "TQ_SYSTEM")
+    assert "attach is 'require'. Start a system first (tq.init() in the trainer, or `tq start`)" in worker.stdout
+    assert launcher.find(folder) is None
+
+
+def test_the_environment_decides_if_the_call_does_not(systems: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_ATTACH", "require")
+    with pytest.raises(tq.AttachError, match=rf"under the name '{NAME}', in the folder /.*{NAME}"):
+        tq.init()
+    system = systems()
+    assert tq.init().system.folder == str(system.folder)
+    with pytest.raises(tq.StartError, match="attach is 'never'"):
+        tq.init(attach="never")
+    tq.close()
+    monkeypatch.setenv("TQ_ATTACH", "often")
+    with pytest.raises(tq.InvalidArgumentError, match="TQ_ATTACH is 'often'; allowed: auto, require or never"):
+        tq.init()
+
+
+def test_a_worker_whose_system_has_ended_does_not_start_another_one(systems: Any) -> None:
+    """Not by `init`, and not by the KV functions either, which never start one."""
+    system = systems()
+    tq.init(attach="require")
+    system.stop()
+    with pytest.raises(tq.AttachError, match="no system is running"):
+        tq.init(attach="require")
+    with pytest.raises(tq.NotInitializedError):
+        tq.kv_list()
 
 
 def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:

@@ -24,6 +24,7 @@ from transfer_queue.client.checkpoint import block_file, checkpoint_folder
 
 CONTEXT = multiprocessing.get_context("fork")
 WIDTH = 512
+SEQUENTIAL = {"sampler": "SequentialSampler"}
 
 
 def conf(units: int = 1) -> dict[str, Any]:
@@ -231,3 +232,49 @@ def test_a_load_outlives_the_controller(system, tmp_path):
     assert data.unbind()[0].unique().tolist() == [1]
     with pytest.raises(tq.StaleMetadataError):
         tq.get_client().get_data(old)
+
+
+def test_a_partition_is_added_to_a_running_system(system, tmp_path):
+    """Other clients work meanwhile and notice nothing; after a kill of the controller everything is still there."""
+    tq.kv_batch_put(["a", "b"], "replay", rows(7, 2), tags=[{"n": 1}, {"n": 2}])
+    tq.get_client().get_meta("x", 1, "replay", task_name="t", sampling_config=SEQUENTIAL)
+    report = tq.save_checkpoint(tmp_path / "ck", partitions=["replay"], metadata={"step": 3})
+    assert (report.samples, report.lost) == ({"replay": 2}, {})
+    content = json.loads((tmp_path / "ck" / "metadata.json").read_text())
+    assert content == {
+        "storage_saved": True, "user_metadata": {"step": 3}, "lost": {}, "partitions": ["replay"],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"contains only the partitions \['replay'\], so it cannot replace the system"):
+        tq.load_checkpoint(tmp_path / "ck")
+    anew(1)
+    kept = tq.get_client().put(rows(1), partition_id="p")
+    stop, numbers = threading.Event(), []
+
+    def work() -> None:
+        while not stop.is_set() or not numbers:
+            tq.kv_batch_put(["w"], "busy", rows(len(numbers), 1))
+            numbers.append(tq.kv_batch_get(["w"], "busy", "x")["x"].values()[0].item())
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        assert tq.load_checkpoint(tmp_path / "ck", partitions="replay") == report
+    finally:
+        stop.set()
+        worker.join()
+    assert numbers == list(range(len(numbers)))
+    running = CURRENT.system
+    assert running is not None
+    log = (running.logs / "controller.log").read_text()
+    os.kill(int(log.rsplit("up, process ", 1)[1].split()[0]), signal.SIGKILL)
+    assert tq.kv_list("replay") == {"replay": {"a": {"n": 1}, "b": {"n": 2}}}
+    assert tq.kv_batch_get(["a", "b"], "replay", "x")["x"].values().unique().tolist() == [7]
+    assert tq.get_client().get_data(kept)["x"].values().unique().tolist() == [1]
+    left = tq.get_client().get_meta("x", 1, "replay", task_name="t", sampling_config=SEQUENTIAL)
+    assert left.size == 1
+    assert tq.get_client().get_meta("x", 1, "replay", task_name="t", sampling_config=SEQUENTIAL).size == 0
+    with pytest.raises(ValueError, match=r"already has samples with the keys \['a', 'b'\]"):
+        tq.load_checkpoint(tmp_path / "ck", partitions="replay")
+    with pytest.raises(RuntimeError, match=r"there are no partitions \['replya'\].*did you mean 'replay'"):
+        tq.save_checkpoint(tmp_path / "other", partitions="replya")
+    assert not (tmp_path / "other").exists()

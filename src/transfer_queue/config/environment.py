@@ -95,6 +95,15 @@ def _is_true(name: str, text: str) -> bool:
     return text.lower() == "true"  # OpenTelemetry says that any other text means false
 
 
+ATTACH_MODES = ("auto", "require", "never")
+
+
+def _attach_mode(name: str, text: str) -> str:
+    if text not in ATTACH_MODES:
+        raise not_allowed(name, text, "auto, require or never")
+    return text
+
+
 address = EnvironmentVariable[str | None](
     "TQ_ADDRESS",
     None,
@@ -108,6 +117,15 @@ system_name = EnvironmentVariable[str | None](
     None,
     SystemName().convert,
     "The name of the system to start or attach to. It applies if `system.name` is not set.",
+)
+
+attach_mode = EnvironmentVariable[str](
+    "TQ_ATTACH",
+    "auto",
+    _attach_mode,
+    "What `init` does if its call has no `attach`: auto, require (only attach, never start a system) or never (only "
+    "start). Set it to require for workers, so that a worker whose trainer has crashed does not start a system of its "
+    "own.",
 )
 
 runtime_dir = EnvironmentVariable[str | None](
@@ -235,6 +253,7 @@ otel_traces_protocol = EnvironmentVariable[str | None](
 VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     address,
     system_name,
+    attach_mode,
     runtime_dir,
     logging_level,
     pre_alloc_sample_num,

@@ -67,7 +67,7 @@ class FetchOperations(DataPath):
         """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
 
         Args:
-            data_fields: The fields that the samples must have (one str for one field).
+            data_fields: The fields that the samples must have (one str for one field). An insert needs none: [].
             batch_size: The number of samples. Ignored if `mode` is "force_fetch".
             partition_id: The partition.
             mode: "fetch": samples that have all `data_fields` and that `task_name` has not consumed. The sampler
@@ -105,7 +105,7 @@ class FetchOperations(DataPath):
             BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
         """
         yield from self._state.learn()
-        fields = arguments.validated_names(data_fields, "data_fields")
+        fields = arguments.validated_names(data_fields, "data_fields", least=0 if mode == "insert" else 1)
         if mode == "insert":
             wait = arguments.validated_seconds(timeout)
             request = Reserve(

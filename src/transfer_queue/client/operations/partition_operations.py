@@ -44,10 +44,14 @@ class PartitionOperations(DataPath):
             free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
                 consumed and finished it (see `finish`). Default: samples are cleared only by calls.
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
-            max_staleness: New samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
-                were, where `set_policy_version` sets the version. A put beyond this waits, if it has a timeout, or
-                raises StalenessError. `get_meta(mode="insert", timeout=...)` makes a producer wait before it generates.
-                Default: no limit.
+            max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
+                generated it, is more than this number behind the version of the partition (`set_policy_version`) at
+                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. So that
+                few are, new samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
+                were; skipped and dropped ones do not count. A put beyond this waits, if it has a timeout, or raises
+                StalenessError. `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it
+                generates. Samples without the tag are limited only at the put. A trainer that fetches n steps ahead
+                trains on samples that are n versions older: set the limit n lower. Default: no limit.
             rows_per_version: The number of samples that training consumes for each policy version. Required with
                 `max_staleness`.
             keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
@@ -148,6 +152,8 @@ class PartitionOperations(DataPath):
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
+
+        The trainer calls it when its own version rises. Producers may get the weights of that version earlier.
 
         Args:
             partition_id: The partition.

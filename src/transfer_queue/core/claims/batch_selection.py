@@ -16,9 +16,14 @@ from transfer_queue.core.claims import final_rounds, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
 from transfer_queue.core.control.unknown_names import unused_entries_warning
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import flow_control
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, available_rows, deals_itself, group_size
+from transfer_queue.core.samplers.claim_samplers import (
+    SamplerRegistry,
+    available_rows,
+    deals_itself,
+    dealt_group_size,
+    group_size,
+)
 from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
@@ -28,6 +33,7 @@ from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
+from transfer_queue.sampler.freshness_sampler import too_old, version_key
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, dealer, shown_rows
 
 Dealer = Union[RankConsistentSampler, SamplerWrapper]
@@ -146,13 +152,18 @@ def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) ->
 
 
 def decide_stale(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
-    """Return the records of rows that are too old for the partition. Apply them before `decide_passed_over`."""
+    """Return the records of rows that are too old for the partition (`max_staleness`), whatever the sampler is.
+
+    Apply them before `decide_passed_over`.
+    """
     partition = state.partitions.get(claim.partition)
-    if partition is None or partition.options.max_staleness is None:
+    most = None if partition is None else partition.options.max_staleness
+    if partition is None or most is None:
         return []
     sampler = samplers.sampler_for(claim, partition)
-    ready = partition.ready_set(claim.task, tuple(claim.fields))
-    return _skips(partition, claim.task, flow_control.stale_rows(partition, sampler, ready))
+    size = dealt_group_size(sampler, partition) or None  # groups are skipped as a whole
+    offered = partition.sampler_view(partition.ready_set(claim.task, tuple(claim.fields)))
+    return _skips(partition, claim.task, too_old(offered, version_key(), partition.policy_version, most, size))
 
 
 def _skips(partition: Partition, task: str, passed: Mapping[str, Sequence[int] | np.ndarray]) -> list[r.AnyRecord]:

@@ -1,9 +1,10 @@
 """Limits how old a sample is when a task gets it, and how far producers may be ahead: of the policy, and of the tasks.
 
 A sample has the version of the policy that generated it, which its tag `policy_version` says. It counts at the claim: a
-task skips the rows that are more than `max_staleness` s versions behind the partition, so no claim returns one. The
-version at the put would not do: a producer that reads the weights of version v, and puts after the version has risen to
-v + 1, would be admitted as one version younger than its sample is.
+task skips the rows that are more than `max_staleness` s versions behind the partition
+(`claims.batch_selection.decide_stale`), so no claim returns one. The version at the put would not do: a producer that
+reads the weights of version v, and puts after the version has risen to v + 1, would be admitted as one version younger
+than its sample is.
 
 So that few samples are skipped, the partition admits new rows while it has admitted fewer than (version + s + 1) * n,
 with `rows_per_version` n. If rows are trained on in order, n for each version, a row that was generated at the version
@@ -19,15 +20,11 @@ from __future__ import annotations
 
 from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
-from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.claim_samplers import dealt_group_size
-from transfer_queue.core.samplers.user_sampler import AnySampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError, PartitionFullError, StalenessError, UnknownPartitionError
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.sampler.freshness_sampler import too_old, version_key
 
 
 def row_limit(partition: Partition) -> int | None:
@@ -35,7 +32,8 @@ def row_limit(partition: Partition) -> int | None:
     options = partition.options
     if options.max_staleness is None or options.rows_per_version is None:
         return None
-    return min((partition.policy_version + options.max_staleness + 1) * options.rows_per_version, r.LARGEST)
+    rows = (partition.policy_version + options.max_staleness + 1) * options.rows_per_version
+    return min(rows + partition.replaced, r.LARGEST)
 
 
 def check_staleness(partition: Partition, count: int) -> None:
@@ -84,16 +82,6 @@ def check_max_rows(partition: Partition, count: int) -> None:
         f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, {most} may (max_rows), "
         f"and this put adds {count}. Pass timeout= to wait until tasks have consumed rows."
     )
-
-
-def stale_rows(partition: Partition, sampler: AnySampler, ready: ReadySet) -> dict[str, list[int]]:
-    """Return the ready rows that are too old for any claim, by reason, with their groups if groups are dealt."""
-    most = partition.options.max_staleness
-    if most is None or not partition.policy_version:
-        return {}
-    offered = partition.sampler_view(ready)
-    size = dealt_group_size(sampler, partition) or None
-    return too_old(offered, version_key(), partition.policy_version, most, size)
 
 
 def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:

@@ -92,7 +92,9 @@ class Partition(Persisted):
     """The values that were lost with their storage."""
     groups: GroupTable = part(GroupTable)
     admitted: int = scalar(int, 0)
-    """The number of rows that were added so far, without those that were dropped or that a task has skipped."""
+    """The number of rows that were added so far, without dropped ones."""
+    replaced: int = scalar(int, 0, missing=0)
+    """How many of these rows a task has skipped, so that others may be admitted in their place."""
     policy_version: int = scalar(int, 0)
     done: int = counter(missing=0)
     """The number of rows that were reported as done so far."""
@@ -502,7 +504,7 @@ class Partition(Persisted):
 
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
         """Apply a `records.PassedOver`."""
-        self.admitted -= int(np.count_nonzero(~self.passed.skipped(positions)))
+        self.replaced += int(np.count_nonzero(~self.passed.skipped(positions)))
         self.passed.add(task, positions, reason)
         self.holds.skip(task, positions)
         self.leases.acked.reset(task, positions)
@@ -524,12 +526,13 @@ class Partition(Persisted):
             for key in [key for key in self.ready if key[0] == name]:
                 del self.ready[key]
             self.gained.add(name)
-        self.admitted += before - self.passed.skipped_count()
+        self.replaced = max(0, self.replaced - before + self.passed.skipped_count())
 
     def drop_rows(self, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
         """Apply a `records.RowsDropped`."""
         positions = self.rows.positions_of(rows)
-        self.admitted -= int(np.count_nonzero(~self.passed.skipped(positions)))
+        self.admitted -= len(rows)
+        self.replaced = max(0, self.replaced - int(np.count_nonzero(self.passed.skipped(positions))))
         self.drops.add(rows, reason)
         self.clear(positions)
         for name, count in unborn:
