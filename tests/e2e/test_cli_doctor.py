@@ -155,6 +155,7 @@ def test_missing_shared_memory_says_where_samples_go_instead(monkeypatch: pytest
 def test_no_room_anywhere_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
     monkeypatch.setattr(shared_memory, "room", lambda folder: (64 << 20, 1 << 20))
+    monkeypatch.setattr(shared_memory, "held", lambda folder: 0)
     assert found(shared_memory.check)["folder"].level == "problem"
 
 

@@ -253,7 +253,8 @@ def test_an_impossible_interval_is_an_error_of_usage(seconds: str, capsys: pytes
 
 def test_explain_of_an_unknown_partition_fails(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "q", "--index", "0", "--name", "w"]) == 1
-    assert "Partition 'q' does not exist (never created, or dropped). There are: 'p'." in capsys.readouterr().err
+    words = "Partition 'q' does not exist (never created, or dropped). The partitions are: 'p'."
+    assert words in capsys.readouterr().err
 
 
 def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,9 @@ def explain(h: Harness, partition: str = "p", **which: object) -> str:
 
 
 def test_no_partition(h: Harness) -> None:
-    assert "Partition 'p' does not exist (never created, or dropped). There are: none." in explain(h, row=0)
+    assert "Partition 'p' does not exist (never created, or dropped). No partition exists." in explain(h, row=0)
     h.put(1, partition="q")
-    assert "There are: 'q'." in explain(h, row=0)
+    assert "The partitions are: 'q'." in explain(h, row=0)
 
 
 def test_no_sample(h: Harness) -> None:

@@ -1,4 +1,4 @@
-"""Sentences about unknown names: partitions, storage units, and entries that a sampler does not take."""
+"""Sentences about unknown names: partitions that do not exist, and entries that a sampler does not take."""
 
 from __future__ import annotations
 
@@ -33,12 +33,6 @@ def suggestion(name: str, partitions: Iterable[str]) -> str:
     if not there:
         return "no partition exists"
     return f"the partitions are: {', '.join(map(repr, there[:10]))}{', ...' if len(there) > 10 else ''}"
-
-
-def no_unit_text(unit: int, units: Iterable[int]) -> str:
-    """Return "storage unit 7 does not exist", with the units that exist."""
-    there = ", ".join(map(str, sorted(units)))
-    return f"storage unit {unit} does not exist ({f'the units are: {there}' if there else 'no unit is connected'})"
 
 
 def unused_entries_warning(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:

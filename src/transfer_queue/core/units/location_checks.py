@@ -7,9 +7,10 @@ and where blocks lie; the checks use this.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from transfer_queue.core.control.unknown_names import no_unit_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import MOST_PLACES, places_of
@@ -18,6 +19,12 @@ from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
+
+
+def no_unit_text(unit: int, units: Iterable[int]) -> str:
+    """Return "storage unit 7 does not exist", with the units that exist."""
+    there = ", ".join(map(str, sorted(units)))
+    return f"storage unit {unit} does not exist ({f'the units are: {there}' if there else 'no unit is connected'})"
 
 
 def check_places(state: State, writer: str, block: NewBlock) -> None:

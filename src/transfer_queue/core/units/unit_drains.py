@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from transfer_queue.core.control.unknown_names import no_unit_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.core.units.location_checks import no_unit_text
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
