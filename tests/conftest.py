@@ -19,9 +19,9 @@ from hypothesis import settings
 import differential
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
+_TESTS = Path(__file__).parent
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
 # UNIX socket has room for about 100 characters.
-_TESTS = Path(__file__).parent
 _RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
 os.environ["TQ_RUNTIME_DIR"] = str(_RUNTIME_DIR)
 for _name in [name for name in os.environ if name.startswith("TQ_") and name not in {"TQ_RUNTIME_DIR", "TQ_CI_RUN"}]:
@@ -53,12 +53,14 @@ def nothing_is_left() -> Iterator[None]:
 # What takes longest comes first, so that of several processes none is left alone with it at the end: names of files,
 # which are each there once.
 LONGEST = [
-    "test_interleavings.py", "test_worker_processes.py", "test_processes.py", "test_node.py", "test_top.py",
-    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_lifecycle.py", "test_cli.py",
-    "test_lease_delivery.py", "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py",
-    "test_object_codec.py", "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py",
-    "test_planted.py", "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py",
-    "test_cli_doctor.py", "test_disk_tier.py", "test_differencing.py",
+    "test_node.py", "test_worker_processes.py", "test_restarts.py", "test_interleavings.py", "test_chaos.py",
+    "test_ends_by_schedule.py", "test_final_rounds.py", "test_processes.py", "test_benchmarks.py", "test_verdict.py",
+    "test_nodes.py", "test_top.py", "test_lifecycle.py", "test_top_screens.py", "test_cli_doctor.py",
+    "test_disk_tier.py", "test_object_codec.py", "test_user_samplers.py", "test_timeline.py", "test_cli.py",
+    "test_killed_consumers.py", "test_lease_delivery.py", "test_docstring_examples.py", "test_samplers.py",
+    "test_chaos_of_processes.py", "test_checkpoints_of_processes.py", "test_cli_watch.py", "test_sampler_host.py",
+    "test_codec.py", "test_equal_ends.py", "test_subscriptions.py", "test_followers.py", "test_planted.py",
+    "test_differencing.py",
 ]  # fmt: skip
 
 
