@@ -10,7 +10,7 @@ PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 # The differential tests run this many times as many examples in `make fuzz` as in `make test`.
 EXAMPLES_FACTOR ?= 100
 
-# Tests start hundreds of processes: without bytecode files each of them would compile the package again.
+# Without bytecode files each process of a run would rewrite the assertions of all test files again, which takes 10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
 help:

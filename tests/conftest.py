@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -17,6 +19,7 @@ from hypothesis import settings
 import differential
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
+_TESTS = Path(__file__).parent
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
 # UNIX socket has room for about 100 characters.
 _RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
@@ -50,12 +53,14 @@ def nothing_is_left() -> Iterator[None]:
 # What takes longest comes first, so that of several processes none is left alone with it at the end: names of files,
 # which are each there once.
 LONGEST = [
-    "test_interleavings.py", "test_worker_processes.py", "test_processes.py", "test_node.py", "test_top.py",
-    "test_ends_by_schedule.py", "test_killed_consumers.py", "test_lifecycle.py", "test_cli.py",
-    "test_lease_delivery.py", "test_chaos_of_processes.py", "test_chaos.py", "test_soak.py", "test_codec.py",
-    "test_object_codec.py", "test_samplers.py", "test_restarts.py", "test_cli_watch.py", "test_followers.py",
-    "test_planted.py", "test_subscriptions.py", "test_equal_ends.py", "test_final_rounds.py",
-    "test_cli_doctor.py", "test_disk_tier.py", "test_differencing.py",
+    "test_node.py", "test_worker_processes.py", "test_restarts.py", "test_interleavings.py", "test_chaos.py",
+    "test_ends_by_schedule.py", "test_final_rounds.py", "test_processes.py", "test_benchmarks.py", "test_verdict.py",
+    "test_nodes.py", "test_top.py", "test_lifecycle.py", "test_top_screens.py", "test_cli_doctor.py",
+    "test_disk_tier.py", "test_object_codec.py", "test_user_samplers.py", "test_timeline.py", "test_cli.py",
+    "test_killed_consumers.py", "test_lease_delivery.py", "test_docstring_examples.py", "test_samplers.py",
+    "test_chaos_of_processes.py", "test_checkpoints_of_processes.py", "test_cli_watch.py", "test_sampler_host.py",
+    "test_codec.py", "test_equal_ends.py", "test_subscriptions.py", "test_followers.py", "test_planted.py",
+    "test_differencing.py",
 ]  # fmt: skip
 
 
@@ -68,6 +73,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Differential tests read the factor when they are imported."""
     differential.factor = config.getoption("--examples-factor")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Has each process of a run import its share of all files first, and by that write their bytecode for the others.
+
+    All processes of pytest-xdist collect all files. Rewriting the assertions of all takes each of them 10 seconds.
+    """
+    config = session.config
+    of_xdist = getattr(config, "workerinput", None)
+    if of_xdist is None or sys.dont_write_bytecode or config.args != config.getini("testpaths"):
+        return
+
+    def is_collected(path: Path) -> bool:
+        places = [path, *(parent for parent in path.parents if parent.is_relative_to(_TESTS))]
+        return not any(config.hook.pytest_ignore_collect(collection_path=place, config=config) for place in places)
+
+    files = [path for path in sorted(_TESTS.rglob("test_*.py")) if is_collected(path)]
+    for path in files[int(of_xdist["workerid"].removeprefix("gw")) :: of_xdist["workercount"]]:
+        sys.path.insert(0, str(path.parent))
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection reports it
+            importlib.import_module(path.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

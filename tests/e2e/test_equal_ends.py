@@ -38,7 +38,7 @@ def read(rank: int, replica: int, step: Any, pipe: Any) -> None:
         batches: list[list[int]] = []
         for data, _ in dataset:
             batches.append(data["x"].tolist())
-            sum(range(draw.choice([1, 1000, 1_000_000])))  # of no use, as torch's threads do not outlive a fork
+            sum(range(draw.choice([1, 1000, 100_000])))  # of no use, as torch's threads do not outlive a fork
             step.wait(SECONDS)  # broken where some rank has ended, or stays alone
         out.append(batches)
     pipe.send(out)
