@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.integrations.trl import TransformersEngine, generate_rollouts, score_rollouts
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 import task
 
@@ -38,7 +38,7 @@ def score() -> None:
 def prepare(name: str) -> None:
     """Attach to the system of the trainer, which TQ_SYSTEM or TQ_ADDRESS names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the trainer, which ends this process
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     tq.init(attach="require", task=name)

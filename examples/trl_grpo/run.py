@@ -7,7 +7,6 @@ python examples/trl_grpo/run.py --trainer grpo     the same with GRPOTrainer, wh
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
 import tempfile
@@ -20,6 +19,7 @@ import torch
 import transfer_queue as tq
 from datasets import Dataset
 from transformers import TrainerCallback
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from transfer_queue.integrations.transformers import TransferQueueCallback
 from transfer_queue.integrations.trl import QueueRollouts, TransferQueueRolloutWorker
 from trl import GRPOConfig, GRPOTrainer
@@ -81,7 +81,7 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trainer", choices=("async", "grpo"), default="async", help="AsyncGRPOTrainer or GRPOTrainer")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the model, checkpoints and TensorBoard files")
     return parser.parse_args()
@@ -91,7 +91,9 @@ def prepare(folder: Path, seed: int) -> None:
     """Make the model, and give the processes of this run their own system."""
     os.environ.setdefault("TQ_SYSTEM", f"trl-{os.getpid()}")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    disable_progress_bar()
+    set_verbosity_error()
     torch.set_num_threads(1)
     task.make_model(folder, seed)
     replace_flash_attention()
@@ -119,7 +121,7 @@ def train_async(options: argparse.Namespace, folder: Path, progress: Progress) -
     """Train with AsyncGRPOTrainer, which takes samples from the queue."""
     args = AsyncGRPOConfig(
         per_device_train_batch_size=BATCH, gradient_accumulation_steps=1, num_generations=GROUP, max_staleness=2,
-        learning_rate=3e-3, weight_sync_steps=1, **common(options, folder),
+        learning_rate=2e-3, weight_sync_steps=1, **common(options, folder),
         **({"token_budget": 0} if hasattr(AsyncGRPOConfig, "token_budget") else {}),
     )  # fmt: skip
     rows = task.prompts()
@@ -138,7 +140,7 @@ def train_in_turn(options: argparse.Namespace, folder: Path, progress: Progress)
     rollouts = QueueRollouts()
     args = GRPOConfig(
         per_device_train_batch_size=BATCH, num_generations=GROUP, max_completion_length=task.ANSWER,
-        learning_rate=3e-3, beta=0.0, **common(options, folder),
+        learning_rate=2e-3, beta=0.0, **common(options, folder),
     )  # fmt: skip
     GRPOTrainer(
         model=str(folder / "model"),

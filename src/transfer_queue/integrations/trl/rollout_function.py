@@ -38,7 +38,8 @@ class QueueRollouts(TrainerCallback):  # type: ignore[misc]  # transformers is n
 
     Args:
         partition_id: The name of the partition. Default: "rollouts".
-        producer_timeout: Seconds without a generator after which a call fails. Default: 60.
+        producer_timeout: Seconds without a generator after which a call fails. Default: 300, in which an engine such
+            as vLLM has started.
 
     Example:
         ::
@@ -52,7 +53,7 @@ class QueueRollouts(TrainerCallback):  # type: ignore[misc]  # transformers is n
             trainer.train()
     """
 
-    def __init__(self, partition_id: str = ROLLOUTS, producer_timeout: float = 60.0) -> None:
+    def __init__(self, partition_id: str = ROLLOUTS, producer_timeout: float = 300.0) -> None:
         check_positive("producer_timeout", producer_timeout)
         self._partition = partition_id
         self._timeout = producer_timeout

@@ -63,7 +63,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
             batch size of an optimizer step times `args.weight_sync_steps`. Required with `args.token_budget`.
         lease: Seconds after which the samples of a killed trainer are delivered again. Default: 30.
         producer_timeout: Seconds without a generator or without a reward stage after which the training fails.
-            Default: 60.
+            Default: 300, in which an engine such as vLLM has started.
 
     Raises:
         InvalidArgumentError: An argument is not valid, or the trainer and the producers would wait for each other.
@@ -90,7 +90,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         partition_id: str = ROLLOUTS,
         samples_per_version: int | None = None,
         lease: float = LEASE,
-        producer_timeout: float = 60.0,
+        producer_timeout: float = 300.0,
     ) -> None:
         for name, value in (("lease", lease), ("producer_timeout", producer_timeout)):
             check_positive(name, value)
@@ -223,6 +223,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         """Check that a resumed training has the queue of its checkpoint, and observe which samples a batch has."""
         if not state.is_world_process_zero:
             return
+        self._open()  # TRL 1.4 has sent the first weights already, later versions send them now
         if state.global_step and not args.ignore_data_skip:
             raise InvalidArgumentError(
                 "ignore_data_skip must be True in the arguments of a training that is resumed, got False: the trainer "
