@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "_generated_kv": CLIENT | {"client", "attachment"},
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
     "summary_logger": CLIENT | {"client", "attachment"},
+    "integrations": CLIENT | {"client", "attachment", "interface", "summary_logger"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
     "live": CLIENT | {"client", "display", "metrics", "token_text"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ def attention(
     """Return causal attention over segments of variable lengths. The last query of a segment sees all of its keys."""
     parts = []
     queries, keys = query_ends.tolist(), key_ends.tolist()
-    for (a, b), (c, d) in zip(zip(queries, queries[1:]), zip(keys, keys[1:])):
+    for (a, b), (c, d) in zip(pairwise(queries), pairwise(keys)):
         seen = torch.ones(b - a, d - c, dtype=torch.bool).tril((d - c) - (b - a))
         q, k, v = (x.transpose(0, 1)[None] for x in (query[a:b], key[c:d], value[c:d]))
         found = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=softmax_scale, enable_gqa=True)

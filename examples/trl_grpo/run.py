@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import transfer_queue as tq
 from datasets import Dataset
-from transformers import TrainerCallback
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from transfer_queue.integrations.transformers import TransferQueueCallback
 from transfer_queue.integrations.trl import QueueRollouts, TransferQueueRolloutWorker
+from transformers import PrinterCallback, TrainerCallback
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
@@ -81,7 +81,7 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trainer", choices=("async", "grpo"), default="async", help="AsyncGRPOTrainer or GRPOTrainer")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the model, checkpoints and TensorBoard files")
     return parser.parse_args()
@@ -101,7 +101,8 @@ def prepare(folder: Path, seed: int) -> None:
 
 def start_processes(folder: Path, with_rewards: bool) -> list[Any]:
     """Start the generators and the process that computes rewards; GRPOTrainer computes them itself."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["roles"])  # which imports torch once, while the trainer is imported
     processes = [context.Process(target=roles.generate, args=(folder, seed)) for seed in range(GENERATORS)]
     if with_rewards:
         processes.append(context.Process(target=roles.score))
@@ -126,13 +127,15 @@ def train_async(options: argparse.Namespace, folder: Path, progress: Progress) -
     )  # fmt: skip
     rows = task.prompts()
     worker = TransferQueueRolloutWorker(rows, args, seed=options.seed)
-    AsyncGRPOTrainer(
+    trainer = AsyncGRPOTrainer(
         model=str(folder / "model"),
         reward_funcs=task.reward,
         args=args,
         train_dataset=Dataset.from_list(rows),
         **worker.trainer_arguments(callbacks=[progress, TransferQueueCallback()]),
-    ).train()
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
 
 
 def train_in_turn(options: argparse.Namespace, folder: Path, progress: Progress) -> None:
@@ -142,14 +145,16 @@ def train_in_turn(options: argparse.Namespace, folder: Path, progress: Progress)
         per_device_train_batch_size=BATCH, num_generations=GROUP, max_completion_length=task.ANSWER,
         learning_rate=2e-3, beta=0.0, **common(options, folder),
     )  # fmt: skip
-    GRPOTrainer(
+    trainer = GRPOTrainer(
         model=str(folder / "model"),
         reward_funcs=task.reward,
         args=args,
         train_dataset=Dataset.from_list(task.prompts() * BATCH),
         rollout_func=rollouts,
         callbacks=[rollouts, progress, TransferQueueCallback()],
-    ).train()
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
 
 
 def common(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

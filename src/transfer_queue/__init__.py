@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         SequentialSampler,
         TokenBudgetSampler,
     )
-    from transfer_queue.summary_logger import SummaryLogger
+    from transfer_queue.summary_logger import SummaryLogger, log_stats
     from transfer_queue.wire.objects.object_values import DELETE
 
 __version__ = "0.2.0"  # the only definition; pyproject.toml reads it here
@@ -160,6 +160,7 @@ __all__ = [
     "kv_list",
     "kv_put",
     "load_checkpoint",
+    "log_stats",
     "save_checkpoint",
 ]
 
@@ -186,6 +187,7 @@ _WHERE = {
     "TransferQueueClient": "client",
     "Verdict": "messages.reports.timeline",
     "consumed_by": "client.conversion.arguments",
+    "log_stats": "summary_logger",
 }
 
 # Modules that users reach as attributes of the package, without importing them.

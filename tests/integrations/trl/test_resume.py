@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import toy
 from transformers import TrainerCallback
 
-import toy
 import transfer_queue as tq
 from transfer_queue.integrations.trl import TransferQueueRolloutWorker
 

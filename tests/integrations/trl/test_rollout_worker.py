@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-
 import toy
+
 import transfer_queue as tq
 from transfer_queue.integrations.trl import (
     Completion,

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import toy
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-import toy
 from transfer_queue.integrations.trl import TransferQueueRolloutWorker
 from transfer_queue.integrations.trl.producers import advantages_of
 

@@ -1,4 +1,4 @@
-"""A toy training: a model that is made locally, an engine whose answers depend on the prompt alone, and its trainers."""
+"""A toy training: a model made locally, an engine whose answers depend on the prompt alone, and its trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The buffer from which TRL's trainer takes samples: it claims them under leases, and acknowledges what was trained on."""
+"""The buffer from which TRL's trainer takes samples: claims them under leases, and acknowledges those it has used."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RolloutBuffer:
         return self.get(block=False)
 
     def qsize(self) -> int:
-        """Return the number of samples that the trainer could take. It may be a second old: TRL asks for each sample."""
+        """Return the number of samples that the trainer could take, at most a second old: TRL asks for each sample."""
         size, measured = self._size
         if time.monotonic() > measured + 1.0:
             progress = progress_of(self._partition)
