@@ -105,7 +105,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._loaded_step: int | None = None
         self._version = -1
-        self._is_open = False
+        self._is_open = self._has_ended = False
         self._feed = PromptFeed(prompts, partition_id, self._group_size, epochs, seed)
         self._missing: dict[str, float] = {}
         self._batches: deque[int] = deque()
@@ -148,7 +148,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
     def stop(self) -> None:
         """Stop the training: seal the partition, so that all producers end. Further calls do nothing."""
         if self._is_open:
-            self._is_open = False
+            self._is_open, self._has_ended = False, True
             mark_stopped(self._partition)
             current_client().seal(self._partition)
             self._feed.stop()
@@ -268,6 +268,8 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         """Create the partitions of this training, or load them."""
         if self._is_open:
             return
+        if self._has_ended:
+            raise InvalidArgumentError("this TransferQueueRolloutWorker was stopped; make a new one for each training")
         client = current_client()
         if self._checkpoint is not None:
             folder = self._checkpoint / FOLDER
