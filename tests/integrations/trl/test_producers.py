@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toy
-from test_rollout_worker import begin, take
+from toy import begin, take
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import transfer_queue as tq

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+from toy import SECONDS, WEIGHTS, begin, take
 
 import transfer_queue as tq
 from transfer_queue.integrations.trl import (
@@ -23,27 +24,11 @@ from transfer_queue.integrations.trl import (
 )
 from transfer_queue.integrations.trl.policy_weights import fetch_weights, read_publication
 
-WEIGHTS = {"layer.weight": torch.arange(6.0).view(2, 3).to(torch.bfloat16), "scale": torch.tensor(2.0)}
-SECONDS = 60
-
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A get that waits looks after the producers more often."""
     monkeypatch.setattr(rollout_buffer, "WAIT", 0.2)
-
-
-def begin(folder: Path, prompts: int = 32, worker: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A worker of a training that has begun."""
-    made = TransferQueueRolloutWorker(toy.rows(prompts), toy.arguments(folder, **changes), **worker or {})
-    made.send_weights(WEIGHTS.items())
-    made.update_model_version(1)
-    made.start()
-    return made
-
-
-def take(worker: Any, count: int) -> list[Any]:
-    return [worker.rollout_buffer.get(timeout=SECONDS) for _ in range(count)]
 
 
 class Hanging(toy.FixedEngine):

@@ -15,7 +15,12 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from transfer_queue.integrations.trl import Completion, generate_rollouts, score_rollouts
+from transfer_queue.integrations.trl import (
+    Completion,
+    TransferQueueRolloutWorker,
+    generate_rollouts,
+    score_rollouts,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "trl_grpo"
@@ -25,6 +30,8 @@ importlib.import_module("cpu_attention").replace_flash_attention()
 
 GROUP, BATCH = 4, 16
 LEASE = 2.0
+WEIGHTS = {"layer.weight": torch.arange(6.0).view(2, 3).to(torch.bfloat16), "scale": torch.tensor(2.0)}
+SECONDS = 60
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -149,3 +156,16 @@ def figures(trainer: Any) -> list[tuple[float, float]]:
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def begin(folder: Path, prompts: int = 32, worker: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A worker of a training that has begun."""
+    made = TransferQueueRolloutWorker(rows(prompts), arguments(folder, **changes), **worker or {})
+    made.send_weights(WEIGHTS.items())
+    made.update_model_version(1)
+    made.start()
+    return made
+
+
+def take(worker: Any, count: int) -> list[Any]:
+    return [worker.rollout_buffer.get(timeout=SECONDS) for _ in range(count)]
