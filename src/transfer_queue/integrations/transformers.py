@@ -30,8 +30,7 @@ class TransferQueueCallback(TrainerCallback):  # type: ignore[misc]  # transform
 
     Args:
         destination: See `SummaryLogger`. Default: what `report_to` of the trainer's arguments names: for "tensorboard"
-            the folder `runs/transfer_queue` in `output_dir` (or TENSORBOARD_LOGGING_DIR), for "wandb", "swanlab" and
-            "mlflow" the active run.
+            the folder `runs/transfer_queue` in `output_dir`, for "wandb", "swanlab" and "mlflow" the active run.
         log_dir: A folder for TensorBoard files. Default: see `destination`.
 
     Example:
@@ -75,8 +74,7 @@ class TransferQueueCallback(TrainerCallback):  # type: ignore[misc]  # transform
             return [{"destination": self._destination, "log_dir": self._log_dir}]
         found: list[dict[str, Any]] = [{"destination": name} for name in args.report_to if name in TRACKERS]
         if "tensorboard" in args.report_to:
-            folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or os.path.join(args.output_dir, FOLDER)
-            found.append({"log_dir": os.path.expanduser(folder)})
+            found.append({"log_dir": os.path.join(args.output_dir, FOLDER)})
         if not found:
             raise InvalidArgumentError(
                 f"report_to must name one of {', '.join(['tensorboard', *TRACKERS])}, got {args.report_to}: set it in "
