@@ -34,6 +34,8 @@ GROUP = 8
 """Completions of each prompt."""
 BATCH = 64
 """Samples of an optimizer step."""
+STALENESS = 2
+"""By how many versions of the weights a sample may be old."""
 
 
 class Progress(TrainerCallback):
@@ -81,7 +83,7 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="run.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trainer", choices=("async", "grpo"), default="async", help="AsyncGRPOTrainer or GRPOTrainer")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the model, checkpoints and TensorBoard files")
     return parser.parse_args()
@@ -121,7 +123,7 @@ def kill(process: Any) -> None:
 def train_async(options: argparse.Namespace, folder: Path, progress: Progress) -> None:
     """Train with AsyncGRPOTrainer, which takes samples from the queue."""
     args = AsyncGRPOConfig(
-        per_device_train_batch_size=BATCH, gradient_accumulation_steps=1, num_generations=GROUP, max_staleness=2,
+        per_device_train_batch_size=BATCH, gradient_accumulation_steps=1, num_generations=GROUP, max_staleness=STALENESS,
         learning_rate=2e-3, weight_sync_steps=1, **common(options, folder),
         **({"token_budget": 0} if hasattr(AsyncGRPOConfig, "token_budget") else {}),
     )  # fmt: skip
@@ -176,10 +178,13 @@ def report(options: argparse.Namespace, progress: Progress, folder: Path, second
 
 
 def count_lost(steps: int) -> int:
-    """Return how many samples were admitted that were neither trained on nor are in the queue."""
-    (progress,) = (p for p in tq.get_client().status().partitions if p.name == "rollouts")
+    """Return how many samples were admitted and not trained on, except those at the end that wait for their turn."""
+    client = tq.get_client()
+    (progress,) = (p for p in client.status().partitions if p.name == "rollouts")
     assert progress.policy is not None
-    return progress.policy.admitted - steps * BATCH - progress.rows
+    left = [tag["group"] for tag in client.get_meta("prompt", None, "rollouts", mode="force_fetch").custom_meta]
+    newest = [group for group in left if group >= (steps - STALENESS - 1) * BATCH // GROUP]
+    return progress.policy.admitted - steps * BATCH - len(newest)
 
 
 if __name__ == "__main__":
