@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest loggers ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest loggers trl ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -19,6 +19,7 @@ help:
 	@echo "make test      the tests, in one process more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make loggers   tq.SummaryLogger with the real W&B, SwanLab and MLflow, without a network"
+	@echo "make trl       the tests of transfer_queue.integrations.trl, with the oldest and the newest supported version of TRL"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes in network namespaces: speed between them, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
@@ -60,7 +61,7 @@ test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
 		--ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
-		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/backends \
+		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/backends --ignore=tests/integrations \
 		--ignore-glob='*test_conformance_*' $(ARGS)
 
 test-oldest:
@@ -75,6 +76,11 @@ test-oldest:
 loggers:
 	@tools/bootstrap_loggers
 	.loggers/bin/python -m pytest tests/loggers $(ARGS)
+
+trl:
+	@tools/bootstrap_trl
+	PYTHONPATH=.trl/trl-oldest .trl/bin/python -m pytest -n 2 --dist loadfile tests/integrations/trl $(ARGS)
+	.trl/bin/python -m pytest -n 2 --dist loadfile tests/integrations/trl $(ARGS)
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py \
@@ -163,4 +169,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf .venv .oldest .loggers .peers build dist runs site .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest .loggers .trl .peers build dist runs site .mypy_cache .ruff_cache .hypothesis

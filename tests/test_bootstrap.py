@@ -35,7 +35,7 @@ esac
 
 
 class Tree:
-    """A repository that contains only the two scripts and the files that they read."""
+    """A repository that contains only the scripts and the files that they read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Tree:
         (folder / "src").mkdir()
         for name in (
             "tools/bootstrap", "tools/bootstrap_oldest", "tools/torch_build.sh", "pyproject.toml", "constraints.txt",
-            "constraints-oldest.txt",
+            "constraints-oldest.txt", "tools/bootstrap_trl", "constraints-trl.txt",
         ):  # fmt: skip
             shutil.copy(ROOT / name, folder / name)
         self.python = folder / "python"
@@ -127,6 +127,20 @@ def test_the_environment_of_the_oldest_versions_is_made_once(tree: Tree, offered
     torch = torch_of("constraints-oldest.txt")
     assert "--constraint constraints-oldest.txt" in call
     assert f" {torch}+cpu " in call if offered and not GPU else f" {torch} " in call
+    assert run() == ([], "")
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_the_environment_of_trl_is_made_once_with_two_versions(tree: Tree, offered: bool) -> None:
+    def run() -> tuple[list[str], str]:
+        return tree.run(version="3.11.0", offered=offered, script="bootstrap_trl")
+
+    (everything, oldest), _ = run()
+    assert "--constraint constraints.txt --constraint constraints-trl.txt" in everything
+    assert "--editable .[trl,tensorboard]" in everything
+    assert f" {TORCH}+cpu " in everything if offered and not GPU else f" {TORCH} " in everything
+    (bound,) = re.findall(r'"trl>=([\d.]+),<', (ROOT / "pyproject.toml").read_text())
+    assert oldest.endswith(f"--no-deps --target .trl/trl-oldest trl=={bound}.0")
     assert run() == ([], "")
 
 

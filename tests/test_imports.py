@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
     "summary_logger": CLIENT | {"client", "attachment"},
     "queues": CLIENT | {"client", "attachment", "interface"},
+    "integrations": CLIENT | {"client", "attachment", "interface", "summary_logger"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
     "live": CLIENT | {"client", "display", "metrics", "token_text"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},

@@ -19,6 +19,7 @@ PAGES_OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "examples/grpo/README.md": "examples/grpo.md",
     "examples/on_ray/README.md": "examples/on_ray.md",
+    "examples/trl_grpo/README.md": "examples/trl_grpo.md",
 }
 """Files of the repository that are pages of the site, and where."""
 

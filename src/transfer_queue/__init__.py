@@ -100,7 +100,7 @@ if TYPE_CHECKING:
         SequentialSampler,
         TokenBudgetSampler,
     )
-    from transfer_queue.summary_logger import SummaryLogger
+    from transfer_queue.summary_logger import SummaryLogger, log_stats
     from transfer_queue.wire.objects.object_values import DELETE
 
 __version__ = "0.2.0"  # the only definition; pyproject.toml reads it here
@@ -192,6 +192,7 @@ __all__ = [
     "kv_put",
     "kv_update",
     "load_checkpoint",
+    "log_stats",
     "save_checkpoint",
 ]
 
@@ -223,6 +224,7 @@ _WHERE = {
     "TransferQueueClient": "client",
     "Verdict": "messages.reports.timeline",
     "consumed_by": "client.conversion.arguments",
+    "log_stats": "summary_logger",
 }
 
 # Modules that users reach as attributes of the package, without importing them.

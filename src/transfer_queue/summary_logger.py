@@ -18,7 +18,7 @@ from transfer_queue.errors import InvalidArgumentError, NotInitializedError
 from transfer_queue.names import did_you_mean
 from transfer_queue.utils.logging_utils import get_logger
 
-__all__ = ["SummaryLogger"]
+__all__ = ["SummaryLogger", "log_stats"]
 
 
 class Tracker(NamedTuple):
@@ -190,6 +190,34 @@ class SummaryLogger:
             "destination must have a method add_scalar(name, value, step), log_metrics(values, step=...) or "
             f"log(values, step=...), got {short_repr(destination)} without one. {_ADVICE}"
         )
+
+
+def log_stats(
+    destination: Any, step: int | None = None, *, client: TransferQueueClient | None = None
+) -> dict[str, float]:
+    """Write the figures of `TransferQueueClient.stats` to a logger once, for loops that log by themselves.
+
+    Args:
+        destination: See `SummaryLogger`.
+        step: The step of the training. Default: 0; in W&B the current step.
+        client: The client whose figures are written. Default: that of this process.
+
+    Returns:
+        The figures that were written, of the time since the previous entry.
+
+    Raises:
+        InvalidArgumentError: `destination` has no method to log, or `step` is not an integer.
+        NotInitializedError: This process is not attached to a system.
+
+    Example:
+        >>> class Writer:
+        ...     def add_scalar(self, name, value, step):
+        ...         if name == "tq/rows":
+        ...             print(name, value, step)
+        >>> stats = tq.log_stats(Writer(), step=7)
+        tq/rows 0.0 7
+    """
+    return SummaryLogger(destination, client=client).log(step)
 
 
 _ADVICE = (
