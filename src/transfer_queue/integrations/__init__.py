@@ -1,0 +1,1 @@
+"""Integrations with trainers. Each is imported only where it is used."""
