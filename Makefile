@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest verl verl-wakeup ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -15,6 +15,8 @@ help:
 	@echo "make demo-tests  the demo with workers that are killed, and Ctrl-C"
 	@echo "make test      the tests, in one process more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
+	@echo "make verl      the tests of the integration with verl, in an environment of their own"
+	@echo "make verl-wakeup  the time from the end of a prompt to a batch, with verl's replay buffer and with this package's"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes in network namespaces: speed between them, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
@@ -56,7 +58,7 @@ test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
 		--ignore=tests/live/browser --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
-		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends \
+		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/backends --ignore=tests/integrations \
 		--ignore-glob='*test_conformance_*' $(ARGS)
 
 test-oldest:
@@ -67,6 +69,15 @@ test-oldest:
 		tests/client/test_left_out.py tests/client/test_nested_tables.py tests/client/conversion/test_arguments.py tests/core/tables/test_field_types.py \
 		tests/core/puts/test_put_decisions.py tests/core/claims/test_batch_selection.py tests/core/state/test_serialization.py tests/test_metadata.py \
 		tests/metadata/test_field_columns.py tests/config $(ARGS)
+
+# faulthandler_timeout: the processes of the example take a minute to start.
+verl:
+	@tools/bootstrap_verl
+	.verl/bin/python -m pytest -o faulthandler_timeout=500 tests/integrations/verl $(ARGS)
+
+verl-wakeup:
+	@tools/bootstrap_verl
+	.verl/bin/python -W ignore tests/long/verl_wakeup.py $(ARGS)
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py $(ARGS)
@@ -154,4 +165,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf .venv .oldest .peers build dist runs site .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest .verl .peers build dist runs site .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The example: ten steps of verl's trainer on the CPU, in each of the modes that it has."""
+"""The example runs: ten steps of verl's synchronous trainer on the CPU, with its own processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "verl_cpu" / "run.py"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_ten_steps_run(mode: str) -> None:
-    command = [sys.executable, str(EXAMPLE), "--mode", mode]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=dict(os.environ))
+def test_ten_steps_raise_the_reward() -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=500, env=os.environ)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    steps = [(int(step), float(reward)) for step, reward in re.findall(r"^step +(\d+): reward ([\d.]+)", done.stdout, re.M)]
-    assert [step for step, _ in steps] == list(range(1, 11))
-    assert steps[-1][1] > steps[0][1], "the reward did not rise"
+    found = re.findall(r"^step +(\d+): reward ([\d.]+)", done.stdout, re.MULTILINE)
+    assert [int(step) for step, _ in found] == list(range(1, 11))
+    assert float(found[-1][1]) > 2 * float(found[0][1]), "the reward did not rise"

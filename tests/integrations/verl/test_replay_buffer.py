@@ -108,7 +108,7 @@ class Run:
             self.train(number)
         elif action == "look" and hasattr(self.buffer, "get_sampleable_count"):
             self.step += number
-            self.outcomes.append(self.buffer.get_sampleable_count(self.step, "train"))
+            self.outcomes.append(result_of(self.buffer.get_sampleable_count, self.step, "train"))
         elif action == "drop the partition":
             tq.get_client().clear_partition("train")
             self.status.clear()
@@ -118,12 +118,10 @@ class Run:
         terminal = [prompt for prompt, status in self.status.items() if status in ("finished", "failure")]
         if len(terminal) < count:
             return
-        try:
-            batch, metrics = self.buffer.sample(global_steps=self.step, partition_id="train", batch_size=count)
-        except RuntimeError as error:
-            self.outcomes.append(str(error))
-        else:
-            self.outcomes.append((batch.keys, batch.tags, metrics))
+        found = result_of(self.buffer.sample, global_steps=self.step, partition_id="train", batch_size=count)
+        self.outcomes.append(found)
+        if isinstance(found, tuple):
+            batch = found[0]
             if batch.keys:
                 tq.kv_batch_put(batch.keys, "train", tags=[{"trained": self.step} for _ in batch.keys])
             if self.sampled:
@@ -132,6 +130,14 @@ class Run:
         left = tq.kv_list("train", where={"is_prompt": True}).get("train", {})
         self.status = {prompt: tag["status"] for prompt, tag in left.items()}
         self.step += 1
+
+
+def result_of(call: Any, *arguments: Any, **named: Any) -> Any:
+    """Return what a call returns, or the text of its error: verl refuses groups without trajectories."""
+    try:
+        return call(*arguments, **named)
+    except RuntimeError as error:
+        return str(error)
 
 
 def outcomes(kind: type, actions: list[tuple[str, str, int]], group_filter: bool) -> list[Any]:
