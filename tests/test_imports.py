@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "ray_runtime"},
     "summary_logger": CLIENT | {"client", "attachment"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
+    "integrations": CLIENT | {"client", "attachment", "interface"},
     "live": CLIENT | {"client", "display", "metrics", "token_text"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
     "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime", "token_text"},

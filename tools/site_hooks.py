@@ -19,6 +19,7 @@ PAGES_OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "examples/grpo/README.md": "examples/grpo.md",
     "examples/on_ray/README.md": "examples/on_ray.md",
+    "examples/verl_cpu/README.md": "examples/verl_cpu.md",
 }
 """Files of the repository that are pages of the site, and where."""
 

@@ -1,4 +1,4 @@
-"""Stands in for vLLM or SGLang: a server that makes tokens with `transformers`, and gets its weights from the trainer."""
+"""Stands in for vLLM or SGLang: a server that makes tokens with `transformers`; the trainer sends it the weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class TransformersServer:
         for answer, ids, probs in zip(answers, tokens.tolist(), log_probs.tolist()):
             answer.set_result(
                 TokenOutput(
-                    token_ids=ids, log_probs=probs, stop_reason="completed", extra_fields={"global_steps": self._version}
+                    token_ids=ids,
+                    log_probs=probs,
+                    stop_reason="completed",
+                    extra_fields={"global_steps": self._version},
                 )
             )
 

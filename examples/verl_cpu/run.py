@@ -1,6 +1,6 @@
 """Runs verl's V1 trainer on the CPU: ten steps of GRPO, with samples that stream through this package.
 
-    python examples/verl_cpu/run.py
+python examples/verl_cpu/run.py
 """
 
 from __future__ import annotations
@@ -95,10 +95,9 @@ def main() -> None:
 def print_step(logged: dict[str, Any]) -> None:
     """Print the metrics of a step that verl has logged."""
     data = logged["data"]
-    print(
-        f"step {logged['step']:2d}: reward {data['critic/score/mean']:.3f}, gradient norm {data['actor/grad_norm']:.3f}, "
-        f"rollout {data['timing_s/gen']:.2f} s of {data['timing_s/step']:.2f} s"
-    )
+    reward, gradient = data["critic/score/mean"], data["actor/grad_norm"]
+    times = f"rollout {data['timing_s/gen']:.2f} s of {data['timing_s/step']:.2f} s"
+    print(f"step {logged['step']:2d}: reward {reward:.3f}, gradient norm {gradient:.3f}, {times}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ import transfer_queue as tq
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transfer_queue.integrations.verl import EventDrivenReplayBuffer, EventDrivenReplayBufferAsync
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    from transfer_queue.integrations.verl import EventDrivenReplayBuffer, EventDrivenReplayBufferAsync
 
 PROMPTS, SAMPLES = 64, 8
 POLL_SECONDS = 2.0  # of verl's replay buffer
@@ -81,16 +82,21 @@ def main() -> None:
     try:
         for first in range(0, options.other_keys, 5000):
             names = [f"k{number}_0_0" for number in range(first, min(first + 5000, options.other_keys))]
-            tq.kv_batch_put(names, "other", tags=[{"status": "success", "seq_len": 100, "global_steps": 1}] * len(names))
+            tq.kv_batch_put(
+                names, "other", tags=[{"status": "success", "seq_len": 100, "global_steps": 1}] * len(names)
+            )
         here, there = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(target=produce, args=(there,), daemon=True)
         process.start()
         print(f"{PROMPTS} prompts of {SAMPLES} trajectories a step, {options.other_keys:,} keys in another partition\n")
-        print("replay buffer                  median ms   worst ms   steps")
+        print("replay buffer                  median ms    best ms   worst ms   steps")
         for mode, kind in KINDS:
             steps = options.steps if kind.__name__.startswith("Event") else options.stock_steps
             took = waits(mode, kind, steps, here, random.Random(0))
-            print(f"{kind.__name__:30}{statistics.median(took):10.2f}{max(took):11.2f}{len(took):8}", flush=True)
+            print(
+                f"{kind.__name__:30}{statistics.median(took):10.2f}{min(took):11.2f}{max(took):11.2f}{len(took):8}",
+                flush=True,
+            )
         here.send(None)
         process.join()
     finally:

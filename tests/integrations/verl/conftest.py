@@ -10,8 +10,8 @@ import pytest
 
 with warnings.catch_warnings():  # verl warns of each training engine that is not installed
     warnings.simplefilter("ignore")
+
     import transfer_queue.integrations.verl
-    import verl.trainer.ppo.v1
 
 import transfer_queue as tq
 

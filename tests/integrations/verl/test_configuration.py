@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import verl
 from hydra import compose, initialize_config_dir
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 from transfer_queue.integrations.verl import EventDrivenReplayBuffer, EventDrivenReplayBufferAsync
-from verl.trainer.ppo.v1 import get_trainer_cls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*load_extern_type.*deprecated:FutureWarning")  # verl's own call
 

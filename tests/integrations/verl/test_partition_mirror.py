@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from producing import ARGUMENTS
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.integrations.verl.partition_mirror import PartitionMirror
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 
 def prompt(status: str, step: int = 1) -> dict[str, Any]:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from producing import ARGUMENTS, finish, put_trajectories, set_status, submit
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 import transfer_queue as tq
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.integrations.verl import EventDrivenReplayBuffer, EventDrivenReplayBufferAsync, replay_buffer
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 STOCK = {EventDrivenReplayBuffer: ReplayBuffer, EventDrivenReplayBufferAsync: ReplayBufferAsync}
 SECONDS = 60.0

@@ -8,6 +8,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from verl.trainer.ppo.v1.replay_buffer import (
+    VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS,
+    ReplayBuffer,
+    ReplayBufferAsync,
+)
+
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.display import count_text, short_name, time_of_day
 from transfer_queue.errors import InvalidArgumentError
@@ -15,11 +21,6 @@ from transfer_queue.integrations.verl.partition_mirror import PartitionMirror
 from transfer_queue.interface import get_client
 from transfer_queue.messages.reports.samples import SampleReport
 from transfer_queue.utils.logging_utils import get_logger
-from verl.trainer.ppo.v1.replay_buffer import (
-    VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS,
-    ReplayBuffer,
-    ReplayBufferAsync,
-)
 
 PROMPTS = {"is_prompt": True}
 """The tag entries of a prompt. A trajectory does not have them."""
