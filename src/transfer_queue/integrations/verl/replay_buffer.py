@@ -35,7 +35,7 @@ class EventDrivenReplayBuffer(ReplayBuffer):
 
     verl makes it if its configuration has `trainer.v1.sampler.custom_sampler.path=pkg://transfer_queue.integrations.verl`
     and `trainer.v1.sampler.custom_sampler.name=EventDrivenReplayBuffer`. It samples the same prompts in the same order
-    as `verl.trainer.ppo.v1.replay_buffer.ReplayBuffer`. It reads only the partition that is sampled, and of it only
+    as verl's ReplayBuffer. It reads only the partition that is sampled, and of it only
     what has changed since the previous call.
 
     While `sample` waits for long, it logs the prompts that are not finished: since when each of them is unchanged, and
@@ -46,7 +46,7 @@ class EventDrivenReplayBuffer(ReplayBuffer):
             own replay buffers; this class reads them from the configuration of that trainer.
         sampler_kwargs: `report_after`: the seconds after which a wait is logged, and again after each such time.
             Default: VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS (60). Other entries are ignored.
-        arguments: See `verl.trainer.ppo.v1.replay_buffer.ReplayBuffer`. `poll_interval` has no effect on the wait.
+        arguments: See verl's ReplayBuffer. `poll_interval` has no effect on the wait.
 
     Raises:
         InvalidArgumentError: `report_after` is not a positive number.
@@ -159,8 +159,7 @@ class EventDrivenReplayBuffer(ReplayBuffer):
 class EventDrivenReplayBufferAsync(EventDrivenReplayBuffer, ReplayBufferAsync):
     """The replay buffer of verl's asynchronous trainers (`colocate_async`, `separate_async`).
 
-    See `EventDrivenReplayBuffer`; the prompts that it samples are those of
-    `verl.trainer.ppo.v1.replay_buffer.ReplayBufferAsync`.
+    See `EventDrivenReplayBuffer`; the prompts that it samples are those of verl's ReplayBufferAsync.
 
     Example:
         >>> # trainer.v1.sampler.custom_sampler.path: pkg://transfer_queue.integrations.verl
