@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest loggers trl ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -20,6 +20,8 @@ help:
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make loggers   tq.SummaryLogger with the real W&B, SwanLab and MLflow, without a network"
 	@echo "make trl       the tests of transfer_queue.integrations.trl, with the oldest and the newest supported version of TRL"
+	@echo "make verl      the tests of the integration with verl, in an environment of their own"
+	@echo "make verl-wakeup  the time from the end of a prompt to a batch, with verl's replay buffer and with this package's"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
 	@echo "make namespaces  three nodes in network namespaces: speed between them, and one killed in a run (needs root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
@@ -81,6 +83,15 @@ trl:
 	@tools/bootstrap_trl
 	PYTHONPATH=.trl/trl-oldest .trl/bin/python -m pytest -n 2 --dist loadfile tests/integrations/trl $(ARGS)
 	.trl/bin/python -m pytest -n 2 --dist loadfile tests/integrations/trl $(ARGS)
+
+# faulthandler_timeout: the processes of the example take a minute to start.
+verl:
+	@tools/bootstrap_verl
+	.verl/bin/python -m pytest -o faulthandler_timeout=500 tests/integrations/verl $(ARGS)
+
+verl-wakeup:
+	@tools/bootstrap_verl
+	.verl/bin/python -W ignore tests/long/verl_wakeup.py $(ARGS)
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py \
@@ -169,4 +180,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf .venv .oldest .loggers .trl .peers build dist runs site .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest .loggers .trl .verl .peers build dist runs site .mypy_cache .ruff_cache .hypothesis

@@ -43,7 +43,8 @@ class Tree:
         (folder / "src").mkdir()
         for name in (
             "tools/bootstrap", "tools/bootstrap_oldest", "tools/torch_build.sh", "pyproject.toml", "constraints.txt",
-            "constraints-oldest.txt", "tools/bootstrap_trl", "constraints-trl.txt",
+            "constraints-oldest.txt", "tools/bootstrap_trl", "constraints-trl.txt", "tools/bootstrap_verl",
+            "constraints-verl.txt",
         ):  # fmt: skip
             shutil.copy(ROOT / name, folder / name)
         self.python = folder / "python"
@@ -118,14 +119,15 @@ def test_another_purpose_is_a_usage_error(tree: Tree) -> None:
     assert tree.run("usage")[1] == "tools/bootstrap: the purpose must be demo or dev, got 'usage'\n"
 
 
+@pytest.mark.parametrize("purpose", ["oldest", "verl"])
 @pytest.mark.parametrize("offered", [True, False])
-def test_the_environment_of_the_oldest_versions_is_made_once(tree: Tree, offered: bool) -> None:
+def test_a_further_environment_is_made_once(tree: Tree, offered: bool, purpose: str) -> None:
     def run() -> tuple[list[str], str]:
-        return tree.run(version="3.11.0", offered=offered, script="bootstrap_oldest")
+        return tree.run(version="3.11.0", offered=offered, script=f"bootstrap_{purpose}")
 
     (call,), _ = run()
-    torch = torch_of("constraints-oldest.txt")
-    assert "--constraint constraints-oldest.txt" in call
+    torch = torch_of(f"constraints-{purpose}.txt")
+    assert f"--constraint constraints-{purpose}.txt" in call
     assert f" {torch}+cpu " in call if offered and not GPU else f" {torch} " in call
     assert run() == ([], "")
 

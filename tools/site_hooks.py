@@ -20,6 +20,7 @@ PAGES_OUTSIDE = {
     "examples/grpo/README.md": "examples/grpo.md",
     "examples/on_ray/README.md": "examples/on_ray.md",
     "examples/trl_grpo/README.md": "examples/trl_grpo.md",
+    "examples/verl_cpu/README.md": "examples/verl_cpu.md",
 }
 """Files of the repository that are pages of the site, and where."""
 

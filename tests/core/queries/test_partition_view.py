@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.queries import partition_view
-from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.partitions import ClearPartition, CreatePartition
 from transfer_queue.messages.puts import ClearKeys
 from transfer_queue.messages.queries import ListKeys
 
@@ -87,3 +87,25 @@ def test_changes_between_two_pages(h: Harness, monkeypatch: pytest.MonkeyPatch) 
     put(h, "q", ["z"])
     listed, _ = pages(h, ListKeys(["p", "q"]), anew)
     assert listed == {"p": {"b": {"k": "b"}, "c": {"k": "c"}}, "q": {"z": {"k": "z"}}}
+
+
+def test_cleared_rows_are_not_read(h: Harness) -> None:
+    """The pages of a list depend on the keys that are left, not on how many there were."""
+    for number in range(6):
+        keys = [f"{number}.{i}" for i in range(4096)]
+        put(h, "p", keys)
+        h.ask(ClearKeys("p", keys[1:]))
+    listed, count = pages(h, ListKeys(["p"]))
+    assert list(listed["p"]) == [f"{number}.0" for number in range(6)]
+    assert count == 1
+
+
+def test_a_list_of_many_partitions_has_pages(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_view, "SCANNED_ROWS", 10 * partition_view.ROWS_OF_A_PARTITION)
+    for number in range(35):
+        h.ask(CreatePartition(f"p{number}"))
+    put(h, "p7", ["a"])
+    listed, count = pages(h, ListKeys())
+    assert list(listed) == [f"p{number}" for number in range(35)]
+    assert listed["p7"] == {"a": {"k": "a"}}
+    assert count == 4

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
@@ -23,7 +25,9 @@ from transfer_queue.messages.queries import (
 )
 
 PAGE_KEYS = 2048  # keys of one reply, which take about two milliseconds
-SCANNED_ROWS = 16384  # rows that are read for one reply
+SCANNED_ROWS = 16384  # live rows that are read for one reply
+ROWS_OF_A_CHUNK = 16  # live rows that take as long as the search of a chunk for them
+ROWS_OF_A_PARTITION = 16  # live rows that take as long as the step to another partition
 
 Tag = dict[str, Any]
 
@@ -48,33 +52,34 @@ def handle_list_keys(context: ControllerContext, caller: Caller, request: ListKe
     keys, rows = PAGE_KEYS, SCANNED_ROWS
     made, start = request.made, request.start
     for number, name in enumerate(names):
+        if number and (keys <= 0 or rows <= 0):
+            return KeysReply(page, names[number:])
         partition = context.state.partitions.get(name)
-        if partition is None or made not in (None, partition.changes.made):
-            made, start = None, 0  # the listed partition was dropped; a newer one of its name is not listed
-            continue
-        listed = page[name] = {}
-        for position, key, tag in _rows_with_keys(partition, start):
-            if position - start >= rows or len(listed) >= keys:
-                return KeysReply(page, names[number:], partition.changes.made, position)
-            if key is not None and (matches is None or matches(tag)):
-                listed[key] = tag
-        keys -= len(listed)
-        rows -= partition.rows.end - start
-        made, start = None, 0
-        if (keys <= 0 or rows <= 0) and number + 1 < len(names):
-            return KeysReply(page, names[number + 1 :])
+        if partition is not None and made in (None, partition.changes.made):
+            listed = page[name] = {}
+            for cost, position, key, tag in _rows_with_keys(partition, start):
+                if keys <= 0 or rows <= 0:
+                    return KeysReply(page, names[number:], partition.changes.made, position)
+                rows -= cost
+                if key is not None and (matches is None or matches(tag)):
+                    listed[key] = tag
+                    keys -= 1
+        rows -= ROWS_OF_A_PARTITION
+        made, start = None, 0  # if the listed partition was dropped, a newer one of its name is not listed
     return KeysReply(page)
 
 
-def _rows_with_keys(partition: Partition, start: int) -> Iterator[tuple[int, str | None, Tag]]:
-    """Iterate over the rows from a position on: position, key and tag."""
+def _rows_with_keys(partition: Partition, start: int) -> Iterator[tuple[int, int, str | None, Tag]]:
+    """Iterate over the live rows from a position on: what it cost to find the row, its position, key and tag."""
     for number, chunk in partition.rows.chunks.items():
         first = number << CHUNK_BITS
         if chunk.keys is None or first + chunk.size <= start:
             continue
-        tags = chunk.tags
-        for at in range(max(0, start - first), chunk.size):
-            yield first + at, chunk.keys[at], (tags[at] if tags is not None else None) or {}
+        tags, cost = chunk.tags, 1 + ROWS_OF_A_CHUNK
+        begin = max(0, start - first)
+        for at in (np.flatnonzero(chunk.alive[begin : chunk.size]) + begin).tolist():
+            yield cost, first + at, chunk.keys[at], (tags[at] if tags is not None else None) or {}
+            cost = 1
 
 
 SNAPSHOT_ROWS = 4096  # rows of one reply, which take about two milliseconds
