@@ -52,7 +52,6 @@ MAY_IMPORT = {
     "queues": CLIENT | {"client", "attachment", "interface"},
     "integrations": CLIENT | {"client", "attachment", "interface", "summary_logger"},
     "dataloader": CLIENT | {"client", "attachment", "interface"},
-    "integrations": CLIENT | {"client", "attachment", "interface"},
     "live": CLIENT | {"client", "display", "metrics", "token_text"},
     "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
     "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime", "token_text"},
