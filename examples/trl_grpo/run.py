@@ -123,8 +123,8 @@ def kill(process: Any) -> None:
 def train_async(options: argparse.Namespace, folder: Path, progress: Progress) -> None:
     """Train with AsyncGRPOTrainer, which takes samples from the queue."""
     args = AsyncGRPOConfig(
-        per_device_train_batch_size=BATCH, gradient_accumulation_steps=1, num_generations=GROUP,
-        max_staleness=STALENESS, learning_rate=2e-3, weight_sync_steps=1, **common(options, folder),
+        per_device_train_batch_size=BATCH, num_generations=GROUP, max_staleness=STALENESS, weight_sync_steps=1,
+        gradient_accumulation_steps=1, learning_rate=2e-3, **common(options, folder),
         **({"token_budget": 0} if hasattr(AsyncGRPOConfig, "token_budget") else {}),
     )  # fmt: skip
     rows = task.prompts()
@@ -178,7 +178,7 @@ def report(options: argparse.Namespace, progress: Progress, folder: Path, second
 
 
 def count_lost(steps: int) -> int:
-    """Return how many samples were admitted and not trained on, except those at the end that wait for their turn."""
+    """Return how many samples were admitted and not trained on, except the newest, which wait for their turn."""
     client = tq.get_client()
     (progress,) = (p for p in client.status().partitions if p.name == "rollouts")
     assert progress.policy is not None

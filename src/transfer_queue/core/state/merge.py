@@ -124,7 +124,7 @@ class _Merge:
         target.changes.mark_changed(target.version, self._to)
         self._state.counted.mark_changed(target.name)
         if self._made:
-            target.admitted, target.replaced = source.admitted, source.replaced
+            target.admitted, target.replaced, target.done = source.admitted, source.replaced, source.done
             for _ in range(source.seals):
                 target.seal()
         else:
