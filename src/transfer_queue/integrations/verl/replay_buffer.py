@@ -35,8 +35,8 @@ class EventDrivenReplayBuffer(ReplayBuffer):
 
     verl makes it if its configuration has `trainer.v1.sampler.custom_sampler.path=pkg://transfer_queue.integrations.verl`
     and `trainer.v1.sampler.custom_sampler.name=EventDrivenReplayBuffer`. It samples the same prompts in the same order
-    as verl's ReplayBuffer. It reads only the partition that is sampled, and of it only
-    what has changed since the previous call.
+    as verl's ReplayBuffer. It reads only the partition that is sampled, and of it only what has changed since the
+    previous call. The first call reads the whole partition.
 
     While `sample` waits for long, it logs the prompts that are not finished: since when each of them is unchanged, and
     which client wrote it last.
