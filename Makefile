@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -18,6 +18,7 @@ help:
 	@echo "make demo-tests  the demo with workers that are killed, and Ctrl-C"
 	@echo "make test      the tests, in one process more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
+	@echo "make integrations  the next three: tests with real libraries, each in an environment of its own (10 minutes)"
 	@echo "make loggers   tq.SummaryLogger with the real W&B, SwanLab and MLflow, without a network"
 	@echo "make trl       the tests of transfer_queue.integrations.trl, with the oldest and the newest supported version of TRL"
 	@echo "make verl      the tests of the integration with verl, in an environment of their own"
@@ -74,6 +75,8 @@ test-oldest:
 		tests/client/test_left_out.py tests/client/test_nested_tables.py tests/client/conversion/test_arguments.py tests/core/tables/test_field_types.py \
 		tests/core/puts/test_put_decisions.py tests/core/claims/test_batch_selection.py tests/core/state/test_serialization.py tests/test_metadata.py \
 		tests/metadata/test_field_columns.py tests/config $(ARGS)
+
+integrations: loggers trl verl
 
 loggers:
 	@tools/bootstrap_loggers
