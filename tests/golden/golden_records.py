@@ -8,18 +8,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
 from golden_internals import (
+    AnyRecord,
     Arena,
     FaultyCluster,
     Introduce,
     Moved,
     Parked,
     Reading,
-    Record,
     Unparked,
     arena_of,
     change_feed,
@@ -124,7 +124,10 @@ def _last(cluster: FaultyCluster, a: Any) -> None:
 
 
 def _checkpoint(cluster: FaultyCluster, a: Any) -> None:
-    """Load a checkpoint; a client takes over the rows that a dead client held when it was saved."""
+    """Load a checkpoint; a client takes over the rows that a dead client held when it was saved.
+
+    One of its partitions is then loaded once more, into the running system.
+    """
     a.create_partition("held", free_when=["use"])
     a.put(numbers(6), partition_id="held")
     a.put(numbers(2), partition_id="not loaded")
@@ -135,6 +138,8 @@ def _checkpoint(cluster: FaultyCluster, a: Any) -> None:
     a.clear_partition("not loaded")
     cluster.advance(1.0)
     load(a, Path("saved"))
+    a.clear_partition("not loaded")
+    a.load_samples(Path("saved"), "not loaded")
     heir.await_batch(["x"], 1, "held", "use", timeout=0)
     finished, _ = heir.await_batch(["x"], 1, "held", "use", hold=True, timeout=0)
     heir.finish(finished, "use")
@@ -382,7 +387,7 @@ def tag_of(kind: type[Any]) -> str:
 
 def journaled() -> set[str]:
     """The tags of all records that a journal can contain: all but those of waiting requests."""
-    return {tag_of(kind) for kind in Record.__subclasses__()} - {tag_of(Parked), tag_of(Unparked)}
+    return {tag_of(kind) for kind in get_args(AnyRecord)} - {tag_of(Parked), tag_of(Unparked)}
 
 
 def tags_in(journal: Path) -> set[str]:
