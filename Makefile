@@ -85,7 +85,7 @@ loggers:
 trl:
 	@tools/bootstrap_trl
 	PYTHONPATH=$(CURDIR)/.trl/trl-oldest .trl/bin/python -m pytest -n 2 --dist loadfile tests/integrations/trl \
-		--ignore=tests/integrations/trl/test_example.py $(ARGS)
+		--ignore=tests/integrations/trl/test_trl_example.py $(ARGS)
 	.trl/bin/python -m pytest -n 2 --dist loadfile tests/integrations/trl $(ARGS)
 
 # faulthandler_timeout: the processes of the example take a minute to start.

@@ -35,7 +35,7 @@ from transfer_queue.attachment import CURRENT, current_client, find_system
 from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
@@ -517,7 +517,7 @@ def save_checkpoint(
                         f"{SAVE_ATTEMPTS} attempts ({error}). An older checkpoint there is unchanged. Save again"
                     ) from error
         if report is not None:
-            report.warn()
+            warn_of_losses(report)
             content["lost"] = report.lost
         if selection is not None:
             content[checkpoint_folder.PARTITIONS] = selection[0]
@@ -626,7 +626,7 @@ def load_checkpoint(
     if selection is not None:
         names, chosen = selection
         report = client.load_samples(folder, names, keys=chosen, allow_pickle=allow_pickle)
-        report.warn()
+        warn_of_losses(report)
         return report
     checkpoint_folder.check_complete(folder)
     client.load_storage_checkpoint(folder, **more)

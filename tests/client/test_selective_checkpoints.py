@@ -12,7 +12,7 @@ from test_lost_units import lose
 
 from simulated import Start, numbers, ragged, rows_of, same, table
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, STATE, write_json
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
+from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
 from transfer_queue.client.conversion.arguments import consumed_by
 from transfer_queue.errors import (
     CapacityError,
@@ -320,7 +320,7 @@ class TestLostValues:
         lost = {"p": {"k1": ["gone"], "k2": ["gone"], first: ["gone"]}}
         report = save_some(client, tmp_path / "ck", "p")
         assert report == CheckpointReport({"p": 4}, lost)
-        report.warn()
+        warn_of_losses(report)
         assert "'k1' (gone), 'k2' (gone)" in caplog.text
         other = start(seed=2).client("c")
         assert other.load_samples(tmp_path / "ck", "p") == report

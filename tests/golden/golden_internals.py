@@ -23,6 +23,6 @@ from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
     "CLOCK", "CONTROLLER", "AnyRecord", "Arena", "FaultyCluster", "Introduce", "Moved", "Parked", "Reading",
-    "StateLoaded", "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner", "recover",
-    "restored", "saved", "state_file",
+    "StateLoaded", "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner",
+    "recover", "restored", "saved", "state_file",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ def test_a_locked_key(h: Harness) -> None:
     h.send(TakeLock("p", ["a"], 100.0, 50.0), "waiting")
     h.tick(3.0)
     locked = "Key 'a' is locked by client locker for 3 s (token 1); requests that wait for it: 1."
-    assert explain(h, key="a").endswith(f"does not exist (never created, or dropped). There are: none. {locked}")
+    assert explain(h, key="a").endswith(f"does not exist (never created, or dropped). No partition exists. {locked}")
     h.put(1, keys=["a"])
     assert explain(h, key="a").endswith(f". {locked}")
     assert explain(h, row=0).endswith(f". {locked}")

@@ -32,16 +32,17 @@ class CheckpointReport:
     Their storage unit was lost before the save. Put these fields again, or clear the samples.
     """
 
-    def warn(self) -> None:
-        """Log a warning that names the lost values, if there are any."""
-        for partition, samples in self.lost.items():
-            named = ", ".join(f"{key!r} ({', '.join(fields)})" for key, fields in list(samples.items())[:MOST_NAMED])
-            more = f" and {len(samples) - MOST_NAMED} more" if len(samples) > MOST_NAMED else ""
-            _logger.warning(
-                "%d samples of partition %r in the checkpoint have values that were lost with their storage unit: "
-                "%s%s; put these fields again, or clear the samples",
-                len(samples), partition, named, more,
-            )  # fmt: skip
+
+def warn_of_losses(report: CheckpointReport) -> None:
+    """Log a warning that names the lost values, if there are any."""
+    for partition, samples in report.lost.items():
+        named = ", ".join(f"{key!r} ({', '.join(fields)})" for key, fields in list(samples.items())[:MOST_NAMED])
+        more = f" and {len(samples) - MOST_NAMED} more" if len(samples) > MOST_NAMED else ""
+        _logger.warning(
+            "%d samples of partition %r in the checkpoint have values that were lost with their storage unit: %s%s; "
+            "put these fields again, or clear the samples",
+            len(samples), partition, named, more,
+        )  # fmt: skip
 
 
 def report_on(state: State) -> CheckpointReport:

@@ -340,7 +340,8 @@ class TimelineRecorder:
     ) -> None:  # fmt: skip
         """Write a rare event.
 
-        task: that of the lane. Default: the client's current lane. which: see `RowHistory.add`.
+        task: that of the lane. Default: the client's current lane. which: the global indexes (i8) of its rows, or the
+        first and the last of a range; None: it has none.
         """
         self.flush()
         lane = self.lanes.of_client(client) if task is None else self.lanes.of_task(client, task, -1)
