@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -19,7 +17,6 @@ from hypothesis import settings
 import differential
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
-_TESTS = Path(__file__).parent
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
 # UNIX socket has room for about 100 characters.
 _RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
@@ -73,27 +70,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Differential tests read the factor when they are imported."""
     differential.factor = config.getoption("--examples-factor")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Has each process of a run import its share of all files first, and by that write their bytecode for the others.
-
-    All processes of pytest-xdist collect all files. Rewriting the assertions of all takes each of them 10 seconds.
-    """
-    config = session.config
-    of_xdist = getattr(config, "workerinput", None)
-    if of_xdist is None or sys.dont_write_bytecode or config.args != config.getini("testpaths"):
-        return
-
-    def is_collected(path: Path) -> bool:
-        places = [path, *(parent for parent in path.parents if parent.is_relative_to(_TESTS))]
-        return not any(config.hook.pytest_ignore_collect(collection_path=place, config=config) for place in places)
-
-    files = [path for path in sorted(_TESTS.rglob("test_*.py")) if is_collected(path)]
-    for path in files[int(of_xdist["workerid"].removeprefix("gw")) :: of_xdist["workercount"]]:
-        sys.path.insert(0, str(path.parent))
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection reports it
-            importlib.import_module(path.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
