@@ -67,6 +67,7 @@ Note = tuple[int, float, float, int, str, Any, Any, Which]
     - A claim: the claim, and the newest block of its last row with the row's policy; None: it was not looked up.
     - A wait or the end of a partition: the claim, and its number of rows.
     - A read: what the client reports, and the seconds since it ended.
+    - Rows that were acknowledged, cleared or returned: the partition, and the task of the lane.
 """
 
 
@@ -251,7 +252,7 @@ class TimelineRecorder:
     def note_ack(self, client: str, partition: str, task: str, which: bytes) -> None:
         """Note that rows of a lease of this task were acknowledged. which: their global indexes."""
         if self.ring.capacity:
-            self._write(_ACK, self._clock.now, client, partition, len(which) // 8, task=task, which=which)
+            self._note_rows(_ACK, client, partition, task, which)
 
     def note_reads(self, client: str, reads: Sequence[ValueRead]) -> None:
         """Note the gets that a client reports. They are written if it claims, puts, or has said its task."""
@@ -276,29 +277,31 @@ class TimelineRecorder:
             self.flush()
             flags = CLOSED if closed else 0
             for lane in self.lanes.all_of(client):
-                self._append(_GONE, self._clock.now, flags, lane, "", 0, None)
+                self._append(_GONE, self._clock.now, flags, lane, "", 0)
 
     def _note_cleared(self, record: r.RowsCleared | r.RowsDropped, which: bytes) -> None:
         """Note that rows were cleared, by the client of the current request if there is one."""
         if which:
-            self._write(_CLEAR, self._clock.now, self.actor, record.partition, len(which) // 8, which=which)
+            self._note_rows(_CLEAR, self.actor, record.partition, None, which)
 
     def _note_freed(self, record: r.RowsFinished | r.LeaseAcked | r.PassedOver) -> None:
         """Note the rows that `free_when` has cleared with a record, after the last task has finished them."""
         which = record.freed
         if which:
             client = record.client if isinstance(record, r.RowsFinished) else self.actor
-            self._write(
-                _CLEAR, self._clock.now, client, record.partition, len(which) // 8, task=record.task, which=which
-            )
+            self._note_rows(_CLEAR, client, record.partition, record.task, which)
 
     def _note_returned(self, record: r.LeaseEnded | r.RankLeft) -> None:
         """Note the rows of leases that have ended without an acknowledgement."""
-        which = record.rows
-        if which:
-            self._write(
-                _RETURN, self._clock.now, self.actor, record.partition, len(which) // 8, task=record.task, which=which
-            )
+        if record.rows:
+            self._note_rows(_RETURN, self.actor, record.partition, record.task, record.rows)
+
+    def _note_rows(self, kind: int, client: str, partition: str, task: str | None, which: bytes) -> None:
+        """Note what happened to rows. task: that of the lane. Default: the client's current lane."""
+        now = self._clock.now
+        self._notes.append((kind, now, now, 0, client, partition, task, which))
+        if len(self._notes) >= MAX_NOTES or len(which) > 8 * MANY_ROWS:
+            self.flush()
 
     def _note_dropped(self, record: r.PartitionDropped) -> None:
         """Note that a partition was dropped with the rows that were left."""
@@ -335,34 +338,18 @@ class TimelineRecorder:
     # ------------------------------------------------------------ writing
 
     def _write(
-        self, kind: int, since: float, client: str, partition: str, rows: int, flags: int = 0, task: str | None = None,
-        which: tuple[int, int] | bytes | None = None,
+        self, kind: int, since: float, client: str, partition: str, rows: int, flags: int = 0,
+        which: tuple[int, int] = (1, 0),
     ) -> None:  # fmt: skip
-        """Write a rare event.
-
-        task: that of the lane. Default: the client's current lane. which: the global indexes (i8) of its rows, or the
-        first and the last of a range; None: it has none.
-        """
+        """Write a rare event. which: the first and the last global index of its rows; (1, 0): it has none."""
         self.flush()
-        lane = self.lanes.of_client(client) if task is None else self.lanes.of_task(client, task, -1)
-        self._append(kind, since, flags, lane, partition, rows, which)
+        self._append(kind, since, flags, self.lanes.of_client(client), partition, rows, *which)
 
     def _append(
-        self,
-        kind: int,
-        since: float,
-        flags: int,
-        lane: int,
-        partition: str,
-        rows: int,
-        which: tuple[int, int] | bytes | None,
+        self, kind: int, since: float, flags: int, lane: int, partition: str, rows: int, first: int = 1, last: int = 0
     ) -> None:
-        first, last = which if type(which) is tuple else (1, 0)
-        self.ring.append(
-            self._clock.now, since, kind, flags, lane, self.partitions.of(partition), rows, first, last, self.rows.end
-        )
-        if type(which) is bytes:
-            self.rows.write(which)
+        number = self.partitions.of(partition)
+        self.ring.append(self._clock.now, since, kind, flags, lane, number, rows, first, last, self.rows.end)
 
     def flush(self) -> None:
         """Write the events that were noted to the ring."""
@@ -388,17 +375,22 @@ class TimelineRecorder:
                     if time >= times.due:
                         times.note(block, time)
                 rows = about.count if type(which) is int else len(which) >> 3  # type: ignore[arg-type]
+                partition = about.partition
             elif kind == _READ:
                 lane = current.get(client)
                 if lane is None:
                     continue
                 names, rows, nbytes, age = tuple(about.fields), min(about.rows, _U4), about.nbytes, more
+                partition = about.partition
+            elif kind > _PUT:
+                lane = self.lanes.of_client(client) if more is None else self.lanes.of_task(client, more, -1)
+                names, rows, partition = (), len(which) >> 3, about  # type: ignore[arg-type]
             else:
                 task = about.task
                 lane = lanes.get((client, task))
                 if lane is None or lane != current.get(client):
                     lane = self.lanes.of_claim(client, task, about.sampling.get("dp_rank"))
-                names = tuple(about.fields)
+                names, partition = tuple(about.fields), about.partition
                 if kind != _CLAIM:
                     rows = more
                 else:
@@ -409,10 +401,10 @@ class TimelineRecorder:
                         if not age >= 0:
                             age = -1.0
                         if policy is not None:
-                            staleness = self._staleness(about.partition, *policy)
-            place = partitions.get(about.partition)
+                            staleness = self._staleness(partition, *policy)
+            place = partitions.get(partition)
             if place is None:
-                place = self.partitions.of(about.partition)
+                place = self.partitions.of(partition)
             field = fields.get(names)
             if field is None:
                 field = self.fields.of(names)
