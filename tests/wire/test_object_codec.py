@@ -19,7 +19,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from transfer_queue.errors import ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.wire.objects import extensions as codes
-from transfer_queue.wire.objects.object_encoder import MAX_DEPTH, OUT_OF_BAND
+from transfer_queue.wire.objects.extensions import OUT_OF_BAND
+from transfer_queue.wire.objects.object_encoder import MAX_DEPTH
 from transfer_queue.wire.objects.object_values import decode_object, encode_object
 
 

@@ -118,6 +118,17 @@ def flat_bytes(tensor: torch.Tensor) -> U8:
     return flat
 
 
+def copied_bytes(tensor: torch.Tensor) -> bytes | None:
+    """Return a copy of the bytes of a carriable tensor, if it is plain contiguous host memory; otherwise None.
+
+    This is for small tensors: views, as `flat_bytes` makes them, would take five times as long.
+    """
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
+    if not plain or not tensor.is_contiguous():
+        return None
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
+
+
 def copy_elements(destination: U8, tensor: torch.Tensor) -> None:
     """Copy a host tensor that is not contiguous into flat memory in C order, in one pass."""
     if tensor.numel() == 0:
@@ -138,19 +149,34 @@ def tensor_over(memory: U8 | torch.Tensor, name: str, shape: Sequence[int]) -> t
     shape or the dtype is not valid.
     """
     dtype = DTYPES[name]
-    count = 1
-    for size in shape:
-        if type(size) is not int or size < 0:
-            raise ValueError(f"a shape must have sizes that are not negative, got {shape!r:.80}")
-        count *= size
-    if count * ITEM_SIZES[name] != len(memory):
-        raise ValueError(f"{len(memory)} bytes are not the length of {name} of shape {shape}")
+    count = _checked_count(len(memory), name, shape)
     # numpy's empty arrays have stride 0, which torch cannot view as another dtype
     if isinstance(memory, torch.Tensor):
         flat = memory
     else:
         flat = torch.from_numpy(memory) if count else torch.empty(0, dtype=torch.uint8)
     return (flat if dtype is torch.uint8 else flat.view(dtype)).view(tuple(shape))
+
+
+def tensor_from_bytes(data: bytes, name: str, shape: Sequence[int]) -> torch.Tensor:
+    """Return a new tensor of this dtype and shape with these bytes. For errors see `tensor_over`."""
+    count = _checked_count(len(data), name, shape)
+    made = torch.empty(tuple(shape), dtype=DTYPES[name], device="cpu")
+    if count:
+        ctypes.memmove(made.data_ptr(), data, len(data))
+    return made
+
+
+def _checked_count(nbytes: int, name: str, shape: Sequence[int]) -> int:
+    """Return the number of elements of a tensor. Raises `ValueError` if it does not have this many bytes."""
+    count = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise ValueError(f"a shape must have sizes that are not negative, got {shape!r:.80}")
+        count *= size
+    if count * ITEM_SIZES[name] != nbytes:
+        raise ValueError(f"{nbytes} bytes are not the length of {name} of shape {shape}")
+    return count
 
 
 def copy_tensor(memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...], later: Copies) -> torch.Tensor:

@@ -14,6 +14,8 @@ import struct
 from typing import Any, Protocol, Union
 
 HEAD = struct.Struct("<B7xQQ")  # tag 1, count of buffers, length of the msgpack part
+OUT_OF_BAND = 64 << 10
+"""Bytes from which a buffer is not in the msgpack part."""
 
 INT, COMPLEX, TEXT, BYTEARRAY, TUPLE, SET, FROZENSET, MAPPING = range(1, 9)
 ARRAY, OBJECT_ARRAY, SCALAR, PICKLE, BYTES = range(9, 14)

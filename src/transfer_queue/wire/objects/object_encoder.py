@@ -21,8 +21,6 @@ from transfer_queue.wire.objects import extensions as codes
 from transfer_queue.wire.objects import numpy_types
 from transfer_queue.wire.objects.extensions import Buffer, Reference
 
-OUT_OF_BAND = 64 << 10
-"""Bytes from which a buffer is not in the msgpack part."""
 MAX_DEPTH = 100
 """Levels of nested containers; far below the interpreter's recursion limit when decoding."""
 
@@ -114,7 +112,7 @@ class ObjectEncoder:
 
     def reference(self, buffer: Buffer) -> Reference:
         """Add a flat buffer of bytes and return its reference: the bytes of a small buffer, else its number."""
-        if len(buffer) < OUT_OF_BAND:
+        if len(buffer) < codes.OUT_OF_BAND:
             return bytes(buffer)
         self.buffers.append(buffer)
         return len(self.buffers) - 1
@@ -136,7 +134,7 @@ class ObjectEncoder:
         return self.items(value, depth)
 
     def _bytes(self, value: bytes, depth: int) -> Any:
-        return value if len(value) < OUT_OF_BAND else self.pack(codes.BYTES, self.reference(value))
+        return value if len(value) < codes.OUT_OF_BAND else self.pack(codes.BYTES, self.reference(value))
 
     def _bytearray(self, value: bytearray, depth: int) -> Any:
         return self.pack(codes.BYTEARRAY, self.reference(value))
@@ -187,7 +185,7 @@ class ObjectEncoder:
         def keep(buffer: pickle.PickleBuffer) -> bool:
             """Whether the buffer goes into the pickle itself."""
             raw = buffer.raw()
-            if len(raw) < OUT_OF_BAND:
+            if len(raw) < codes.OUT_OF_BAND:
                 return True
             self.buffers.append(raw)
             return False
@@ -248,4 +246,4 @@ def _fits(value: Any) -> bool:
         encoded: bytes = value.encode()
     except UnicodeEncodeError:
         return False
-    return len(encoded) < OUT_OF_BAND
+    return len(encoded) < codes.OUT_OF_BAND

@@ -17,10 +17,12 @@ from transfer_queue.wire.buffers.copies import U8
 from transfer_queue.wire.buffers.jagged import jagged_from_parts
 from transfer_queue.wire.buffers.tensors import (
     DTYPES,
+    copied_bytes,
     dtype_name,
     flat_bytes,
     is_carriable,
     nested_from_rows,
+    tensor_from_bytes,
     tensor_over,
 )
 from transfer_queue.wire.objects import extensions as codes
@@ -58,8 +60,9 @@ def _lower_tensor(lowering: PartEncoder, value: torch.Tensor, depth: int) -> Any
         return lowering.pack(codes.NESTED, [dtype_name(value.dtype), rows])
     if not is_carriable(value) or not _is_plain(value):
         return None
-    content = [dtype_name(value.dtype), tuple(value.shape), lowering.reference(flat_bytes(value).data)]
-    return lowering.pack(codes.TENSOR, content)
+    small = copied_bytes(value) if value.nbytes < codes.OUT_OF_BAND else None
+    reference = lowering.reference(flat_bytes(value).data) if small is None else small
+    return lowering.pack(codes.TENSOR, [dtype_name(value.dtype), tuple(value.shape), reference])
 
 
 def _is_plain(value: torch.Tensor) -> bool:
@@ -77,6 +80,8 @@ def decode_value(memory: Callable[[Any], U8], code: int, content: Any) -> Any:
     """
     if code == codes.TENSOR:
         name, shape, reference = content
+        if type(reference) is bytes and name != "complex32":  # torch warns when it makes a tensor of this dtype
+            return tensor_from_bytes(reference, name, shape)
         return tensor_over(memory(reference), name, shape)
     if code == codes.JAGGED:
         values, offsets, lengths, ragged, shortest, longest = content
