@@ -81,7 +81,8 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
     For arguments and errors see `gather`.
     """
     with decode_guard("the reply of a lookup"):
-        (rows,) = locate_rows(reply, memory)
+        runs = row_runs(reply, memory)
+        (rows,) = locate_rows(reply, memory) if runs is None else [run.field_rows() for run in runs.values()]
         if rows.type.kind != "object":
             raise ProtocolError(f"field {rows.type.name!r} has values of kind {rows.type.kind!r}, not objects")
         return _objects(rows, memory, allow_pickle), int(rows.lengths.sum())
