@@ -53,7 +53,7 @@ class LockHolders:
 
     def next_deadline(self) -> float | None:
         """Return the time of the next check; None if no client is checked."""
-        return min((when for when, _ in self._checks.values()), default=None)
+        return min(when for when, _ in self._checks.values()) if self._checks else None
 
     def dead_clients(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
         """Return the holders whose process is found dead by the checks that are due.

@@ -58,7 +58,8 @@ class RowRefcounts(Persisted):
     def add(self, task: str, client: str, dp_rank: int, rows: np.ndarray) -> None:
         """Record that a client got rows that it does not refer to yet."""
         before = self.rows_of(task, client, dp_rank)
-        before = before[self.rows.positions_of(before) >= 0]
+        if len(before):
+            before = before[self.rows.positions_of(before) >= 0]
         self.by_holder[task, client, dp_rank] = np.union1d(before, rows) if len(before) else np.sort(rows)
         for _, chunk, at, _ in self.rows.split(np.sort(self.rows.positions_of(rows))):
             chunk.held_columns(task)[0][at] += 1
@@ -70,13 +71,11 @@ class RowRefcounts(Persisted):
             mine = held_rows if len(held_rows) == 1 and held_rows[0] in rows else np.intersect1d(held_rows, rows)
             if not len(mine):
                 continue
-            left = rows_without(held_rows, mine)
-            if len(left):
-                self.by_holder[holder] = left
+            if len(mine) < len(held_rows):
+                self.by_holder[holder] = rows_without(held_rows, mine)
             else:
                 del self.by_holder[holder]
-            positions = self.rows.positions_of(mine)
-            for _, chunk, at, _ in self.rows.split(positions[positions >= 0]):
+            for _, chunk, at, _ in self.rows.split(self.rows.live_positions_of(mine)):
                 held, finished = chunk.held_columns(task)
                 held[at] -= 1
                 finished[at] += 1

@@ -493,6 +493,11 @@ class RowTable(Persisted):
                 out[mine] = self._positions_in(self._keys[k], indexes[mine])
         return out
 
+    def live_positions_of(self, indexes: np.ndarray) -> np.ndarray:
+        """Return the positions of those of these global indexes that are live rows of this partition."""
+        positions = self.positions_of(indexes)
+        return positions[positions >= 0]
+
     def _run_at(self, indexes: np.ndarray) -> int:
         """Return the position of the first row if these are consecutive rows of one chunk which all live, otherwise -1.
 

@@ -45,7 +45,7 @@ class UnitDrains:
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline; None if no request waits."""
-        return min((wait.deadline for wait in self._waits.values()), default=None)
+        return min(wait.deadline for wait in self._waits.values()) if self._waits else None
 
     def settle(self, now: float) -> list[Effect]:
         """Reply to the requests whose unit is empty, or whose deadline has passed."""

@@ -65,6 +65,8 @@ FROM_UNITS = (
     unit_reports.ExtentsGone,
     unit_reports.Measured,
 )
+SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, UseSampler))
+"""The requests that this module looks at; the core serves all others."""
 
 
 class ControllerService(EnvelopeService):
@@ -205,6 +207,13 @@ class ControllerService(EnvelopeService):
             yield from self._serve(hello, peer, envelope, time.monotonic())
 
     def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> Iterable[Outgoing]:
+        found = self._serve_here(hello, peer, envelope) if type(envelope.body) in SERVED_HERE else None
+        if found is not None:
+            return found
+        return self._carry_out(self._controller.handle(hello.client_id, peer, envelope, now))
+
+    def _serve_here(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing] | None:
+        """Serve a request about units, servers or samplers; None if the core serves it."""
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"only a storage unit may send {type(envelope.body).__name__}")
             return [self.answer(peer, envelope.sequence, failure)]
@@ -226,7 +235,7 @@ class ControllerService(EnvelopeService):
         if isinstance(envelope.body, UseSampler) and self._samplers is not None:
             self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
             return ()
-        return self._carry_out(self._controller.handle(hello.client_id, peer, envelope, now))
+        return None
 
     def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_disconnect`."""

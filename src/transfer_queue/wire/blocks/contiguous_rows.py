@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,10 @@ class RowRun:
     """If rows differ: the shape of each row, [count, ndim]."""
     lengths: I8 | None = None
     """If rows differ: the length of each row in bytes, [count]."""
+
+    def places(self) -> Iterable[tuple[int, int, int]]:
+        """Return the unit, the start and the length of each row."""
+        return [(self.unit, self.start, self.nbytes)] if self.count == 1 else self.field_rows().places()
 
     def field_rows(self) -> FieldRows:
         """Return the rows one by one."""

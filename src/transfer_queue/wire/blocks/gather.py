@@ -82,10 +82,11 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
     """
     with decode_guard("the reply of a lookup"):
         runs = row_runs(reply, memory)
-        (rows,) = locate_rows(reply, memory) if runs is None else [run.field_rows() for run in runs.values()]
+        (rows,) = locate_rows(reply, memory) if runs is None else runs.values()
         if rows.type.kind != "object":
             raise ProtocolError(f"field {rows.type.name!r} has values of kind {rows.type.kind!r}, not objects")
-        return _objects(rows, memory, allow_pickle), int(rows.lengths.sum())
+        places = list(rows.places())
+        return _objects(rows.type.name, places, memory, allow_pickle), sum(length for _, _, length in places)
 
 
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
         if rows.type.kind == NESTED:
             continue
         if rows.type.kind == "object":
-            columns[name] = stack_of(_objects(rows, memory, allow_pickle), reply.count)
+            columns[name] = stack_of(_objects(name, rows.places(), memory, allow_pickle), reply.count)
         elif rows.parts:
             columns[name] = _tensors(*promoted_rows(rows, memory), layout, cuts, later)
         else:
@@ -159,7 +160,7 @@ def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: 
     """Return the default container of a field whose rows are one after the other in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
-        return stack_of(_objects(run.field_rows(), memory, allow_pickle), run.count)
+        return stack_of(_objects(field.name, run.places(), memory, allow_pickle), run.count)
     if field.dtype not in DTYPES:
         raise _unknown_dtype(field)
     ragged = max(field.differs.bit_length() - 1, 0)
@@ -369,18 +370,18 @@ def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
 # ---------------------------------------------------------------- objects
 
 
-def _objects(rows: FieldRows, memory: Memory, allow_pickle: bool) -> list[Any]:
+def _objects(field: str, places: Iterable[tuple[int, int, int]], memory: Memory, allow_pickle: bool) -> list[Any]:
+    """Return the objects at these places (unit, start, length)."""
     result = []
     unit: int | None = None
     view = memoryview(b"")
-    places = zip(rows.units.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True)
     for row, (of_unit, start, length) in enumerate(places):
         if of_unit != unit:
             unit, view = of_unit, memory(of_unit).data
         try:
             result.append(decode_object(view[start : start + length], allow_pickle=allow_pickle))
         except (ProtocolError, UncarriableValueError) as error:
-            raise type(error)(f"field {rows.type.name!r}, row {row}: {error}") from error
+            raise type(error)(f"field {field!r}, row {row}: {error}") from error
     return result
 
 

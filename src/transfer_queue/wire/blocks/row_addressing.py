@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -42,6 +42,10 @@ class FieldRows:
     """The shape of each row, [rows, ndim], filled with -1 for rows of lower rank than others."""
     parts: tuple[tuple[str, I8], ...] = ()
     """If rows differ in dtype: each dtype with the positions of its rows."""
+
+    def places(self) -> Iterable[tuple[int, int, int]]:
+        """Return the unit, the start and the length of each row."""
+        return zip(self.units.tolist(), self.starts.tolist(), self.lengths.tolist(), strict=True)
 
     def gather_bytes(self, memory: Memory, later: Copies | None = None) -> U8:
         """Return all rows, one after the other, in new memory. For `later` see `copies.gather_pieces`."""
