@@ -282,7 +282,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("partitions", "keys", "error", "words"),
         [
-            (["p", "nowhere"], None, UnknownPartitionError, r"no partitions \['nowhere'\]"),
+            (["p", "nowhere"], None, UnknownPartitionError, r"partition 'nowhere' does not exist .* Name only"),
             (
                 "p",
                 ["a", "nope", "none"],

@@ -14,7 +14,6 @@ import numpy as np
 
 from transfer_queue.core.claims import final_rounds, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
-from transfer_queue.core.control.unknown_names import unused_entries_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.samplers.claim_samplers import (
@@ -25,6 +24,7 @@ from transfer_queue.core.samplers.claim_samplers import (
     group_size,
 )
 from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
+from transfer_queue.core.samplers.unused_entries import unused_entries_warning
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State

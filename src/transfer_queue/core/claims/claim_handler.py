@@ -14,7 +14,6 @@ import numpy as np
 from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import unused_entries_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
@@ -22,6 +21,7 @@ from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.remote_calls import PendingCall
+from transfer_queue.core.samplers.unused_entries import unused_entries_warning
 from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.row_table import rows_without, sort_unique
-from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
@@ -81,11 +81,7 @@ def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
     """Return the record that sets how many groups a task wants; none if nothing changes."""
     if request.groups < 0:
         raise InvalidArgumentError(f"groups must not be negative, got {request.groups}")
-    partition = state.partitions.get(request.partition)
-    if partition is None:
-        raise UnknownPartitionError(
-            f"{no_partition_text(request.partition, state.partitions)}; create it with create_partition"
-        )
+    partition = require_partition(state.partitions, request.partition)
     if partition.wants.groups.get(request.task, 0) == request.groups:
         return []
     return [r.GroupsWanted(request.partition, request.task, request.groups)]

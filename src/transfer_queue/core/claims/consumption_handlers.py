@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from transfer_queue.core.claims import consumer_state, lease_decisions
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import unknown_partition_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.messages import claims
 from transfer_queue.messages.base import Done, Failure

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.claims.final_rounds import pass_over_record
-from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
-from transfer_queue.errors import InvalidArgumentError, UnknownPartitionError
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
 
 POISON = "poison"  # the reason under which rows are skipped that were delivered too often
@@ -212,12 +212,7 @@ def _skip_poison(partition: Partition, task: str, poison: np.ndarray) -> list[r.
 
 def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRecord], int]:
     """Return the records that make the unacknowledged rows of a rank ready again, and the number of these rows."""
-    partition = state.partitions.get(request.partition)
-    if partition is None:
-        raise UnknownPartitionError(
-            f"{no_partition_text(request.partition, state.partitions)}; nothing was changed. Pass the partition whose "
-            f"claims the rank has made"
-        )
+    partition = require_partition(state.partitions, request.partition)
     task, rank = request.task, request.dp_rank
     dealt = partition.dealt.get(task)
     kept = [dealt.batches[number].rows for (owner, _), number in dealt.by_key.items() if owner == rank] if dealt else []

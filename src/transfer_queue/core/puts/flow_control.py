@@ -18,11 +18,11 @@ refused, or waits at the controller in order of arrival, so producers do not rac
 
 from __future__ import annotations
 
-from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.errors import InvalidArgumentError, PartitionFullError, StalenessError, UnknownPartitionError
+from transfer_queue.core.state.unknown_partitions import require_partition
+from transfer_queue.errors import InvalidArgumentError, PartitionFullError, StalenessError
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import Publish, Reserve
 
@@ -86,11 +86,7 @@ def check_max_rows(partition: Partition, count: int) -> None:
 
 def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
     """Return the record of a new policy version; none if the version is the same."""
-    partition = state.partitions.get(request.partition)
-    if partition is None:
-        raise UnknownPartitionError(
-            f"{no_partition_text(request.partition, state.partitions)}; create it with create_partition"
-        )
+    partition = require_partition(state.partitions, request.partition)
     if request.version < partition.policy_version:
         raise InvalidArgumentError(
             f"the policy of partition {request.partition!r} is at version {partition.policy_version} and cannot go "

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import no_partition_text, unknown_partition_warning
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
 from transfer_queue.core.puts.wide_puts import with_whole_schema
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
-from transfer_queue.errors import CapacityError, InvalidArgumentError, UnknownPartitionError
+from transfer_queue.errors import CapacityError, InvalidArgumentError
 from transfer_queue.messages import partitions, puts
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
@@ -117,7 +116,7 @@ def handle_drop(context: ControllerContext, caller: Caller, request: puts.Drop) 
 @handles(partitions.ReportDone)
 def handle_report_done(context: ControllerContext, caller: Caller, request: partitions.ReportDone) -> Decision:
     """Count rows as done. Raises InvalidArgumentError for more rows than were added."""
-    partition = _known_partition(context, request.partition)
+    partition = require_partition(context.state.partitions, request.partition)
     if request.count > partition.undone:
         raise InvalidArgumentError(
             f"{request.count} samples of partition {request.partition!r} were reported as done, but only "
@@ -131,18 +130,11 @@ def handle_await_done(
     context: ControllerContext, caller: Caller, request: partitions.AwaitDone
 ) -> Decision | ParkDecision:
     """Reply whether all rows are done, or park the request until they are."""
-    partition = _known_partition(context, request.partition)
+    partition = require_partition(context.state.partitions, request.partition)
     if partition.undone and request.wait is not None and request.wait > 0:
         return ParkDecision(request, request.wait)
     done = not partition.undone
     return Decision([], lambda: Done(done))
-
-
-def _known_partition(context: ControllerContext, name: str) -> Partition:
-    partition = context.state.partitions.get(name)
-    if partition is None:
-        raise UnknownPartitionError(f"{no_partition_text(name, context.state.partitions)}; create_partition makes it")
-    return partition
 
 
 @handles(partitions.SetPolicyVersion)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.field_types import dims_parts
 from transfer_queue.core.tables.row_table import indexes_in
-from transfer_queue.errors import UnknownPartitionError
 from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
@@ -83,7 +81,7 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
 @handles(queries.ShowRows, reads=True)
 def handle_show_rows(context: ControllerContext, caller: Caller, request: queries.ShowRows) -> AnyReply:
     """Return all live rows, each with whether it has all the requested fields that exist."""
-    partition = _require_partition(context.state, request.partition)
+    partition = require_partition(context.state.partitions, request.partition)
     positions = partition.rows.live_positions(waiting=False)
     fields = [name for name in request.fields if name in partition.fields]
     produced = np.zeros(len(positions), bool)
@@ -107,7 +105,7 @@ def handle_retrieve_meta(context: ControllerContext, caller: Caller, request: qu
 @handles(queries.RetrieveKeys, reads=True)
 def handle_retrieve_keys(context: ControllerContext, caller: Caller, request: queries.RetrieveKeys) -> AnyReply:
     """Return the key of each row; None for a row without a key."""
-    partition = _require_partition(context.state, request.partition)
+    partition = require_partition(context.state.partitions, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
@@ -156,12 +154,3 @@ def handle_check_consumption(context: ControllerContext, caller: Caller, request
 def handle_list_partitions(context: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
     """Return the names of the partitions in order of creation."""
     return Done(list(context.state.partitions))
-
-
-def _require_partition(state: State, name: str) -> Partition:
-    partition = state.partitions.get(name)
-    if partition is None:
-        raise UnknownPartitionError(
-            f"{no_partition_text(name, state.partitions)}; put samples into it first, or pass another partition"
-        )
-    return partition

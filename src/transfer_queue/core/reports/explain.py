@@ -9,13 +9,13 @@ import numpy as np
 from transfer_queue.core.claims.final_rounds import REMAINDER
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.unknown_names import suggestion
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks.lock_decisions import describe_lock
 from transfer_queue.core.puts import flow_control
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.tables.group_table import Group
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.errors import InvalidArgumentError

@@ -11,9 +11,9 @@ import numpy as np
 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS
-from transfer_queue.errors import StorageKeyNotFoundError, UnknownPartitionError
-from transfer_queue.names import did_you_mean
+from transfer_queue.errors import StorageKeyNotFoundError
 
 MOST_NAMED = 5  # unknown keys that an error names
 
@@ -35,12 +35,8 @@ def select_samples(state: State, names: Sequence[str], keys: Sequence[str] | Non
         UnknownPartitionError: The state does not have one of the partitions.
         StorageKeyNotFoundError: The partition does not have one of the keys.
     """
-    unknown = [name for name in names if name not in state.partitions]
-    if unknown:
-        raise UnknownPartitionError(
-            f"there are no partitions {unknown} to take{did_you_mean(unknown[0], state.partitions)}; there are "
-            f"{list(state.partitions)[:10]}. Nothing was changed"
-        )
+    for name in names:
+        require_partition(state.partitions, name, "Nothing was changed. Name only partitions that the checkpoint has")
     for name in [name for name in state.partitions if name not in names]:
         partition = state.partitions.pop(name)
         partition.drop()

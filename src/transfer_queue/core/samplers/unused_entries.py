@@ -1,38 +1,17 @@
-"""Sentences about unknown names: partitions that do not exist, and entries that a sampler does not take."""
+"""The warning about entries of a sampling_config that the sampler of a claim does not take."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
-from transfer_queue.names import did_you_mean, nearest
+from transfer_queue.names import did_you_mean
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in
 
 TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "dp_size", "batch_index"})
 """The entries that a loader passes to any sampler, and those that choose a sampler."""
-
-
-def no_partition_text(name: str, partitions: Iterable[str]) -> str:
-    """Return "partition 'x' does not exist", with the nearest names that exist, otherwise the first ones."""
-    return f"partition {name!r} does not exist ({suggestion(name, partitions)})"
-
-
-def unknown_partition_warning(partitions: Collection[str], name: str, effect: str) -> str | None:
-    """Return a warning about a partition that does not exist; None if it exists. effect: what the request then does."""
-    return None if name in partitions else f"{no_partition_text(name, partitions)}: {effect}"
-
-
-def suggestion(name: str, partitions: Iterable[str]) -> str:
-    """Return "did you mean 'x'?" with the nearest partitions, otherwise the first ones, or that none exists."""
-    there = list(partitions)
-    meant = nearest(name, there, most=3)
-    if meant:
-        return f"did you mean {' or '.join(map(repr, meant))}?"
-    if not there:
-        return "no partition exists"
-    return f"the partitions are: {', '.join(map(repr, there[:10]))}{', ...' if len(there) > 10 else ''}"
 
 
 def unused_entries_warning(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
