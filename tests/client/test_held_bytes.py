@@ -26,7 +26,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def held(cluster: Cluster) -> int:
-    return (cluster.unit.room.arena.folder / "arena").stat().st_blocks * 512
+    return (cluster.unit.pool.arena.folder / "arena").stat().st_blocks * 512
 
 
 def test_after_a_burst(cluster: Cluster) -> None:

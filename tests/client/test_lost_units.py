@@ -27,8 +27,8 @@ from transfer_queue.testing.simulated_locks import SimulatedSlots
 def restart(cluster: Cluster) -> None:
     """The first unit is killed, and goes on with its arena."""
     old = cluster.units[0]
-    cluster.units[0] = StorageUnit(old.number, ArenaPool(Arena.reopen(old.room.arena.folder)), old._files)
-    old.room.arena.close()
+    cluster.units[0] = StorageUnit(old.number, ArenaPool(Arena.reopen(old.pool.arena.folder)), old._files)
+    old.pool.arena.close()
     end_connections(cluster, old.number)
     cluster._register(cluster.units[0])
     for client in cluster._clients:
@@ -48,10 +48,10 @@ def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) ->
     """
     old, number = cluster.units[0], len(cluster.units)
     if deleted:
-        shutil.rmtree(old.room.arena.folder)
-    folder = old.room.arena.folder.with_name(f"unit-0.{number}")
+        shutil.rmtree(old.pool.arena.folder)
+    folder = old.pool.arena.folder.with_name(f"unit-0.{number}")
     unit = StorageUnit(
-        number, ArenaPool(Arena.create(folder, old.room.arena.capacity)), SimulatedSlots(number, cluster.held)
+        number, ArenaPool(Arena.create(folder, old.pool.arena.capacity)), SimulatedSlots(number, cluster.held)
     )
     cluster.units[0] = unit
     cluster.units.append(unit)
@@ -60,7 +60,7 @@ def lose(cluster: Cluster, deleted: bool = True, kept: Sequence[Client] = ()) ->
     cluster.controller.on_connect(f"unit-{number}", UNIT_PEER - number)
     extents = unit.register()
     cluster._deliver_from_unit(
-        unit, RegisterUnit("unit", str(folder), unit.room.arena.boot_id, "unit-0", "at noon", extents)
+        unit, RegisterUnit("unit", str(folder), unit.pool.arena.boot_id, "unit-0", "at noon", extents)
     )
     for client in cluster._clients:
         if client not in kept:
@@ -133,7 +133,7 @@ def test_a_client_that_learned_of_the_old_unit_only_never_reads_the_new_one_for_
     late.kv_list("p")  # knows of unit 0, and has not opened its arena
     info = late.state._units[0]
     lose(cluster, deleted=False)
-    late.state._units[0] = type(info)(0, info.address, str(cluster.units[-1].room.folder), info.boot_id, info.name)
+    late.state._units[0] = type(info)(0, info.address, str(cluster.units[-1].pool.folder), info.boot_id, info.name)
     with pytest.raises(tq.errors.AttachError, match="is not the arena of storage unit"):
         late.state.arena(0)
 

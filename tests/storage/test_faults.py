@@ -110,11 +110,11 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
 
     other = system.unit.table.lease(99, 7 * GRANULE)  # all other space belongs to another slot
     assert other is not None
-    system.unit.room.arena.view(other.offset, other.length)[:] = 5
+    system.unit.pool.arena.view(other.offset, other.length)[:] = 5
     system.writer.process.send_signal(signal.SIGCONT)
     system.write(mine, 8)
-    assert (system.unit.room.arena.view(mine.offset, mine.length) == 8).all()
-    assert (system.unit.room.arena.view(other.offset, other.length) == 5).all()
+    assert (system.unit.pool.arena.view(mine.offset, mine.length) == 8).all()
+    assert (system.unit.pool.arena.view(other.offset, other.length) == 5).all()
 
 
 def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:

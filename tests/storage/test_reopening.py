@@ -72,7 +72,7 @@ def killed_after(stores: int | None) -> Iterator[list[int]]:
 
 def reopened(unit: StorageUnit, slots: Any) -> StorageUnit:
     again = StorageUnit(
-        unit.number, ArenaPool(Arena.reopen(unit.room.arena.folder)), slots, Limits(extents=6, parked=3)
+        unit.number, ArenaPool(Arena.reopen(unit.pool.arena.folder)), slots, Limits(extents=6, parked=3)
     )
     again.check()
     return again
@@ -128,7 +128,7 @@ class System:
         assert reply.extent > self.most, "a number is used again"
         self.most = reply.extent
         granule = reply.offset // GRANULE
-        assert (self.unit.room.arena.generations[granule : granule + granules] == reply.generation).all()
+        assert (self.unit.pool.arena.generations[granule : granule + granules] == reply.generation).all()
         for _, other in self.leases.values():
             assert reply.offset >= other.offset + other.length or other.offset >= reply.offset + reply.length
         self.leases[reply.extent] = writer, reply
@@ -151,7 +151,7 @@ class System:
 
     def was_freed(self, lease: ExtentLeaseReply) -> None:
         granule = lease.offset // GRANULE
-        there = self.unit.room.arena.generations[granule : granule + lease.length // GRANULE]
+        there = self.unit.pool.arena.generations[granule : granule + lease.length // GRANULE]
         assert (there > lease.generation).all(), "who reads there does not see that it was freed"
 
     def check(self) -> None:
@@ -160,7 +160,7 @@ class System:
             extent = self.unit.table.get(number)
             assert extent is not None
             assert (extent.offset, extent.length, extent.slot) == (lease.offset, lease.length, self.slot[writer])
-            assert self.unit.room.arena.generation(lease.offset) == lease.generation
+            assert self.unit.pool.arena.generation(lease.offset) == lease.generation
 
 
 def script(system: System, at: str, stores: int | None) -> None:
@@ -322,7 +322,7 @@ class Restarts(RuleBasedStateMachine):
         self.now = 0.0
 
     def teardown(self) -> None:
-        self.system.unit.room.arena.close()
+        self.system.unit.pool.arena.close()
         self.folder.cleanup()
 
     @precondition(lambda self: len(self.system.slot) < 3)

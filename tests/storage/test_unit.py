@@ -125,7 +125,7 @@ def test_a_lack_of_space_is_an_error_with_numbers(unit: StorageUnit, writer: Wri
 
 def test_freed_space_has_a_new_generation_before_it_is_leased(unit: StorageUnit, writer: Writer) -> None:
     first = writer.lease(16)
-    reader = Arena.open(unit.room.arena.folder)
+    reader = Arena.open(unit.pool.arena.folder)
     for granule in range(16):
         assert reader.generation(granule * GRANULE) == first.generation
     assert unit.free([first.extent]) == []
@@ -137,7 +137,7 @@ def test_freed_space_has_a_new_generation_before_it_is_leased(unit: StorageUnit,
 
 
 def test_a_reader_sees_that_its_block_was_overwritten(unit: StorageUnit, writer: Writer) -> None:
-    reader, hand = Arena.open(unit.room.arena.folder), Arena.open(unit.room.arena.folder)
+    reader, hand = Arena.open(unit.pool.arena.folder), Arena.open(unit.pool.arena.folder)
     lease = writer.lease(1)
     hand.view(lease.offset, 64)[:] = 1
     copy = reader.view(lease.offset, 64).copy()
@@ -157,7 +157,7 @@ def test_all_granules_of_a_lease_have_the_same_generation(unit: StorageUnit, wri
     third = writer.lease(1)
     unit.free([third.extent, second.extent])
     lease = writer.lease(2)
-    assert {unit.room.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
+    assert {unit.pool.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
 
 
 def test_extents_that_are_not_leased_are_skipped(unit: StorageUnit, writer: Writer) -> None:
@@ -265,7 +265,7 @@ def test_a_granted_lease_that_is_cancelled_is_taken_back(unit: StorageUnit, writ
     lease = writer.lease(16)
     assert writer.ask(Cancel(writer.sequence)) == Done(True)
     assert unit.table.leased == 0
-    assert unit.room.arena.generation(0) > lease.generation
+    assert unit.pool.arena.generation(0) > lease.generation
     assert writer.ask(Cancel(2)) == Done(False)
     assert writer.ask(Cancel(77)) == Done(False)
 
@@ -482,7 +482,7 @@ def test_an_idle_unit_prepares_space(tmp_path: Path, slots: StandInSlots) -> Non
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
     while unit.work_ahead():
         unit.check()
-    assert unit.room.arena.held == unit.room.arena.warm == unit.room.arena.capacity
+    assert unit.pool.arena.held == unit.pool.arena.warm == unit.pool.arena.capacity
     assert not unit.work_ahead()
 
 
@@ -519,7 +519,7 @@ class Unit(RuleBasedStateMachine):
         self.reported: set[str] = set()
 
     def teardown(self) -> None:
-        self.unit.room.arena.close()
+        self.unit.pool.arena.close()
         self.folder.cleanup()
 
     def take(self, effects: list[Effect]) -> None:
@@ -567,7 +567,7 @@ class Unit(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.leases)))
         _, lease = self.leases.pop(number)
         effects = self.unit.free([number])
-        assert self.unit.room.arena.generation(lease.offset) > lease.generation
+        assert self.unit.pool.arena.generation(lease.offset) > lease.generation
         self.take(effects)
 
     @precondition(lambda self: self.leases and self.writers)

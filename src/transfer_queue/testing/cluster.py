@@ -56,8 +56,8 @@ _envelope = msgspec.msgpack.Decoder(RequestEnvelope)
 
 def arena_of(unit: StorageUnit) -> Arena:
     """Return the arena of a simulated unit."""
-    assert isinstance(unit.room, ArenaPool)
-    return unit.room.arena
+    assert isinstance(unit.pool, ArenaPool)
+    return unit.pool.arena
 
 
 @cache

@@ -155,8 +155,8 @@ class Servers:
 
     def close(self) -> None:
         for unit in self.units:
-            unit.room.arena.close()
-            unit.room.arena.remove()
+            unit.pool.arena.close()
+            unit.pool.arena.remove()
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ def test_another_unit_is_used_where_one_is_full(tmp_path: Path) -> None:
 def test_threads_never_share_bytes(servers: Servers, space: ExtentAllocator) -> None:
     """Each thread fills its blocks with its own mark, and finds it there when all have written."""
     threads, rounds = 8, 60
-    arena = Arena.open(servers.units[0].room.arena.folder)
+    arena = Arena.open(servers.units[0].pool.arena.folder)
     barrier = threading.Barrier(threads)
     kept: list[list[Reserved]] = [[] for _ in range(threads)]
     errors: list[BaseException] = []
@@ -502,7 +502,7 @@ class Life(RuleBasedStateMachine):
         except CapacityError:
             return
         assert (reserved.nbytes, reserved.offset % ALIGNMENT) == (nbytes, 0)
-        assert reserved.generation == self.servers.units[0].room.arena.generation(reserved.offset)
+        assert reserved.generation == self.servers.units[0].pool.arena.generation(reserved.offset)
         self.flying.append(reserved)
 
     @precondition(lambda self: self.flying)

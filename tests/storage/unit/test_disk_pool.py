@@ -32,7 +32,7 @@ def held(path: Path, offset: int, length: int) -> int:
         return sum(page & 1 for page in pages) * mmap.PAGESIZE
 
 
-def move(room: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[LeasedExtent, bytes]:
+def move(pool: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[LeasedExtent, bytes]:
     """Copy a block of another arena. Returns the extent and its bytes."""
 
     def column(value: int, kind: str) -> bytes:
@@ -42,13 +42,13 @@ def move(room: ArenaPool, source: Arena, offset: int, nbytes: int) -> tuple[Leas
         column(7, "<i4"), column(offset, "<i8"), column(source.generation(offset), "<i8"), column(nbytes, "<i8"),
         column(1, "<i4"), column(0, "<i4"), column(0, "<i4"), [[]], [b""],
     )  # fmt: skip
-    mover = room.begin_move(1, Move(1, blocks, {7: str(source.folder)}), lambda n: room.lease(0, n, 0))
+    mover = pool.begin_move(1, Move(1, blocks, {7: str(source.folder)}), lambda n: pool.lease(0, n, 0))
     while (answer := mover.step()) is None:
         pass
     mover.close()
     assert mover.extent is not None
     (at,) = np.frombuffer(answer.offsets, "<i8").tolist()
-    return mover.extent, room.arena.view(at, nbytes).tobytes()
+    return mover.extent, pool.arena.view(at, nbytes).tobytes()
 
 
 def test_pages_of_moved_blocks_are_dropped(tmp_path: Path) -> None:
@@ -57,43 +57,43 @@ def test_pages_of_moved_blocks_are_dropped(tmp_path: Path) -> None:
     source = Arena.create(tmp_path / "memory", SIZE)
     source.grow(SIZE)
     source.memory[:SIZE] = np.random.default_rng(1).integers(0, 256, SIZE, "u1")
-    room = DiskPool(Arena.create(tmp_path / "disk", SIZE, DISK))
-    extent, found = move(room, source, 0, 5 * GRANULE)
+    pool = DiskPool(Arena.create(tmp_path / "disk", SIZE, DISK))
+    extent, found = move(pool, source, 0, 5 * GRANULE)
     assert found == source.view(0, 5 * GRANULE).tobytes()
-    file = os.open(room.folder / "arena", os.O_RDWR)
+    file = os.open(pool.folder / "arena", os.O_RDWR)
     os.fsync(file)  # what its unit does not wait for
     os.close(file)
     now = 100.0
-    assert room.next_deadline() == 0.0
+    assert pool.next_deadline() == 0.0
     for pause in PAUSES:
-        room.begin_period(now)
-        due = room.next_deadline()
+        pool.begin_period(now)
+        due = pool.next_deadline()
         assert due is not None
         assert due >= now + pause
         now = due
-    room.begin_period(now)
-    assert room.next_deadline() is None or room.next_deadline() > now  # type: ignore[operator]
-    assert held(room.folder / "arena", extent.offset, extent.length) == 0
-    reader = Arena.open(room.folder)
+    pool.begin_period(now)
+    assert pool.next_deadline() is None or pool.next_deadline() > now  # type: ignore[operator]
+    assert held(pool.folder / "arena", extent.offset, extent.length) == 0
+    reader = Arena.open(pool.folder)
     assert reader.view(extent.offset, 5 * GRANULE).tobytes() == found, "it is read back"
-    assert held(room.folder / "arena", extent.offset, extent.length) == extent.length
-    for arena in (source, room.arena, reader):
+    assert held(pool.folder / "arena", extent.offset, extent.length) == extent.length
+    for arena in (source, pool.arena, reader):
         arena.close()
 
 
 def test_pages_of_many_extents_are_dropped_in_turns(tmp_path: Path) -> None:
     source = Arena.create(tmp_path / "memory", SIZE)
     source.grow(SIZE)
-    room = DiskPool(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
+    pool = DiskPool(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
     for _ in range(A_TURN + 3):
-        move(room, source, 0, 100)
-    room.begin_period(0.0)
-    assert room.next_deadline() == PAUSES[0]
-    room.begin_period(PAUSES[0])
-    assert room.next_deadline() == PAUSES[0], "the rest is next"
-    room.begin_period(PAUSES[0])
-    assert room.next_deadline() == PAUSES[0] + PAUSES[1]
-    for arena in (source, room.arena):
+        move(pool, source, 0, 100)
+    pool.begin_period(0.0)
+    assert pool.next_deadline() == PAUSES[0]
+    pool.begin_period(PAUSES[0])
+    assert pool.next_deadline() == PAUSES[0], "the rest is next"
+    pool.begin_period(PAUSES[0])
+    assert pool.next_deadline() == PAUSES[0] + PAUSES[1]
+    for arena in (source, pool.arena):
         arena.close()
 
 
@@ -101,13 +101,13 @@ def test_pages_of_many_extents_are_dropped_in_turns(tmp_path: Path) -> None:
 def test_only_units_in_memory_prefault(tmp_path: Path, tier: str) -> None:
     """On disk a prefault would write zeros, which would then be in memory."""
     arena = Arena.create(tmp_path / tier, SIZE, tier)
-    room = DiskPool(arena) if tier == DISK else ArenaPool(arena)
+    pool = DiskPool(arena) if tier == DISK else ArenaPool(arena)
     for _ in range(100):
-        if not room.work_ahead(short=False):
+        if not pool.work_ahead(short=False):
             break
     assert (arena.warm > 0) == (tier == MEMORY)
     assert arena.held == SIZE, "space is allocated ahead on both"
-    assert room.status().tier == tier
+    assert pool.status().tier == tier
     arena.close()
     again = Arena.reopen(tmp_path / tier, tier)
     assert again.tier == tier

@@ -65,14 +65,14 @@ def test_unused_space_goes_to_a_waiting_writer(
 ) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, GRANULE + 64)
-    before = unit.room.arena.generations[:].copy()
+    before = unit.pool.arena.generations[:].copy()
     met = short.lease(14)
     assert met.offset == lease.offset + 2 * GRANULE
     assert not slots.board.take(idle.path, 0)
     assert told(unit) == [([lease.extent], [2 * GRANULE])]
     assert told(unit) == []
-    assert (unit.room.arena.generations[:2] == before[:2]).all()
-    assert (unit.room.arena.generations[2:16] > before[2:16]).all()
+    assert (unit.pool.arena.generations[:2] == before[:2]).all()
+    assert (unit.pool.arena.generations[2:16] > before[2:16]).all()
     unit.check()
     assert unit.register() == np.array([lease.extent, met.extent], "<i8").tobytes()
     assert [type(report.body) for report in unit.repeat_reports()] == [ExtentsRecalledReport]

@@ -62,113 +62,113 @@ class Later:
             then(outcome)
 
 
-def leased(room: ObjectPool, store: Memory, nbytes: int) -> LeasedExtent:
-    extent = room.lease(1, nbytes, 7)
+def leased(pool: ObjectPool, store: Memory, nbytes: int) -> LeasedExtent:
+    extent = pool.lease(1, nbytes, 7)
     assert extent is not None
-    store.names.add(key_of(room.boot_id, extent.offset))
-    room.check()
+    store.names.add(key_of(pool.boot_id, extent.offset))
+    pool.check()
     return extent
 
 
 def test_space_is_free_again_once_the_store_has_removed_the_block(tmp_path: Path) -> None:
     store, later = Memory(), Later()
-    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     served: list[bool] = []
-    room.attach(lambda: served.append(True) or [], lambda numbers: [])  # type: ignore[func-returns-value]
-    first = leased(room, store, 500)
-    assert room.lease(1, 500, 8) is None  # 512 bytes are taken
-    room.free(first)
-    room.check()
-    assert room.lease(1, 900, 9) is None  # the store has removed no block yet
+    pool.attach(lambda: served.append(True) or [], lambda numbers: [])  # type: ignore[func-returns-value]
+    first = leased(pool, store, 500)
+    assert pool.lease(1, 500, 8) is None  # 512 bytes are taken
+    pool.free(first)
+    pool.check()
+    assert pool.lease(1, 900, 9) is None  # the store has removed no block yet
     assert not served
     later.done()
-    room.check()
+    pool.check()
     assert served
     assert store.names == set()
-    second = leased(room, store, 900)
+    second = leased(pool, store, 900)
     assert (second.number, second.offset) != (first.number, first.offset)
-    room.close()
+    pool.close()
 
 
 def test_blocks_that_could_not_be_removed_are_removed_later(tmp_path: Path) -> None:
     store, later = Memory(), Later()
-    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     store.down = True
-    room.free(leased(room, store, 10))
+    pool.free(leased(pool, store, 10))
     later.done()
-    due = room.next_deadline()
+    due = pool.next_deadline()
     assert due is not None
     store.down = False
-    room.begin_period(due)
+    pool.begin_period(due)
     later.done()
-    room.check()
+    pool.check()
     assert store.names == set()
-    assert room.next_deadline() is None
-    room.close()
+    assert pool.next_deadline() is None
+    pool.close()
 
 
 def test_a_restarted_unit_has_its_leases_and_continues_to_remove(tmp_path: Path) -> None:
     """It has the leased extents, and removes the blocks that the unit before it had not removed yet."""
     store, later = Memory(), Later()
-    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
-    kept, freed = leased(room, store, 10), leased(room, store, 20)
-    slot = room.take_slot()
-    room.free(freed)  # and is killed before it is removed
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
+    kept, freed = leased(pool, store, 10), leased(pool, store, 20)
+    slot = pool.take_slot()
+    pool.free(freed)  # and is killed before it is removed
     again = ObjectPool(ObjectNames.reopen(tmp_path / "a"), store, later)
     again.check()
-    assert again.boot_id == room.boot_id
+    assert again.boot_id == pool.boot_id
     assert again.table.leased_extents() == [kept]
     assert again.take_slot() == slot + 1
     later.begun.clear()
     again.begin_period(0.0)
     later.done()
     again.check()
-    assert store.removed == [key_of(room.boot_id, freed.offset)]
+    assert store.removed == [key_of(pool.boot_id, freed.offset)]
     assert leased(again, store, 30).number > freed.number
     again.close()
 
 
 def test_many_extents_make_the_file_longer(tmp_path: Path) -> None:
     store, later = Memory(), Later()
-    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
-    extents = [room.lease(1, 64, n) for n in range(5000)]
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
+    extents = [pool.lease(1, 64, n) for n in range(5000)]
     assert all(extent is not None for extent in extents)
-    room.check()
+    pool.check()
     again = ObjectPool(ObjectNames.reopen(tmp_path / "a"), store, later)
     assert again.table.leased_extents() == extents
     again.close()
-    room.close()
+    pool.close()
 
 
 def test_the_store_is_asked_which_blocks_are_gone(tmp_path: Path) -> None:
     """When a reader misses a block, and when the store server was restarted."""
     lives = ["one"]
     store, later = Memory(), Later()
-    room = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
     asked: list[list[int]] = []
-    room.attach(list, lambda numbers: asked.append(numbers) or [])  # type: ignore[func-returns-value]
-    here, gone = leased(room, store, 10), leased(room, store, 20)
-    store.names.discard(key_of(room.boot_id, gone.offset))
+    pool.attach(list, lambda numbers: asked.append(numbers) or [])  # type: ignore[func-returns-value]
+    here, gone = leased(pool, store, 10), leased(pool, store, 20)
+    store.names.discard(key_of(pool.boot_id, gone.offset))
     found: list[tuple[list[int], str]] = []
-    room.check_content([here.number, gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    pool.check_content([here.number, gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert [numbers for numbers, _ in found] == [[gone.number]]
     assert found[0][1]
-    room.begin_period(0.0)
+    pool.begin_period(0.0)
     assert asked == []
     lives.append("two")
-    room.begin_period(room.next_deadline() or 0.0)
+    pool.begin_period(pool.next_deadline() or 0.0)
     assert asked == [[here.number, gone.number]]
     store.down = True  # the reply says neither that the block exists nor that it is lost
-    room.check_content([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    pool.check_content([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert found[1][0] == []
     asked.clear()
-    room.begin_period(time.monotonic())
+    pool.begin_period(time.monotonic())
     assert asked == []
-    room.begin_period(time.monotonic() + RETRY_SECONDS)
+    pool.begin_period(time.monotonic() + RETRY_SECONDS)
     assert asked == [[gone.number]]
-    room.close()
+    pool.close()
 
 
 def test_a_folder_without_a_valid_record_is_refused(tmp_path: Path) -> None:

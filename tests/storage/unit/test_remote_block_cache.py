@@ -25,16 +25,16 @@ BLOCK = 128 << 10
 class Harness:
     def __init__(self, folder: Path) -> None:
         self.arena = Arena.create(folder / "arena", CAPACITY)
-        self.room = ArenaPool(self.arena)
-        self.kept = RemoteBlockCache(self.room, lambda nbytes: self.room.lease(0, nbytes, 0), self.release)
+        self.pool = ArenaPool(self.arena)
+        self.kept = RemoteBlockCache(self.pool, lambda nbytes: self.pool.lease(0, nbytes, 0), self.release)
 
     def release(self, extents: object) -> None:
         for number in list(extents):  # type: ignore[call-overload]
-            extent = self.room.table.get(number)
+            extent = self.pool.table.get(number)
             if extent is None or self.kept.is_filling(number):
                 continue
             self.kept.forget(number)
-            self.room.free(extent)
+            self.pool.free(extent)
 
     def ask(self, reader: str, blocks: list[int], now: float = 0.0, peer: int = 1, nbytes: int = BLOCK) -> list[Effect]:
         columns = ([9] * len(blocks), [64 * block for block in blocks], blocks, [nbytes] * len(blocks))
@@ -43,7 +43,7 @@ class Harness:
 
     @property
     def leased(self) -> int:
-        return self.room.table.leased
+        return self.pool.table.leased
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_blocks_that_could_not_be_fetched_have_no_copy(h: Harness) -> None:
     other = fetch_of(h.ask("two", [3]))
     (answer,) = h.kept.end_fetch(other.number, set(), 1.0)
     assert places(answer) == [-1]
-    assert h.room.table.get(other.number) is None
+    assert h.pool.table.get(other.number) is None
 
 
 def test_a_reader_that_is_gone_stops_counting(h: Harness) -> None:
@@ -188,7 +188,7 @@ def test_a_copy_contains_its_block_while_its_generation_is_valid(
 
     def check() -> None:
         for block, offset, generation in told:
-            if h.room.generation(offset) == generation:
+            if h.pool.generation(offset) == generation:
                 assert h.arena.memory[offset] == h.arena.memory[offset + BLOCK - 1] == block
 
     for now in range(data.draw(st.integers(4, 25))):

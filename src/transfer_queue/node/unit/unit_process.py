@@ -86,24 +86,24 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     system, which is a new one if an arena was lost.
     """
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
-    room, slots, share, store = _open_pool(system, number, place, settings, lambda run, then: begin_beside(run, then))
+    pool, slots, share, store = _open_pool(system, number, place, settings, lambda run, then: begin_beside(run, then))
     name = place.name(number)
     tls = client_context(settings.tls)
     session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit", tls=tls)
 
     def registration(extents: bytes) -> RegisterUnit:
-        when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), room.next_extent
+        when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), pool.next_extent
         return RegisterUnit(
-            str(system.unit(number)), str(room.folder), room.boot_id, name, when, extents, newer, place.node,
+            str(system.unit(number)), str(pool.folder), pool.boot_id, name, when, extents, newer, place.node,
             place.remote, place.tier, share, store,
         )  # fmt: skip
 
-    leased = room.table.leased_extents()
+    leased = pool.table.leased_extents()
     request = registration(np.array([extent.number for extent in leased], "<i8").tobytes())
     connection, reply, demands = _register(session, request)
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
         raise ProtocolError(f"the controller answered the registration of storage unit {name} with {reply}")
-    unit = StorageUnit(reply.value, room, slots)
+    unit = StorageUnit(reply.value, pool, slots)
 
     worker, pauses = BackgroundThread(), _Pauses()
 
@@ -180,10 +180,10 @@ def _open_pool(
         names, slots = recover_object_names(system, number, place.arenas)
         store = connect(address)
         known = address.capacity or store.capacity
-        room = ObjectPool(
+        pool = ObjectPool(
             names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(system.store)} {store.life()}"
         )
-        return room, slots, known, msgspec.json.encode(address).decode()
+        return pool, slots, known, msgspec.json.encode(address).decode()
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier == DISK:
         most, sharers = settings.offload_bytes, settings.replicas

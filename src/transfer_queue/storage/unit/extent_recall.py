@@ -30,9 +30,9 @@ WRITERS = 128
 class Recalls:
     """The recalls of the unit with this number."""
 
-    def __init__(self, number: int, room: ExtentPool, slots: WriterSlots) -> None:
+    def __init__(self, number: int, pool: ExtentPool, slots: WriterSlots) -> None:
         self._number = number
-        self._room = room
+        self._pool = pool
         self._files = slots
         self._cut: dict[int, int] = {}
         """Extent -> its length, for exactly the leased extents that were recalled."""
@@ -81,7 +81,7 @@ class Recalls:
         """Recall what is leased to this slot, offered (in `among`, unless it is None), and was not recalled before."""
         found = []
         for number, used in self._files.recall(slot, among):
-            extent = self._room.table.get(number)
+            extent = self._pool.table.get(number)
             if extent is not None and extent.slot == slot and number not in self._cut:
                 found.append((number, used))
         return found
@@ -90,7 +90,7 @@ class Recalls:
         """Record that nothing more is written into this extent. Returns the bytes that it keeps."""
         keep = min(round_up(used), extent.length)
         if keep < extent.length:
-            self._room.cut(extent, keep)
+            self._pool.cut(extent, keep)
         self._cut[extent.number] = keep
         self._untold.append(extent.number)
         return keep

@@ -55,9 +55,9 @@ class RemoteBlockCache:
     """The copies in one unit. `lease` makes an extent of the unit's own of this many bytes; `release` frees extents."""
 
     def __init__(
-        self, room: ExtentPool, lease: Callable[[int], LeasedExtent | None], release: Callable[[Sequence[int]], None]
+        self, pool: ExtentPool, lease: Callable[[int], LeasedExtent | None], release: Callable[[Sequence[int]], None]
     ) -> None:
-        self._room = room
+        self._pool = pool
         self._lease = lease
         self._release = release
         self._groups: OrderedDict[int, _FetchedGroup] = OrderedDict()
@@ -100,7 +100,7 @@ class RemoteBlockCache:
         for key, size in missing.items():
             places[key] = end
             end += max(1, -(-size // ALIGNMENT)) * ALIGNMENT
-        budget = self._room.capacity // SHARE
+        budget = self._pool.capacity // SHARE
         if end > budget or any(key[0] not in remotes for key in missing):
             return []
         while self._groups and self.nbytes + end > budget:
@@ -112,7 +112,7 @@ class RemoteBlockCache:
         group = _FetchedGroup(extent, {key: extent.offset + at for key, at in places.items()}, now)
         self._groups[extent.number] = group
         self._of.update(dict.fromkeys(places, extent.number))
-        views = [self._room.view(group.places[key], size) for key, size in missing.items()]
+        views = [self._pool.view(group.places[key], size) for key, size in missing.items()]
         wanted = [(*key, size) for key, size in missing.items()]
         return [Fetch(extent.number, wanted, remotes, views)]
 
@@ -149,7 +149,7 @@ class RemoteBlockCache:
         if group is None or group.coming:
             return -1, 0
         offset = group.places[key]
-        return offset, self._room.generation(offset)
+        return offset, self._pool.generation(offset)
 
     def forget(self, extent: int) -> None:
         """Note that an extent was freed, whatever it contained."""
