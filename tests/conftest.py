@@ -18,7 +18,7 @@ import differential
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
-# UNIX socket has room for about 100 characters.
+# UNIX socket has space for about 100 characters.
 _RUNTIME_DIR = Path(tempfile.mkdtemp(prefix="tq-test-"))
 os.environ["TQ_RUNTIME_DIR"] = str(_RUNTIME_DIR)
 for _name in [name for name in os.environ if name.startswith("TQ_") and name not in {"TQ_RUNTIME_DIR", "TQ_CI_RUN"}]:

@@ -130,7 +130,7 @@ class TestSizes:
     ) -> None:
         worker = groups()["workers"]
         size, limit = shared_memory_of(worker) // part, nbytes(container(worker)["resources"]["limits"]["memory"])
-        monkeypatch.setattr(shared_memory, "room", lambda folder: (size, size))
+        monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (size, size))
         monkeypatch.setattr(machine, "memory_limit", lambda: limit)
         path = tmp_path / "config.yaml"
         path.write_text(settings_text(), "utf-8")

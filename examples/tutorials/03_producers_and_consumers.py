@@ -131,7 +131,7 @@ def train(config) -> None:
 
 
 # %%
-def no_room() -> None:
+def no_space() -> None:
     client = tq.get_client()
     rows = TensorDict({"answer": torch.zeros(8, 6)}, batch_size=[8])
     client.create_partition("ahead", max_staleness=0, rows_per_version=8)
@@ -156,5 +156,5 @@ def no_room() -> None:
 if __name__ == "__main__":
     config = tq.init({"backend": {"SimpleStorage": {"total_storage_size": 24}}})
     train(config)
-    no_room()
+    no_space()
     tq.close()

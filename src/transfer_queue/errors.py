@@ -226,7 +226,7 @@ class QueueEmptyError(TransferQueueError, queue.Empty):
 
 
 class QueueFullError(TransferQueueError, queue.Full):
-    """A queue has no room for the items. Nothing was put. If Ray's queue is loaded, it is also Ray's `Full`."""
+    """A queue has no space for the items. Nothing was put. If Ray's queue is loaded, it is also Ray's `Full`."""
 
 
 class BatchGoneError(TransferQueueError, RuntimeError):

@@ -51,7 +51,7 @@ class TestRows:
         a.put(numbers(4, name="x"), meta)
         assert a.check_production_status(["x", "y"], "p")
 
-    def test_waits_for_room(self, a: Client, b: Client, cluster: Cluster) -> None:
+    def test_waits_for_space(self, a: Client, b: Client, cluster: Cluster) -> None:
         meta = a.put(numbers(4), partition_id="p")
         task = b.start(b.operations.put(numbers(2, 10), partition_id="p", timeout=9))
         cluster.advance(5)
@@ -90,7 +90,7 @@ class TestRows:
         cluster.run()
         assert second.done
 
-    def test_a_dropped_partition_makes_room(self, a: Client, b: Client, cluster: Cluster) -> None:
+    def test_a_dropped_partition_frees_space(self, a: Client, b: Client, cluster: Cluster) -> None:
         a.put(numbers(4), partition_id="p")
         task = b.start(b.operations.kv_batch_put(["k"], "q", numbers(1), timeout=60))
         cluster.run()
@@ -119,7 +119,7 @@ class TestBytes:
         with pytest.raises(CapacityError, match="smaller batches"):
             task.result()
 
-    def test_waits_for_room(self, a: Client, b: Client, cluster: Cluster) -> None:
+    def test_waits_for_space(self, a: Client, b: Client, cluster: Cluster) -> None:
         meta = a.put(mib(3), partition_id="p")
         task = b.start(b.operations.put(mib(2, 7), partition_id="q", timeout=9))
         cluster.advance(5)
@@ -178,4 +178,4 @@ class TestBytes:
             meta = (a, b)[i % 2].put(mib(3, i), partition_id="p")
             assert int(a.get_data(meta)["x"].values().max()) == i
             b.clear_samples(meta)
-        assert cluster.unit.room.arena.held <= 4 * MIB
+        assert cluster.unit.pool.arena.held <= 4 * MIB

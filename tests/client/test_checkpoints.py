@@ -529,8 +529,8 @@ class TestRefusing:
         with pytest.raises(CheckpointNotFoundError, match="nowhere"):
             a.load_controller_checkpoint(tmp_path / "nowhere")
 
-    def test_no_room(self, start, tmp_path):
-        """There must be room for what is loaded beside what is there; if not, nothing has changed."""
+    def test_no_space(self, start, tmp_path):
+        """There must be space for the loaded samples beside those of the system; if there is none, nothing changes."""
         big, small = start(seed=1), start(seed=2, arena_bytes=8 * MIB)
         one, other = big.client("a"), small.client("b")
         for key in "abc":
@@ -636,7 +636,7 @@ class TestStaleMetadata:
         assert not waiting.done
         load(client, folder)
         cluster.run()
-        assert not waiting.done  # there is no more room than before
+        assert not waiting.done  # there is no more space than before
         client.clear_partition("p")
         cluster.wait(lambda: waiting.done)
         assert other.get_data(waiting.result())["x"].tolist() == [10, 11]

@@ -112,7 +112,7 @@ def test_what_cannot_be_drained(start: Start) -> None:
 
 
 def test_a_unit_that_cannot_be_emptied_is_told(start: Start) -> None:
-    """The others have no room: who waits is told what is left, and the values stay."""
+    """The other units have no space: the call that waits reports what is left, and the values stay."""
     cluster = start(conf=conf(2), arena_bytes=2 * MIB)
     a, b = cluster.client("a"), cluster.client("d")
     metas = [client.put(table(x=torch.arange(MIB // 4)[None]), partition_id="p") for client in (a, b)]

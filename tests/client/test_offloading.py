@@ -78,7 +78,7 @@ def test_a_block_larger_than_memory_is_written_to_disk(start: Start) -> None:
     a = cluster.client("a")
     before = cluster.clock.now
     meta = a.put(block(7, 4 * MIB), partition_id="p")
-    assert cluster.clock.now - before < 1.0, "no wait makes room for it"
+    assert cluster.clock.now - before < 1.0, "no wait frees space for it"
     check(a, meta, 7)
     assert places(cluster) == [{1}]
     a.put(block(8, 64 * KIB), partition_id="p")
@@ -86,7 +86,7 @@ def test_a_block_larger_than_memory_is_written_to_disk(start: Start) -> None:
 
 
 def test_a_full_disk_is_told_by_its_path(start: Start) -> None:
-    """And nothing is lost by it; what is cleared is room again."""
+    """Nothing is lost by it; cleared samples are free space again."""
     cluster = start(conf=conf(capacity=4 * MIB), arena_bytes=2 * MIB)
     a = cluster.client("a")
     metas = []

@@ -33,8 +33,8 @@ def unused(cluster: Cluster) -> int:
 
 def test_the_rest_of_an_open_extent(a: Client, b: Client, cluster: Cluster) -> None:
     puts = spread(a, cluster)
-    room = cluster.unit.room.arena.capacity - cluster.unit.table.leased
-    wanted = (room + MIB // 2) / MIB
+    space = cluster.unit.pool.arena.capacity - cluster.unit.table.leased
+    wanted = (space + MIB // 2) / MIB
     assert wanted < 4
     meta = b.put(mib(wanted, 9), partition_id="b")
     assert b.get_data(meta)["x"].eq(9).all()
@@ -47,9 +47,9 @@ def test_the_rest_of_an_open_extent(a: Client, b: Client, cluster: Cluster) -> N
 
 def test_its_owner_goes_on_in_another_extent(a: Client, b: Client, cluster: Cluster) -> None:
     before = a.put(numbers(2), partition_id="a")
-    room = cluster.unit.room.arena.capacity - cluster.unit.table.leased
-    b.clear_samples(b.put(mib(room / MIB), partition_id="b"))
-    held = b.put(mib((cluster.unit.room.arena.capacity - GRANULE) / MIB, 7), partition_id="b")
+    space = cluster.unit.pool.arena.capacity - cluster.unit.table.leased
+    b.clear_samples(b.put(mib(space / MIB), partition_id="b"))
+    held = b.put(mib((cluster.unit.pool.arena.capacity - GRANULE) / MIB, 7), partition_id="b")
     assert b.get_data(held)["x"].eq(7).all()
     with pytest.raises(CapacityError):
         a.put(mib(0.1), partition_id="a")
@@ -68,8 +68,8 @@ def test_one_who_waits_gets_it_when_the_other_is_through(a: Client, b: Client, c
     a.hold()
     slow = a.start(a.operations.put(mib(0.03, 5), partition_id="a"))
     cluster.run()
-    room = cluster.unit.room.arena.capacity - cluster.unit.table.leased
-    waits = b.start(b.operations.put(mib(room / MIB + 0.5, 9), partition_id="b", timeout=30))
+    space = cluster.unit.pool.arena.capacity - cluster.unit.table.leased
+    waits = b.start(b.operations.put(mib(space / MIB + 0.5, 9), partition_id="b", timeout=30))
     cluster.advance(10)
     assert not waits.done
     a.release()

@@ -28,7 +28,7 @@ def bytes_at(cluster: Cluster, number: int) -> list[bytes]:
     """What a block's places hold."""
     blocks = cluster.controller.state.blocks
     nbytes = int(blocks.column("nbytes", np.array([number]))[0])
-    return [cluster.units[p.unit].room.arena.view(p.offset, nbytes).tobytes() for p in blocks.places(number)]
+    return [cluster.units[p.unit].pool.arena.view(p.offset, nbytes).tobytes() for p in blocks.places(number)]
 
 
 def test_every_block_lies_in_two_units(a: Client, b: Client, cluster: Cluster) -> None:
@@ -54,10 +54,10 @@ def test_what_is_cleared_is_free_in_both(a: Client, cluster: Cluster) -> None:
     assert sum(unit.table.leased for unit in cluster.units) == 0
 
 
-def test_a_put_without_room_for_both_leaves_nothing(start: Start) -> None:
+def test_a_put_without_space_for_both_leaves_nothing(start: Start) -> None:
     cluster = start(conf=conf(2), arena_bytes=4 * MIB)
     a = cluster.client("a")
-    held = cluster.units[1].table.lease(99, 4 * MIB) if cluster.units[1].room.grow(4 * MIB) else None
+    held = cluster.units[1].table.lease(99, 4 * MIB) if cluster.units[1].pool.grow(4 * MIB) else None
     assert held is not None
     with pytest.raises(CapacityError):
         a.put(numbers(MIB // 8), partition_id="p")

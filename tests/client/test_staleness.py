@@ -125,7 +125,7 @@ def test_each_task_skips_old_samples_and_says_why(bounded: Cluster):
         assert "stale: more than 1 policy versions behind" in str(progress)
 
 
-def test_a_skipped_sample_makes_room_for_another_one(bounded: Cluster):
+def test_a_skipped_sample_frees_space_for_another_one(bounded: Cluster):
     """It counts once, for whatever number of tasks, also after it is dropped."""
     client = bounded.client("b")
     put(client, [0] * 8)

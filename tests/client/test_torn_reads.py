@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def cluster(start: Start) -> Cluster:
-    """Room for two such values."""
+    """Space for two such values."""
     return start(arena_bytes=2 * MIB, seed=3)
 
 

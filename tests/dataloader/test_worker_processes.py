@@ -370,7 +370,7 @@ class TestPlace:
             loader.step(place)
             assert values(loader) == list(range(batches * BATCH))
 
-    def test_more_partitions_than_a_pipe_has_room_for(
+    def test_more_partitions_than_a_pipe_has_space_for(
         self, monkeypatch: pytest.MonkeyPatch, dataset: Build, partition: str
     ) -> None:
         """Each has one batch, so that the third worker never asks for any."""

@@ -113,7 +113,7 @@ def fake_limits(monkeypatch: pytest.MonkeyPatch, **given: tuple[int, int]) -> di
     numbers = {getattr(resource, name): value for name, value in given.items()}
     infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(limits, "limit", lambda number: numbers.get(number, infinite))
-    monkeypatch.setattr(shared_memory, "room", lambda folder: (8 << 30, 8 << 30))
+    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (8 << 30, 8 << 30))
     return found(limits.check)
 
 
@@ -144,7 +144,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, limit: str, value: tuple[int, i
 
 def test_missing_shared_memory_says_where_samples_go_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
-    monkeypatch.setattr(shared_memory, "room", lambda folder: (9 << 30, 9 << 30))
+    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (9 << 30, 9 << 30))
     got = found(shared_memory.check)
     assert got["folder"].level == "warning"
     assert got["folder"].values["folder"] == str(tmp_path)
@@ -152,16 +152,16 @@ def test_missing_shared_memory_says_where_samples_go_instead(monkeypatch: pytest
     assert list(tmp_path.iterdir()) == [], "the probe leaves nothing"
 
 
-def test_no_room_anywhere_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_space_anywhere_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
-    monkeypatch.setattr(shared_memory, "room", lambda folder: (64 << 20, 1 << 20))
+    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (64 << 20, 1 << 20))
     monkeypatch.setattr(shared_memory, "held", lambda folder: 0)
     assert found(shared_memory.check)["folder"].level == "problem"
 
 
 def test_a_memory_limit_below_the_arena_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
-    monkeypatch.setattr(shared_memory, "room", lambda folder: (64 << 30, 64 << 30))
+    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (64 << 30, 64 << 30))
     monkeypatch.setattr(machine, "memory_limit", lambda: 16 << 30)
     got = found(shared_memory.check)["folder against memory"]
     assert got.level == "warning"
@@ -182,7 +182,7 @@ def test_shared_memory_that_samples_fill_is_no_problem(monkeypatch: pytest.Monke
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(shared_memory, "LEAST_SHARED_MEMORY", 2 << 20)
     monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
-    monkeypatch.setattr(shared_memory, "room", lambda folder: (4 << 20, 1 << 20))
+    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (4 << 20, 1 << 20))
     assert found(shared_memory.check)["folder"].level == "problem"
     (unit / "arena").write_bytes(b"1" * (3 << 20))
     (got,) = found(shared_memory.check).values()
@@ -205,7 +205,7 @@ def test_shared_memory_that_samples_fill_is_no_problem(monkeypatch: pytest.Monke
 def test_the_storage_of_a_file_of_settings_must_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arena_bytes: int | None, limit: int | None, level: str, words: str
 ) -> None:
-    monkeypatch.setattr(shared_memory, "room", lambda folder: (8 << 30, 8 << 30))
+    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (8 << 30, 8 << 30))
     monkeypatch.setattr(machine, "memory_limit", lambda: limit)
     storage = {"arena_bytes": arena_bytes, "arena_folder": str(tmp_path)}
     path = tmp_path / "conf.yaml"

@@ -27,7 +27,7 @@ PUTS = 16
 
 def put(number: int) -> None:
     """With a tag that the journal feels."""
-    tq.kv_put(f"k{number}", "p", {"x": torch.tensor(number)}, tag={"note": "x" * (segment.ROOM // 8)})
+    tq.kv_put(f"k{number}", "p", {"x": torch.tensor(number)}, tag={"note": "x" * (segment.RESERVED_BYTES // 8)})
 
 
 def hard_of(process: psutil.Process) -> int:
@@ -56,7 +56,7 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         until(lambda: server("controller") is not None)
         process = server("controller")
         assert process is not None
-        limit(process, 2 * segment.ROOM)
+        limit(process, 2 * segment.RESERVED_BYTES)
         thread, found = in_thread(lambda: [put(number) for number in range(PUTS)])
         until(lambda: bool(client.status().trouble))
         there = list(tq.kv_list("p")["p"])
@@ -78,10 +78,10 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         assert "TROUBLE" not in status()
 
 
-def test_a_load_without_room_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    """Its client gets an error at once, and the old state goes on; with room the same checkpoint is loaded."""
+def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """Its client gets an error at once, and the old state goes on; with space the same checkpoint is loaded."""
     with started("full-journal"):
-        tq.kv_put("saved", "p", {"x": torch.tensor(1)}, tag={"note": "x" * (4 * segment.ROOM)})
+        tq.kv_put("saved", "p", {"x": torch.tensor(1)}, tag={"note": "x" * (4 * segment.RESERVED_BYTES)})
         tq.save_checkpoint(tmp_path / "ck")
     journal = tmp_path / "journal"
     journal.mkdir(mode=0o700)
@@ -90,7 +90,7 @@ def test_a_load_without_room_for_its_state_is_refused_and_changes_nothing(tmp_pa
         until(lambda: server("controller") is not None)
         process = server("controller")
         assert process is not None
-        limit(process, 3 * segment.ROOM)
+        limit(process, 3 * segment.RESERVED_BYTES)
         with pytest.raises(tq.CheckpointError, match="free some space there and load it again"):
             tq.load_checkpoint(tmp_path / "ck")
         assert list(journal.glob("load-*")) == []
@@ -138,18 +138,18 @@ def full_disk() -> Iterator[Path]:
 def refused(folder: Path) -> None:
     """Check that a system with its journal there fails to start because of the journal, without waiting for a unit."""
     with pytest.raises(tq.StartError) as error:
-        tq.init({"system": {"name": "no-room"}, "controller": {"journal": {"folder": str(folder)}}})
+        tq.init({"system": {"name": "no-space"}, "controller": {"journal": {"folder": str(folder)}}})
     assert f"the journal in {folder} cannot be written" in str(error.value)
     assert "free some space, or choose another folder" in str(error.value)
     assert "unit-0" not in str(error.value)
 
 
-def test_a_start_without_room_for_the_journal_fails_at_once(tmp_path: Path) -> None:
+def test_a_start_without_space_for_the_journal_fails_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     folder.mkdir(mode=0o700)
-    with files_of_at_most(segment.ROOM // 2):
+    with files_of_at_most(segment.RESERVED_BYTES // 2):
         refused(folder)
-    with started("no-room", controller={"journal": {"folder": str(folder)}}):
+    with started("no-space", controller={"journal": {"folder": str(folder)}}):
         tq.kv_put("k", "p", {"x": torch.tensor(1)})
 
 

@@ -382,7 +382,7 @@ def test_init_for_another_system_while_attached() -> None:
         tq.close()
 
 
-def test_a_put_after_a_clear_finds_the_room() -> None:
+def test_a_put_after_a_clear_finds_the_space() -> None:
     """What was cleared is on its way to be free."""
     tq.close()
     tq.init({"system": {"name": "turning"}, "backend": {"SimpleStorage": {"arena_bytes": 2 * 2**20}}})

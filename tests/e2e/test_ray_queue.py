@@ -142,7 +142,7 @@ def test_a_get_in_another_process_waits_for_an_item(kind: Any):
 
 
 @BOTH
-def test_a_put_in_another_process_waits_for_room(kind: Any):
+def test_a_put_in_another_process_waits_for_space(kind: Any):
     q = kind(1)
     q.put(1)
     waits = put_into.remote(q, 2)

@@ -147,7 +147,7 @@ def test_changes_no_byte_that_is_not_its_own(system: Any, middle: bool) -> None:
             check(partition, there)
             if partition == "first":
                 clear(there, partition, CAPACITY)
-        if not middle:  # it needs room to go on, and waits for it
+        if not middle:  # it needs space to go on, and waits for it
             clear(there, "second", BIG + LARGE)
         os.kill(pid, signal.SIGCONT)
         clear(there, "second", 5 * LARGE)

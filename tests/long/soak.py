@@ -30,7 +30,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 
 ROWS = 4  # a batch
-CAPACITY = 64 * ROWS  # rows that may wait; the producer waits for room
+CAPACITY = 64 * ROWS  # rows that may wait; the producer waits for space
 FIELDS = ["tokens", "reward"]
 PARTITION, TASK = "soak", "train"
 MIB = 2**20

@@ -49,7 +49,7 @@ READ = 1024  # rows of one read
 PAUSE = 0.002  # of the writer, seconds between two puts: readers on two cores are to be quicker than it
 
 MIB = 1 << 20
-ROOM = 192 * MIB  # of an external store
+STORE_BYTES = 192 * MIB  # of an external store
 WRITERS = 2  # processes of the mode `rows` that put, and as many that only read
 LISTED = 20  # reads between two listings of the rows
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,7 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
         "mooncake",
         {
             "storage_backend": "MooncakeStore",
-            "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": ROOM},
+            "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": STORE_BYTES},
         },
     ),
     "Yuanrong": (
@@ -67,11 +67,11 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "storage_backend": "Yuanrong",
             "Yuanrong": {
-                "worker_port": 0, "metastore_port": 0, "worker_args": f"--shared_memory_size_mb {ROOM // MIB}",
+                "worker_port": 0, "metastore_port": 0, "worker_args": f"--shared_memory_size_mb {STORE_BYTES // MIB}",
             },
         },
     ),
-    "RayStore": ("ray", {"storage_backend": "RayStore", "RayStore": {"capacity": ROOM}}),
+    "RayStore": ("ray", {"storage_backend": "RayStore", "RayStore": {"capacity": STORE_BYTES}}),
 }  # fmt: skip
 """By name: the module that a backend needs, and its settings. `disk`: SimpleStorage with more than fits in memory."""
 

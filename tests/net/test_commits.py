@@ -29,7 +29,7 @@ class Commits:
     def __call__(self) -> bool:
         self.tries += 1
         if self.raises:
-            raise OSError("no room")
+            raise OSError("no space")
         return self.works
 
 

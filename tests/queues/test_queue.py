@@ -166,7 +166,7 @@ def test_items_of_several_producers_are_in_order_of_arrival():
         assert [n for p, n in got if p == producer] == list(range(25))
 
 
-def test_a_blocked_put_waits_at_the_controller_and_goes_on_when_there_is_room():
+def test_a_blocked_put_waits_at_the_controller_and_goes_on_when_there_is_space():
     q = tq.Queue(maxsize=1)
     q.put("a")
     with ThreadPoolExecutor(1) as pool:
@@ -177,7 +177,7 @@ def test_a_blocked_put_waits_at_the_controller_and_goes_on_when_there_is_room():
     assert q.get() == "b"
 
 
-def test_producers_do_not_race_for_room():
+def test_producers_do_not_race_for_space():
     q = tq.Queue(maxsize=3)
 
     def put(number: int) -> bool:
@@ -193,7 +193,7 @@ def test_producers_do_not_race_for_room():
     assert q.full()
 
 
-def test_an_idle_consumer_makes_room_before_it_comes_again():
+def test_an_idle_consumer_frees_space_before_it_returns():
     q = tq.Queue(maxsize=1)
     for number in range(3):
         q.put(number, timeout=30)
@@ -538,12 +538,12 @@ def test_the_exceptions_are_those_of_ray_if_it_is_loaded(monkeypatch: pytest.Mon
     with pytest.raises(RaysFull) as refused:
         q.put_nowait(2)
     assert isinstance(refused.value, Full)
-    pickled = pickle.dumps(full_error("no room"))
+    pickled = pickle.dumps(full_error("no space"))
     assert isinstance(pickle.loads(pickled), RaysFull)
     monkeypatch.delitem(sys.modules, "ray.util.queue")
     again = pickle.loads(pickled)
     assert type(again) is Full
-    assert again.args == ("no room",)
+    assert again.args == ("no space",)
 
 
 def test_a_queue_pickles_without_its_prefetched_items():

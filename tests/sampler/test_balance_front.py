@@ -154,7 +154,7 @@ def test_a_refusal_names_the_number():
         balance([6, 6, 6, 1], 2, max_tokens=10)
     with pytest.raises(BalanceInputError, match=r"at least 3 parts are needed \(1 of the lengths"):
         balance([50, 6, 6], 2, max_tokens=10)
-    lengths = [9, 5, 4, 3, 3, 3]  # 9 leaves no room for a second one
+    lengths = [9, 5, 4, 3, 3, 3]  # 9 leaves no space for a second one
     assert_capped(balance(lengths, 3, max_tokens=9), lengths, 9)
     with pytest.raises(BalanceInputError, match=r"in equal counts .* at least 3 parts are needed"):
         balance(lengths, 3, equal_counts=True, max_tokens=9)

@@ -17,14 +17,14 @@ lists = st.lists(st.integers(0, 60), max_size=40)
 def first_fit_decreasing(lengths, cap):
     """Return the number of bins of the textbook's method; a length above the cap is alone."""
     long = sum(length > cap for length in lengths)
-    rooms = []
+    spaces = []
     for length in sorted((length for length in lengths if length <= cap), reverse=True):
-        at = next((at for at, room in enumerate(rooms) if room >= length), None)
+        at = next((at for at, space in enumerate(spaces) if space >= length), None)
         if at is None:
-            rooms.append(cap - length)
+            spaces.append(cap - length)
         else:
-            rooms[at] -= length
-    return long + len(rooms)
+            spaces[at] -= length
+    return long + len(spaces)
 
 
 def assert_packed(bins, lengths, cap):

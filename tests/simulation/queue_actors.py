@@ -44,7 +44,7 @@ def check_limit(work: Workload) -> None:
 
 
 def _feed(work: Workload, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-    """Put items, and wait for room for some seconds."""
+    """Put items, and wait for space for some seconds."""
     while not work.closing:
         numbers = work.ledger.new(QUEUE, work.draw.randint(1, 2))
         epoch = work.ledger.trying(numbers, ("x",), 1, client.name)

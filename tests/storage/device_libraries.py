@@ -57,7 +57,7 @@ class MooncakeDistributedStore:
         return [found]
 
     def check(self, pointer: int, size: int) -> None:
-        assert any(start <= pointer and pointer + size <= start + room for start, room in self.registered.items())
+        assert any(start <= pointer and pointer + size <= start + length for start, length in self.registered.items())
 
     def close(self) -> int:
         return 0

@@ -18,12 +18,12 @@ from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
 from transfer_queue.storage.stores.mooncake import NOT_WHOLE, MooncakeStore
 from transfer_queue.testing.conformance import StoreConformance
 
-ROOM = 256 << 20
+STORE_BYTES = 256 << 20
 
 
 def options(**changes: Any) -> dict[str, Any]:
     section = dict(merge(None).backend.MooncakeStore)
-    return {**section, "master_server_address": "127.0.0.1:0", "global_segment_size": ROOM, **changes}
+    return {**section, "master_server_address": "127.0.0.1:0", "global_segment_size": STORE_BYTES, **changes}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 @pytest.mark.usefixtures("kept")
 class TestMooncake(StoreConformance):
-    capacity: ClassVar[int | None] = ROOM
+    capacity: ClassVar[int | None] = STORE_BYTES
     where: ClassVar[StoreAddress]
 
     def address(self) -> StoreAddress:

@@ -17,12 +17,12 @@ from transfer_queue.config.loading import merge
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.conformance import StoreConformance
 
-ROOM = 256 << 20
+STORE_BYTES = 256 << 20
 
 
 def options(**changes: Any) -> dict[str, Any]:
     section = dict(merge(None).backend.Yuanrong)
-    size = f"--shared_memory_size_mb {ROOM >> 20}"
+    size = f"--shared_memory_size_mb {STORE_BYTES >> 20}"
     return {**section, "worker_port": 0, "metastore_port": 0, "worker_args": size, **changes}
 
 
@@ -37,7 +37,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 @pytest.mark.usefixtures("kept")
 class TestYuanrong(StoreConformance):
-    capacity: ClassVar[int | None] = ROOM
+    capacity: ClassVar[int | None] = STORE_BYTES
     where: ClassVar[StoreAddress]
 
     def address(self) -> StoreAddress:

@@ -112,7 +112,7 @@ def test_a_race_for_the_last_space_leaves_no_allocation_behind(
     arena = Arena.create(small_tmpfs / "a")
     (small_tmpfs / "others").write_bytes(bytes(10 * MIB))
     before = used(small_tmpfs)
-    # the room was there when it was looked at, and is gone when it is taken
+    # the space was free when it was checked, and is not free any more when it is allocated
     monkeypatch.setattr("transfer_queue.storage.arena.arena._available", lambda _: 16 * MIB)
     with pytest.raises(CapacityError, match="its file system refuses"):
         arena.grow(8 * MIB)

@@ -172,12 +172,12 @@ class Screen:
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
-        room = max(1, size.lines - 3)
+        height = max(1, size.lines - 3)
         lines = self._shown.splitlines()
-        if len(lines) > room:
+        if len(lines) > height:
             lines = [
-                *lines[: room - 1],
-                f"... and {len(lines) - room + 1} more lines, for which the terminal has no space",
+                *lines[: height - 1],
+                f"... and {len(lines) - height + 1} more lines, for which the terminal has no space",
             ]
         lines += ["", self._said, f"every {self._seconds:g} s; press Ctrl-C to end"]
         drawn = (self._END_OF_LINE + "\r\n").join(line[: size.columns] for line in lines)

@@ -150,7 +150,7 @@ class Wakeups:
                 worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
             for some in worth:
                 yield from self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
-        if waiting_for.space and (change.everything or change.space or flow_control.has_room(partition)):
+        if waiting_for.space and (change.everything or change.space or flow_control.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):
                 assert isinstance(waiting.request, (Publish, Reserve))
                 if not flow_control.certainly_waits(context.state, waiting.request):
@@ -214,7 +214,7 @@ class Wakeups:
         if isinstance(request, AwaitDone):
             return Done(False)
         try:
-            put_decisions.check_room(context.state, request.partition, request.count)
+            put_decisions.check_limits(context.state, request.partition, request.count)
         except CapacityError as error:
             return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
         return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")

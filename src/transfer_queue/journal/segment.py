@@ -34,7 +34,7 @@ UNKNOWN_BOOT = bytes(16)
 _HEAD = struct.Struct("<8sQI16sd")
 _FRAME = struct.Struct("<4sQQI")
 _CHECKSUM = struct.Struct("<I")
-ROOM = 2 << 20  # bytes of disk space that are reserved for the next commits
+RESERVED_BYTES = 2 << 20  # bytes of disk space that are reserved for the next commits
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -201,7 +201,7 @@ class SegmentWriter:
         self._end = 0
         """The number of committed bytes."""
         self._file = -1
-        self._room = 0
+        self._reserved = 0
         """The number of bytes for which the disk has reserved space."""
 
     def append(self, records: Sequence[AnyRecord]) -> None:
@@ -240,16 +240,16 @@ class SegmentWriter:
         self._written = 0
 
     def reserve_space(self) -> None:
-        """Reserve disk space for the next ROOM bytes. Raises OSError if the disk is too full."""
+        """Reserve disk space for the next RESERVED_BYTES bytes. Raises OSError if the disk is too full."""
         if self._file < 0:
             self._create()
-        if self._room < self.size + ROOM:
+        if self._reserved < self.size + RESERVED_BYTES:
             try:
-                reserve_space(self._file, self.size, 2 * ROOM)
-                self._room = self.size + 2 * ROOM
+                reserve_space(self._file, self.size, 2 * RESERVED_BYTES)
+                self._reserved = self.size + 2 * RESERVED_BYTES
             except OSError:
-                reserve_space(self._file, self.size, ROOM)
-                self._room = self.size + ROOM
+                reserve_space(self._file, self.size, RESERVED_BYTES)
+                self._reserved = self.size + RESERVED_BYTES
 
     def _create(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -301,7 +301,7 @@ def reserve_space(file: int, start: int, length: int) -> None:
 
 def check_space(folder: Path, length: int) -> None:
     """Raise OSError unless a file of `length` bytes can be written in the folder. Leaves no file there."""
-    name = folder / f"room-{os.getpid()}"
+    name = folder / f"space-{os.getpid()}"
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         reserve_space(file, 0, length)

@@ -35,7 +35,7 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError, StartError
-from transfer_queue.journal.segment import ROOM, check_space
+from transfer_queue.journal.segment import RESERVED_BYTES, check_space
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
@@ -263,7 +263,7 @@ class Supervisor:
             return None
         if self._settings.journal_folder is None:
             self._system.journal.mkdir(mode=0o700)
-            self._check_room(self._system.journal)
+            self._check_space(self._system.journal)
             return self._system.journal
         folder = Path(self._settings.journal_folder)
         try:
@@ -274,20 +274,20 @@ class Supervisor:
                 f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; stop the system "
                 f"that writes there, or choose another folder"
             ) from error
-        self._check_room(folder)
+        self._check_space(folder)
         return folder
 
-    def _check_room(self, folder: Path) -> None:
+    def _check_space(self, folder: Path) -> None:
         """Stop the start of the system if the disk is full. A running controller would wait for free space."""
         try:
-            check_space(folder, ROOM)
+            check_space(folder, RESERVED_BYTES)
         except OSError as error:
             disk = os.statvfs(folder)
             free = disk.f_bavail * disk.f_frsize
             raise _ShutdownReason(
-                f"the journal in {folder} cannot be written: {error}. It needs {ROOM} bytes at the start, but its disk "
-                f"has {free} free bytes: free some space, or choose another folder (controller.journal.folder) "
-                f"(StartError)"
+                f"the journal in {folder} cannot be written: {error}. It needs {RESERVED_BYTES} bytes at the start, "
+                f"but its disk has {free} free bytes: free some space, or choose another folder "
+                f"(controller.journal.folder) (StartError)"
             ) from error
 
     def _make_arena_folder(self) -> Path:

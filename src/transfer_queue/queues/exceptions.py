@@ -20,7 +20,7 @@ def empty_error(message: str) -> Exception:
 
 
 def full_error(message: str) -> Exception:
-    """Return the exception for a queue that has no room."""
+    """Return the exception for a queue that has no space."""
     return _make("Full", message)
 
 

@@ -129,10 +129,10 @@ class Queue(QueueHandle):
         Args:
             items: The items.
             block: See `put`.
-            timeout: Seconds to wait for room for each part. Default: no limit.
+            timeout: Seconds to wait for space for each part. Default: no limit.
 
         Raises:
-            QueueFullError: There was no room for all of them. The message says how many were put.
+            QueueFullError: There was no space for all of them. The message says how many were put.
             QueueShutDownError: See `put`.
 
         Example:
@@ -173,7 +173,7 @@ class Queue(QueueHandle):
             items: The items.
 
         Raises:
-            QueueFullError: There is no room for all of them.
+            QueueFullError: There is no space for all of them.
             QueueShutDownError: The queue was shut down.
             TypeError: `items` is not iterable.
 

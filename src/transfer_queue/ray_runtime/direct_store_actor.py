@@ -19,7 +19,7 @@ from transfer_queue.errors import StartError
 from transfer_queue.ray_runtime.block_store_actor import BlockStore
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, round_up
 from transfer_queue.storage.protocols import Bytes
-from transfer_queue.storage.stores.ray_direct import HOW, LEAST, NO_ROOM, NixlTransport, Offer, load, transport
+from transfer_queue.storage.stores.ray_direct import HOW, LEAST, NO_SPACE, NixlTransport, Offer, load, transport
 from transfer_queue.wire.buffers.copies import allocate
 
 Wanted = Sequence[tuple[str, int, int]]  # (key, start, length) of each piece
@@ -93,10 +93,10 @@ class DirectKeeperActor(BlockStore):
         return True
 
     def fetch(self, key: str, nbytes: int, offer: Offer, attempt: int, within: float) -> str:
-        """Store the block that a writer offers. Returns "", NO_ROOM, or why it could not be read within this time."""
+        """Store the block that a writer offers. Returns "", NO_SPACE, or why it could not be read within this time."""
         block = self._lease(nbytes, attempt)
         if block is None:
-            return NO_ROOM
+            return NO_SPACE
         try:
             self._nixl().fetch(offer, self._arena, [(block.offset, nbytes)], within)
         except TimeoutError as error:  # late bytes may still arrive, so this space is not used again

@@ -208,8 +208,8 @@ def test_an_error_of_a_deal_reaches_the_claim_that_started_it(b: Harness) -> Non
         b.result(second, "c1")
     third = ask(b, 0)
     work = b.works.pop()
-    b.take(b.controller.on_deal_computed(work.number, MemoryError("no room"), b.now))
-    with pytest.raises(SamplerError, match="no room"):
+    b.take(b.controller.on_deal_computed(work.number, MemoryError("no space"), b.now))
+    with pytest.raises(SamplerError, match="no space"):
         b.result(third, "c0")
 
 

@@ -167,7 +167,7 @@ SCRIPTS: dict[str, tuple[Any, int | None, list[Step]]] = {
         ("b", claim(3)),
         ("c", Drop("p", "bad", column(1))),
     ]),
-    "room, holds and demand": (SequentialSampler, 4, [
+    "space, holds and demand": (SequentialSampler, 4, [
         UNIT,
         ("w", CreatePartition("p", 0, PartitionOptions(free_when=["t"]))),
         ("a", SetGroupDemand("p", "t", 3)),

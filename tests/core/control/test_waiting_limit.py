@@ -22,7 +22,7 @@ def test_one_more_than_may_wait_is_an_error_and_costs_the_others_nothing(h: harn
     assert h.parked(other, "another")
 
 
-def test_who_is_answered_makes_room(h: harness.Harness) -> None:
+def test_an_answered_request_frees_space(h: harness.Harness) -> None:
     waits = [h.claim(1, wait=100.0) for _ in range(3)]
     h.put(1)
     assert h.got(waits[0]) == [0]
@@ -44,6 +44,6 @@ def test_their_bytes_are_bounded_too(h: harness.Harness, monkeypatch: pytest.Mon
         h.result(refused, "r")
     h.put(1)
     assert h.got(waits[0]) == [0]
-    assert h.parked(h.claim(1, wait=100.0, **large)), "there is room again"
+    assert h.parked(h.claim(1, wait=100.0, **large)), "there is space again"
     other = h.claim(1, name="another", wait=100.0, sampling={"words": "x" * 4000})
     assert h.parked(other, "another"), "one that is larger may wait alone"

@@ -37,7 +37,7 @@ def test_a_put_beyond_the_limit_is_refused_or_waits_for_a_clear():
     assert rows_of(h.result(waits)) == [2]
 
 
-def test_puts_that_wait_get_the_room_in_order_of_arrival():
+def test_puts_that_wait_get_the_space_in_order_of_arrival():
     h = made(1, free_when=["t"])
     h.put(1)
     waits = [(name, h.send(h.publish(1, name=name, wait=10.0), name)) for name in ("v", "u", "w")]
@@ -83,7 +83,7 @@ def test_a_leased_row_counts_until_its_ack():
     assert rows_of(h.result(waits)) == [1]
 
 
-def test_dropped_rows_make_room():
+def test_dropped_rows_free_space():
     h = made(2)
     h.put(2)
     waits = h.send(h.publish(2, wait=10.0), "w")

@@ -44,7 +44,7 @@ def test_a_put_that_completes_the_deadlock_fails():
     claim = h.claim(4, wait=1000.0)
     with pytest.raises(DeadlockError):
         h.result(waits(h))
-    assert h.parked(claim, "r"), "claims wait on: fields of old rows may come, and room by hand"
+    assert h.parked(claim, "r"), "claims wait on: fields of old rows may come, and a client may free space"
 
 
 def test_clients_that_fetched_rows_may_still_clear_them():

@@ -21,7 +21,7 @@ CAPACITY = 10 * LENGTH  # of each unit in memory
 
 
 class Tiers(Life):
-    """Units 0 and 1 in memory, 2 and 3 on disk. Puts go to 2 as well: a writer may find no room in memory."""
+    """Units 0 and 1 in memory, 2 and 3 on disk. Puts go to 2 as well: a writer may find no space in memory."""
 
     @initialize(replicas=st.integers(1, 2))
     def start(self, replicas: int) -> None:

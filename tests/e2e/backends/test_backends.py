@@ -39,7 +39,7 @@ from transfer_queue.node.system.paths import runtime_dir
 
 SECONDS = 60.0
 MIB = 1 << 20
-ROOM = 192 * MIB
+STORE_BYTES = 192 * MIB
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
 MOONCAKE = {
     "backend": {
         "storage_backend": "MooncakeStore",
-        "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": ROOM},
+        "MooncakeStore": {"master_server_address": "127.0.0.1:0", "global_segment_size": STORE_BYTES},
     }
 }
 YUANRONG = {
@@ -65,13 +65,13 @@ YUANRONG = {
         "Yuanrong": {
             "worker_port": 0,
             "metastore_port": 0,
-            "worker_args": f"--shared_memory_size_mb {ROOM // MIB}",
+            "worker_args": f"--shared_memory_size_mb {STORE_BYTES // MIB}",
         },
     }
 }
-RAY = {"backend": {"storage_backend": "RayStore", "RayStore": {"capacity": ROOM}}}
-SIMPLE = {"backend": {"SimpleStorage": {"arena_bytes": ROOM}}}
-TWO = {"backend": {"SimpleStorage": {"arena_bytes": ROOM // 2, "num_data_storage_units": 2}}}
+RAY = {"backend": {"storage_backend": "RayStore", "RayStore": {"capacity": STORE_BYTES}}}
+SIMPLE = {"backend": {"SimpleStorage": {"arena_bytes": STORE_BYTES}}}
+TWO = {"backend": {"SimpleStorage": {"arena_bytes": STORE_BYTES // 2, "num_data_storage_units": 2}}}
 CASES = [
     Case("SimpleStorage", SIMPLE),
     Case("two units", TWO),
@@ -91,8 +91,14 @@ def running(case: Case) -> Iterator[None]:
     if case.ray:
         import ray
 
-        room = 2 * ROOM
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=room)
+        memory = 2 * STORE_BYTES
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=memory,
+        )
     try:
         tq.init({**case.conf, "runtime": "ray" if case.ray else "local"})
         yield
@@ -360,7 +366,7 @@ def test_a_full_store(client: tq.TransferQueueClient) -> None:
     metas = [client.put(block, partition_id="p") for _ in range(3)]
 
     def fill() -> None:
-        while len(metas) <= ROOM // (32 * MIB):
+        while len(metas) <= STORE_BYTES // (32 * MIB):
             metas.append(client.put(block, partition_id="p"))
 
     with pytest.raises(CapacityError, match="clear samples"):
@@ -454,7 +460,7 @@ def test_checkpoints_between_backends(client: tq.TransferQueueClient, tmp_path: 
     assert_same(client.get_data(found_in(client, "more", list(mixed(7).keys()))), mixed(7))
 
 
-def test_a_checkpoint_without_room(client: tq.TransferQueueClient, tmp_path: Path) -> None:
+def test_a_checkpoint_without_space(client: tq.TransferQueueClient, tmp_path: Path) -> None:
     """It must fit beside what there is; where it does not, nothing of it stays."""
     block = TensorDict({"x": torch.rand(8, MIB)}, batch_size=8)  # 32 MiB
     metas = [client.put(block, partition_id="p", timeout=SECONDS) for _ in range(4)]
@@ -572,7 +578,7 @@ def test_what_is_lost_with_its_owner_is_told(case: Case, client: tq.TransferQueu
     with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 0"):
         client.get_data(metas[0])
     until(lambda: not client.check_production_status(["dense"], "p"), "all that was lost is not produced any more")
-    until(lambda: leased(client) == 0, "lost blocks take no room")
+    until(lambda: leased(client) == 0, "lost blocks take no space")
     assert "lost with storage unit 0" in client.explain("p", metas[2].global_indexes[0])
     client.put(data, metadata=metas[1])
     assert_same(client.get_data(metas[1]), data)

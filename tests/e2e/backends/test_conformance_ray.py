@@ -153,7 +153,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def test_rows_go_directly(actors: Actors) -> None:
-    """With a system: what an actor has put is read by it and by the driver; cleared, it takes no room."""
+    """With a system: what an actor has put is read by it and by the driver; cleared, it takes no space."""
     store = {"storage_backend": "RayStore", "RayStore": {"capacity": CAPACITY, "direct_transport": "nixl"}}
     tq.init({"runtime": "ray", "backend": store})
     try:
@@ -221,7 +221,7 @@ def test_who_has_not_enabled_it_goes_by_calls(options: dict[str, Any], actors: A
 
 
 def test_who_is_killed_in_the_middle_holds_nobody_up(options: dict[str, Any], actors: Actors, direct: Any) -> None:
-    """A writer and a reader; what the writer had put is there, and what it was about to put takes no room."""
+    """A writer and a reader; what the writer had put is there, and what it was about to put takes no space."""
     nbytes = 8 * MIB
     store = connect(StoreAddress("RayStore", options))
     writer, reader = actors.writer, actors.reader
@@ -249,7 +249,7 @@ def test_who_is_killed_in_the_middle_holds_nobody_up(options: dict[str, Any], ac
 
 
 def test_a_key_whose_writer_gave_up_keeps_the_later_content(options: dict[str, Any]) -> None:
-    """An attempt that ends after the next one counts for nothing, and takes no room."""
+    """An attempt that ends after the next one counts for nothing, and takes no space."""
     keeper = ray.get_actor("keeper", namespace="tests")
     key, old, new = uuid.uuid4().hex, np.full(LEAST, 1, np.uint8), np.full(LEAST, 2, np.uint8)
     assert ask(keeper.keep.remote(key, new, 2))
@@ -260,7 +260,7 @@ def test_a_key_whose_writer_gave_up_keeps_the_later_content(options: dict[str, A
     connect(StoreAddress("RayStore", options)).remove([key])
 
 
-def test_no_room(options: dict[str, Any], direct: Any) -> None:
+def test_no_space(options: dict[str, Any], direct: Any) -> None:
     with pytest.raises(CapacityError, match=r"raise backend\.RayStore\.capacity"):
         ask(direct.write.remote("large", CAPACITY * 5 // 4, 0.1))
 

@@ -15,12 +15,12 @@ from transfer_queue.storage.stores import mooncake_gdr, yuanrong_npu
 from transfer_queue.storage.stores.mooncake_gdr import GpuDirect
 from transfer_queue.storage.stores.yuanrong_npu import NpuTransport
 
-ROOM = 192 << 20
+STORE_BYTES = 192 << 20
 MOONCAKE = {
     "storage_backend": "MooncakeStore",
     "MooncakeStore": {
         "master_server_address": "127.0.0.1:0",
-        "global_segment_size": ROOM,
+        "global_segment_size": STORE_BYTES,
         "use_gdr": True,
     },
 }
@@ -29,7 +29,7 @@ YUANRONG = {
     "Yuanrong": {
         "worker_port": 0,
         "metastore_port": 0,
-        "worker_args": f"--shared_memory_size_mb {ROOM >> 20}",
+        "worker_args": f"--shared_memory_size_mb {STORE_BYTES >> 20}",
         "enable_yr_npu_transport": True,
     },
 }

@@ -40,7 +40,7 @@ opened, os.open = os.open, refuse
 print("while it is full", flush=True)
 file.limit_size()
 os.open = opened
-print("when there is room", flush=True)
+print("when there is space", flush=True)
 file.limit_size()
 print("the end", flush=True)
 """
@@ -102,4 +102,4 @@ def test_a_new_file_is_created_when_there_is_space_for_it_again(tmp_path: Path) 
     path = tmp_path / "controller.log"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", FULL_DISK, str(path)]) == 0
     assert path.read_text() == "the end\n"
-    assert (tmp_path / "controller.log.1").read_text() == "while it is full\nwhen there is room\n"
+    assert (tmp_path / "controller.log.1").read_text() == "while it is full\nwhen there is space\n"

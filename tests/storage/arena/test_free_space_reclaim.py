@@ -42,7 +42,7 @@ def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
 
 def allocated(unit: StorageUnit) -> int:
     """Return the number of granules that the file system has allocated for the file."""
-    return os.stat(unit.room.arena.folder / "arena").st_blocks * 512 // GRANULE
+    return os.stat(unit.pool.arena.folder / "arena").st_blocks * 512 // GRANULE
 
 
 def rest(unit: StorageUnit, now: float, periods: int) -> float:
@@ -58,7 +58,7 @@ def rest(unit: StorageUnit, now: float, periods: int) -> float:
 
 def test_cleared_space_is_returned_to_the_file_system(unit: StorageUnit, writer: Writer) -> None:
     leases = [writer.lease(4) for _ in range(16)]
-    unit.room.arena.memory[:] = 7
+    unit.pool.arena.memory[:] = 7
     assert allocated(unit) == GRANULES
     now = rest(unit, 0.0, 3)
     assert allocated(unit) == GRANULES  # all of it is leased
@@ -67,9 +67,9 @@ def test_cleared_space_is_returned_to_the_file_system(unit: StorageUnit, writer:
     assert allocated(unit) == GRANULES  # it may be wanted again
     rest(unit, now, 2)
     assert allocated(unit) == 4 + RESERVE
-    status = unit.room.status()
+    status = unit.pool.status()
     assert (status.held, status.leased, status.free) == ((4 + RESERVE) * GRANULE, 4 * GRANULE, RESERVE * GRANULE)
-    assert (unit.room.arena.memory[: 4 * GRANULE] == 7).all()
+    assert (unit.pool.arena.memory[: 4 * GRANULE] == 7).all()
     assert unit.next_deadline() is None  # nothing is left to do
 
 
@@ -78,10 +78,10 @@ def test_space_that_is_used_in_each_period_is_kept(unit: StorageUnit, writer: Wr
     now = 0.0
     for _ in range(8):
         leases = [writer.lease(4, now=now) for _ in range(16)]
-        unit.room.arena.memory[:] = 7
+        unit.pool.arena.memory[:] = 7
         unit.free([lease.extent for lease in leases])
         now = rest(unit, now, 1)
-        assert unit.room.arena.hole_bytes == 0
+        assert unit.pool.arena.hole_bytes == 0
     assert allocated(unit) == GRANULES
 
 
@@ -92,11 +92,11 @@ def test_space_that_was_returned_is_leased_again(unit: StorageUnit, writer: Writ
     assert allocated(unit) == RESERVE
     first = writer.lease(RESERVE - 1, now=now)
     assert first.offset == 0
-    assert unit.room.arena.hole_bytes == (GRANULES - RESERVE) * GRANULE  # nothing had to be filled for it
+    assert unit.pool.arena.hole_bytes == (GRANULES - RESERVE) * GRANULE  # nothing had to be filled for it
     big = writer.lease(20, now=now)
     assert big.offset == (RESERVE - 1) * GRANULE
     assert allocated(unit) >= RESERVE - 1 + 20
-    view = unit.room.arena.view(big.offset, big.length)
+    view = unit.pool.arena.view(big.offset, big.length)
     view[:] = 9
     assert (view == 9).all()
     unit.check()
@@ -106,7 +106,7 @@ def test_resident_space_is_leased_before_lower_holes(unit: StorageUnit, writer: 
     low, high = writer.lease(GRANULES - 12), writer.lease(12)
     unit.free([low.extent])
     now = rest(unit, 0.0, 3)
-    assert unit.room.arena.holes[RESERVE : GRANULES - 12].all()
+    assert unit.pool.arena.holes[RESERVE : GRANULES - 12].all()
     unit.free([high.extent])
     assert writer.lease(10, now=now).offset == (GRANULES - 12) * GRANULE
 
@@ -116,11 +116,11 @@ def test_an_idle_unit_fills_holes_before_it_grows_the_arena(unit: StorageUnit, w
     unit.free([everything.extent])
     now = rest(unit, 0.0, 3)
     writer.lease(RESERVE, now=now)
-    assert unit.room.trimmer.resident == 0
+    assert unit.pool.trimmer.resident == 0
     while unit.work_ahead():
         unit.check()
-    assert unit.room.trimmer.resident >= 2 * GRANULE
-    assert not unit.room.arena.holes[RESERVE : RESERVE + 2].any()
+    assert unit.pool.trimmer.resident >= 2 * GRANULE
+    assert not unit.pool.arena.holes[RESERVE : RESERVE + 2].any()
 
 
 def test_holes_that_cannot_be_filled_are_an_error_at_the_put(
@@ -138,7 +138,7 @@ def test_holes_that_cannot_be_filled_are_an_error_at_the_put(
         other.write_bytes(bytes(GRANULES * 16 * GRANULE))
     assert unit._lease_own(32 * GRANULE) is None
     lease = writer.lease(RESERVE, now=now)
-    unit.room.arena.view(lease.offset, lease.length)[:] = 1
+    unit.pool.arena.view(lease.offset, lease.length)[:] = 1
     assert unit._lease_own(GRANULE) is None
     unit.check()
     other.unlink()
@@ -150,25 +150,25 @@ def test_a_restarted_unit_knows_the_holes(unit: StorageUnit, writer: Writer, slo
     keeps = writer.lease(4)
     unit.free([writer.lease(GRANULES - 4).extent])
     rest(unit, 0.0, 3)
-    holes = unit.room.arena.holes.copy()
-    folder = unit.room.arena.folder
-    unit.room.arena.close()
+    holes = unit.pool.arena.holes.copy()
+    folder = unit.pool.arena.folder
+    unit.pool.arena.close()
     again = StorageUnit(0, ArenaPool(Arena.reopen(folder)), slots)
-    assert np.array_equal(again.room.arena.holes, holes)
+    assert np.array_equal(again.pool.arena.holes, holes)
     assert holes.sum() == GRANULES - 4 - RESERVE
     again.check()
     assert again.table.get(keeps.extent) is not None
-    unit.room.arena = again.room.arena  # whose files the fixtures' owner closes
+    unit.pool.arena = again.pool.arena  # whose files the fixtures' owner closes
 
 
 def test_a_file_system_without_holes_keeps_all_space(
     unit: StorageUnit, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unit.room.arena, "_mapping", Unwilling())
+    monkeypatch.setattr(unit.pool.arena, "_mapping", Unwilling())
     unit.free([writer.lease(GRANULES).extent])
     now = rest(unit, 0.0, 3)
-    assert unit.room.arena.hole_bytes == 0
-    assert not unit.room.arena.extents.holes().any()
+    assert unit.pool.arena.hole_bytes == 0
+    assert not unit.pool.arena.extents.holes().any()
     assert writer.lease(GRANULES, now=now).offset == 0
 
 
@@ -188,7 +188,7 @@ def test_random_leases_and_returns_keep_all_bytes(unit: StorageUnit, writer: Wri
                 lease = writer.lease(draw.randint(1, 6), now=now)
             except AssertionError:  # in pieces that are too small
                 continue
-            unit.room.arena.view(lease.offset, lease.length)[:] = lease.extent % 251
+            unit.pool.arena.view(lease.offset, lease.length)[:] = lease.extent % 251
             leases[lease.extent] = lease
         elif what < 0.8 and leases:
             chosen = draw.sample(sorted(leases), min(len(leases), draw.randint(1, 4)))
@@ -200,6 +200,6 @@ def test_random_leases_and_returns_keep_all_bytes(unit: StorageUnit, writer: Wri
         if step % 20 == 0:
             unit.check()
             for lease in leases.values():
-                assert (unit.room.arena.view(lease.offset, lease.length) == lease.extent % 251).all()
-            assert allocated(unit) <= (unit.room.arena.held - unit.room.arena.hole_bytes) // GRANULE
-    assert unit.room.arena.hole_bytes > 0
+                assert (unit.pool.arena.view(lease.offset, lease.length) == lease.extent % 251).all()
+            assert allocated(unit) <= (unit.pool.arena.held - unit.pool.arena.hole_bytes) // GRANULE
+    assert unit.pool.arena.hole_bytes > 0

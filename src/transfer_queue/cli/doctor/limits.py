@@ -24,7 +24,7 @@ def check() -> Iterator[Finding]:
     """Check the limits on open files, address space and sizes of files; report locked memory for completeness."""
     yield _files(*limit(resource.RLIMIT_NOFILE))
     folder = shared_memory.choice().folder
-    size = shared_memory.room(folder)[0] if folder.is_dir() else 0
+    size = shared_memory.file_system_space(folder)[0] if folder.is_dir() else 0
     yield _address_space(limit(resource.RLIMIT_AS)[0], size)
     yield _file_size(limit(resource.RLIMIT_FSIZE)[0], size)
     locked = limit(resource.RLIMIT_MEMLOCK)[0]

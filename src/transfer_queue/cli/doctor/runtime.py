@@ -62,13 +62,13 @@ def check_folder() -> Iterator[Finding]:
 
 
 def _check_paths(folder: Path) -> Finding:
-    room = MAX_PATH - len(os.fsencode(SystemFolder(folder / "x").controller)) + 1
-    values = {"longest_name": max(0, room)}
-    if room < len(DEFAULT_NAME):
+    longest = MAX_PATH - len(os.fsencode(SystemFolder(folder / "x").controller)) + 1
+    values = {"longest_name": max(0, longest)}
+    if longest < len(DEFAULT_NAME):
         advice = "set TQ_RUNTIME_DIR to a folder with a shorter path"
         words = f"{folder} is too long for the sockets of a system named {DEFAULT_NAME!r}"
         return Finding("socket paths", PROBLEM, words, advice, values)
-    return Finding("socket paths", OK, f"names of systems may have {min(room, 64)} characters", values=values)
+    return Finding("socket paths", OK, f"names of systems may have {min(longest, 64)} characters", values=values)
 
 
 def check_systems() -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def choice() -> FolderChoice:
     return choose_folder()
 
 
-def room(folder: Path) -> tuple[int, int]:
+def file_system_space(folder: Path) -> tuple[int, int]:
     """Return the total and the free bytes of the file system for this user. A tmpfs without a size has all memory."""
     found = os.statvfs(folder)
     if found.f_blocks == 0:
@@ -76,7 +76,7 @@ def check() -> Iterator[Finding]:
         yield full
         return
     kind, options = mount_of(folder)
-    size, free = room(folder)
+    size, free = file_system_space(folder)
     yield _folder(chosen, kind, size, free)
     limit = machine.memory_limit()
     if chosen.warning is None and limit is not None and limit < size:
@@ -99,7 +99,7 @@ def _full_of_samples() -> Finding | None:
     """
     if not SHARED_MEMORY.is_dir():
         return None
-    (size, free), samples = room(SHARED_MEMORY), held(SHARED_MEMORY)
+    (size, free), samples = file_system_space(SHARED_MEMORY), held(SHARED_MEMORY)
     if free >= LEAST_SHARED_MEMORY or free + samples < LEAST_SHARED_MEMORY:
         return None
     words = f"{SHARED_MEMORY}, {size_text(size)}, {size_text(free)} free, {size_text(samples)} used by systems"

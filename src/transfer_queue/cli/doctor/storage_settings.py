@@ -21,7 +21,7 @@ def check(path: Path) -> Iterator[Finding]:
         advice = "create it, or set backend.SimpleStorage.arena_folder to a folder in memory"
         yield Finding("arena folder", PROBLEM, f"{folder} does not exist", advice, {"folder": str(folder)})
         return
-    size, limit = shared_memory.room(folder)[0], machine.memory_limit()
+    size, limit = shared_memory.file_system_space(folder)[0], machine.memory_limit()
     values = {"folder": str(folder), "size": size, "arena_bytes": settings.arena_bytes, "limit": limit}
     if settings.arena_bytes is None:
         yield Finding(

@@ -57,7 +57,7 @@ class QueueOperations(DataPath):
     def _put_items(
         self, name: str, items: Sequence[Any], wait: float | None, tags: list[dict[str, Any] | None] | None = None
     ) -> Operation[None]:
-        """Put all these items, in this order, or none. `wait`: seconds to wait for room; None does not wait."""
+        """Put all these items, in this order, or none. `wait`: seconds to wait for space; None does not wait."""
         yield from self._state.learn()
         encoded = encode_objects(FIELD, items, allow_pickle=self._state.settings.allow_pickle)
         yield from self._publish(encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0)

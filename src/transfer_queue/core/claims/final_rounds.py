@@ -188,8 +188,8 @@ def split_evenly(count: int, most: list[int]) -> list[int]:
     """Divide `count` as evenly as possible; the first shares are the larger ones. most: the limit of each share."""
     sizes = [0] * len(most)
     left = count
-    by_room = sorted(range(len(most)), key=lambda at: (most[at], -at))
-    for done, at in enumerate(by_room):
+    by_limit = sorted(range(len(most)), key=lambda at: (most[at], -at))
+    for done, at in enumerate(by_limit):
         sizes[at] = min(most[at], left // (len(most) - done))
         left -= sizes[at]
     return sizes

@@ -71,7 +71,7 @@ class ChangeSet:
     def note_task(self, record: Any, partition: Partition | None) -> None:
         """Note a record that may meet any claim of its task."""
         self.everything |= bool(getattr(record, "freed", b""))
-        self.space |= isinstance(record, r.PassedOver)  # a skipped row makes room for another one (`max_staleness`)
+        self.space |= isinstance(record, r.PassedOver)  # a skipped row frees space for another one (`max_staleness`)
         self.tasks.add(record.task)
 
     def note_lock(self, record: Any, partition: Partition | None) -> None:

@@ -33,7 +33,7 @@ class ParkedRequests:
             CapacityError: Too many requests of this client wait.
         """
         sequence, now = caller.envelope.sequence, self._log.now
-        self._log.state.waiting.check_room(caller.client, request)
+        self._log.state.waiting.check_limits(caller.client, request)
         self._log.apply(r.RequestParked(caller.client, sequence, now, now + seconds, request))
         self.peers[caller.client, sequence] = caller.peer
 

@@ -13,7 +13,7 @@ their place others are admitted. This limit is the staleness control of asynchro
 (arXiv:2505.24298, section 5.1).
 
 A partition with `max_rows` admits new rows while fewer rows than that wait for its tasks. A put beyond either limit is
-refused, or waits at the controller in order of arrival, so producers do not race for the room that a consumer makes.
+refused, or waits at the controller in order of arrival, so producers do not race for the space that a consumer frees.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_staleness(partition: Partition, count: int) -> None:
     )
 
 
-def has_room(partition: Partition | None) -> bool:
+def admits_rows(partition: Partition | None) -> bool:
     """Return whether a partition with `max_rows` admits a new row."""
     return (
         partition is not None

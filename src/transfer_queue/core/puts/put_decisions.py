@@ -386,7 +386,7 @@ def _existing_rows(partition: Partition | None, request: Publish) -> np.ndarray:
     return indexes
 
 
-def check_room(state: State, name: str, count: int) -> None:
+def check_limits(state: State, name: str, count: int) -> None:
     """Raise CapacityError if the partition cannot admit `count` more rows now."""
     check_capacity(state, count)
     partition = state.partitions.get(name)

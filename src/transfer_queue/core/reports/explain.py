@@ -283,7 +283,7 @@ def _flow_words(partition: Partition) -> str:
             f" New samples wait for the policy: {partition.admitted} samples were admitted, and the limit at policy "
             f"version {partition.policy_version} is {most}. set_policy_version raises it."
         )
-    if partition.options.max_rows is not None and not flow_control.has_room(partition):
+    if partition.options.max_rows is not None and not flow_control.admits_rows(partition):
         words += (
             f" New samples wait for consumers: {partition.open_rows} samples wait for the tasks, and max_rows is "
             f"{partition.options.max_rows}."

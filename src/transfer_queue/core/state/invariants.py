@@ -328,24 +328,30 @@ def _check_spans(state: State, blocks: list[LiveBlock]) -> None:
 
 
 def _check_waiting(state: State) -> None:
-    room = state.waiting
-    listed = list(room.space) + [waiter for producers in room.work.values() for waiter in producers]
-    for name, queue_of_locks in room.locks.items():
+    queues = state.waiting
+    listed = list(queues.space) + [waiter for producers in queues.work.values() for waiter in producers]
+    for name, queue_of_locks in queues.locks.items():
         require(bool(queue_of_locks), f"an empty queue of locks of {name} was left")
         require(all(waiting.lock.partition == name for waiting in queue_of_locks.values()), "a lock waits elsewhere")
         listed += queue_of_locks
-    for name, watches in room.watches.items():
+    for name, watches in queues.watches.items():
         listed += _check_watches(state, watches, name)
-    for name, tasks in room.claims.items():
+    for name, tasks in queues.claims.items():
         for task, queue in tasks.items():
             listed += queue.claims
             _check_queue(queue, f"{name}, {task}")
-    require(sorted(listed) == sorted(room.by_waiter), "a request waits in no queue, or in two")
-    require(room.of_client == Counter(client for client, _ in room.by_waiter), "7: the waiting requests of a client")
+    require(sorted(listed) == sorted(queues.by_waiter), "a request waits in no queue, or in two")
+    require(
+        queues.of_client == Counter(client for client, _ in queues.by_waiter),
+        "7: the waiting requests of a client",
+    )
     sizes: Counter[str] = Counter()
-    for (client, _), size in room.sizes.items():
+    for (client, _), size in queues.sizes.items():
         sizes[client] += size
-    require(room.bytes_of_client == sizes and room.sizes.keys() == room.by_waiter.keys(), "7: bytes that wait")
+    require(
+        queues.bytes_of_client == sizes and queues.sizes.keys() == queues.by_waiter.keys(),
+        "7: bytes that wait",
+    )
     for client, kept in state.clients.items():
         require(not any(map(kept.is_finished, kept.replies)), f"6: a reply is kept that {client} has acknowledged")
 

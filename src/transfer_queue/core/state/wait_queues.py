@@ -258,7 +258,7 @@ class WaitQueues:
             if not tasks:
                 del self.claims[request.partition]
 
-    def check_room(self, client: str, request: Parkable) -> None:
+    def check_limits(self, client: str, request: Parkable) -> None:
         """Raise CapacityError if a client has as many waiting requests, or bytes of them, as it may have."""
         if self.of_client.get(client, 0) >= MAX_WAITING:
             raise CapacityError(

@@ -108,7 +108,7 @@ class ExtentRecord:
         After a restart, the space of cleared blocks is a gap, too.
         """
 
-    def has_room(self, start: int, end: int) -> bool:
+    def fits(self, start: int, end: int) -> bool:
         """Return whether no block is between these bytes, and the extent is long enough for them."""
         if self.top < 0:
             return not self.length or end - start <= self.length
@@ -232,7 +232,7 @@ class PublishedExtents(Persisted):
         extent, end = self.extents.get((unit, number)), start + nbytes
         low = top = -1
         if extent is not None:
-            if not extent.has_room(start, end):
+            if not extent.fits(start, end):
                 return number
             low, top = extent.low, extent.top
         spans = self.spans.get(unit) if apart else None

@@ -74,10 +74,10 @@ class ReplyReader:
             return
         length, payload = HEADER.unpack_from(start)
         more = memoryview(start)[HEADER.size + length :]
-        room = sum(map(len, self._parts))
-        if payload not in (0, room) or len(more) > payload:
+        wanted = sum(map(len, self._parts))
+        if payload not in (0, wanted) or len(more) > payload:
             raise ProtocolError(
-                f"expected a reply with {room} bytes of payload or none, got one that announces {payload} bytes and "
+                f"expected a reply with {wanted} bytes of payload or none, got one that announces {payload} bytes and "
                 f"sends at least {len(more)}"
             )
         self.body = bytes(start[HEADER.size : HEADER.size + length])

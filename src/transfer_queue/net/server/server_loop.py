@@ -358,7 +358,7 @@ class ServerLoop:
         if sock.family != socket.AF_UNIX:
             set_tcp_options(sock)
         refuse = None
-        if len(self._peers) >= self._max_connections and not self._make_room():
+        if len(self._peers) >= self._max_connections and not self._drop_oldest_unauthenticated():
             if len(self._peers) >= self._max_connections + BACKLOG:
                 self.counters["refused"] += 1
                 sock.close()  # without a reason, which would need a descriptor until the peer has read it
@@ -371,7 +371,7 @@ class ServerLoop:
             peer.tls = Tls(tls, server=True)
         self._shaking.append((self._clock() + self._handshake_seconds, peer))
 
-    def _make_room(self) -> bool:
+    def _drop_oldest_unauthenticated(self) -> bool:
         """Drop the oldest connection that is not authenticated, so that peers without the key cannot block others."""
         for _, peer in self._shaking:
             if peer.number in self._peers and peer.handshake is not None and not peer.handshake.refuses:

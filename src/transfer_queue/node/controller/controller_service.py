@@ -163,7 +163,7 @@ class ControllerService(EnvelopeService):
         """See `EnvelopeService.handle`."""
         if isinstance(envelope.body, (FetchState, SendState)):
             return [self._state_file(peer, envelope.sequence, envelope.body, payload)]
-        if self._waits_for_room and not isinstance(envelope.body, READS):
+        if self._waits_for_space and not isinstance(envelope.body, READS):
             return self._set_aside(hello, peer, envelope)
         return self._serve(hello, peer, envelope, now)
 
@@ -187,7 +187,7 @@ class ControllerService(EnvelopeService):
             return self.answer(peer, sequence, Failure("CheckpointError", text))
 
     @property
-    def _waits_for_room(self) -> bool:
+    def _waits_for_space(self) -> bool:
         """Whether mutations cannot be written to the journal at the moment, so that they must wait."""
         return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
 
@@ -250,7 +250,7 @@ class ControllerService(EnvelopeService):
 
     def next_deadline(self) -> float | None:
         """See `net.server.server_connection.Service.next_deadline`."""
-        due = self._look_again if self._waits_for_room else self._controller.next_deadline()
+        due = self._look_again if self._waits_for_space else self._controller.next_deadline()
         late = None if self._host is None else self._host.next_deadline()
         return late if due is None else due if late is None else min(due, late)
 
@@ -260,7 +260,7 @@ class ControllerService(EnvelopeService):
         return [*late, *self._tick(now)]
 
     def _tick(self, now: float) -> Iterable[Outgoing]:
-        if not self._waits_for_room:
+        if not self._waits_for_space:
             return self._carry_out(self._controller.tick(now))
         # tick is not called, so that no lease ends while its ack waits
         assert self._journaling is not None

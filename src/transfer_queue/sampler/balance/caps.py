@@ -23,26 +23,26 @@ def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: boo
     """
     long = tokens > cap
     alone, rest = np.flatnonzero(long), np.flatnonzero(~long)
-    room = k - len(alone)
+    others = k - len(alone)
     least = len(alone) + least_bins(tokens[rest], cap)
     if least > k:
         raise BalanceInputError(
             f"{k} parts of at most {cap} tokens cannot hold these lengths: at least {least} parts are needed "
             f"({len(alone)} of the lengths are longer than a part)"
         )
-    if equal and len(alone) and len(rest) > 2 * room:
+    if equal and len(alone) and len(rest) > 2 * others:
         raise BalanceInputError(
             f"the length at position {alone[0]} is above {cap} tokens and has its own part, so {len(tokens)} lengths "
             f"cannot have equal counts in {k} parts; allow free counts or more tokens"
         )
     part_of = np.empty(len(tokens), np.int64)
-    part_of[alone] = np.arange(room, k)
+    part_of[alone] = np.arange(others, k)
     if len(rest):
-        found = _divide_within_cap(costs[rest], tokens[rest], cap, room, equal=equal)
+        found = _divide_within_cap(costs[rest], tokens[rest], cap, others, equal=equal)
         if found is None and not equal:
             packed, bins = first_fit(tokens[rest], cap)
-            if bins <= room:
-                found = _refine(costs[rest], tokens[rest], cap, room, split(tokens[rest], packed, room), free=True)
+            if bins <= others:
+                found = _refine(costs[rest], tokens[rest], cap, others, split(tokens[rest], packed, others), free=True)
         if found is None:
             counts = "equal counts" if equal else "any counts"
             advice = "allow free counts, or more parts" if equal else f"{len(alone) + bins} parts are enough"

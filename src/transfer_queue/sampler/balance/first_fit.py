@@ -24,14 +24,14 @@ def first_fit(tokens: Floats, cap: int) -> tuple[Ints, int]:
     bin_of = [0] * count
     first = bins = 0
     while first < count:
-        room = cap
+        space = cap
         item = first
         while item < count:
             bin_of[item] = bins
             left[item] = item + 1
-            room -= falling[item]
+            space -= falling[item]
             # No item before this one fits: it did not fit when the bin had more space.
-            item = bisect_left(rising, -room, item + 1)
+            item = bisect_left(rising, -space, item + 1)
             while left[item] != item:
                 left[item] = left[left[item]]
                 item = left[item]
@@ -57,6 +57,6 @@ def least_bins(tokens: Floats, cap: int) -> int:
     smallest = np.searchsorted(rising, thresholds)
     # The bins of items from here on have less space than the threshold.
     closed = np.maximum(np.searchsorted(rising, cap - thresholds, side="right"), half)
-    room = (closed - half) * cap - (sums[closed] - sums[half])
-    more = np.ceil((sums[half] - sums[smallest] - room) / cap)
+    space = (closed - half) * cap - (sums[closed] - sums[half])
+    more = np.ceil((sums[half] - sums[smallest] - space) / cap)
     return max(len(tokens) - half + max(int(more.max()), 0), 1)

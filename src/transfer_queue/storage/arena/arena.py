@@ -42,7 +42,7 @@ LEAST_SHARED_MEMORY = 256 * 1024 * 1024
 _GENERATION_BYTES = 8
 _PAGE = mmap.PAGESIZE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
 _HEADER_LIMIT = 4096
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -173,7 +173,7 @@ class Arena(ArenaMemory):
                 raise StartError(f"the arena cannot be created in {folder}, because {error.filename} exists: another "
                                  f"arena or a part of one; remove it or choose another folder") from None  # fmt: skip
             if isinstance(error, OSError):
-                kind = CapacityError if error.errno in _NO_ROOM else StartError
+                kind = CapacityError if error.errno in _NO_SPACE else StartError
                 raise kind(f"the arena cannot be created in {folder} (capacity {capacity}): {error}; "
                            f"free some space there or choose another folder") from error  # fmt: skip
             raise
@@ -284,15 +284,15 @@ class Arena(ArenaMemory):
         Raises CapacityError, with nothing allocated, if the capacity or the file system does not allow it.
         """
         least = round_up(least)
-        room = self.capacity - self.held
-        if least > room:
+        space = self.capacity - self.held
+        if least > space:
             raise self._full(least, f"its capacity is {self.capacity} bytes")
         available = _available(self.folder)
         if least > available:
             raise self._full(least, f"its file system has {available} bytes left")
-        step = max(least, min(SEGMENT, room, available // GRANULE * GRANULE))
+        step = max(least, min(SEGMENT, space, available // GRANULE * GRANULE))
         while (error := self._allocate(step)) is not None:
-            if step == least or error.errno not in _NO_ROOM:
+            if step == least or error.errno not in _NO_SPACE:
                 raise self._full(least, f"its file system refuses them: {error}")
             step = max(least, round_up(step // 2))
         self.extents.held += step

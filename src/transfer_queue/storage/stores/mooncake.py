@@ -22,7 +22,7 @@ from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import FIRST_PAUSE, DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
 
-NO_ROOM, NOT_WHOLE, NOT_FOUND = -200, -703, -704
+NO_SPACE, NOT_WHOLE, NOT_FOUND = -200, -703, -704
 DEAD_OWNER = (-800, -600)  # the owner of the memory does not respond, or cannot be found
 LEAST_BUFFER = 64 * 1024
 LARGE = 1024 * 1024  # destinations of at least this size are registered; smaller reads go through a buffer of the pool
@@ -181,7 +181,7 @@ class MooncakeStore(Store):
                 code = store.upsert_from(key, address, nbytes, self._config)
             if not code:
                 return None
-            if code == NO_ROOM:
+            if code == NO_SPACE:
                 return CapacityError(
                     f"no capacity in the Mooncake store at {self._master} for {nbytes} bytes; clear samples, let "
                     f"consumers catch up, or raise backend.MooncakeStore.global_segment_size"

@@ -27,7 +27,7 @@ PIECES = 64  # a direct read has at most this many pieces per LEAST bytes
 SPARE_BYTES = 256 << 20  # of a writer's memory that stays registered
 LOOK_SECONDS = 0.0005  # between two checks of a transfer
 REST_SECONDS = 30.0  # after a failure of the transport, in which all blocks go through the object store
-NO_ROOM = "no room"
+NO_SPACE = "no space"
 HOW = "pip install 'transfer_queue[ray-direct]'"
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class DirectClient:
             with direct.offering(data, [(0, data.nbytes)]) as offer:
                 call = keeper.fetch.remote(key, data.nbytes, offer, attempt, seconds)
                 outcome: str = ray.get(call, timeout=2 * seconds)
-            if outcome in ("", NO_ROOM):
+            if outcome in ("", NO_SPACE):
                 return not outcome
             self._pause(outcome)
         return bool(ray.get(keeper.keep.remote(key, data, attempt), timeout=seconds))

@@ -103,7 +103,7 @@ class NpuTransport(DevicePath):
             with self._lock:
                 self._copies[key] = data
                 self._bytes += data.numel()
-            self._make_room()
+            self._drop_copies()
 
     def read(self, pieces: Sequence[Piece], into: torch.Tensor, within: float) -> list[str]:
         """See `DevicePath.read`: reads from other NPUs if possible, and the rest from the worker."""
@@ -168,7 +168,7 @@ class NpuTransport(DevicePath):
 
     # ------------------------------------------------------------ copies
 
-    def _make_room(self) -> None:
+    def _drop_copies(self) -> None:
         """If there are more than MOST bytes, drop the copies of removed blocks, then the oldest down to half of it."""
         if self._bytes <= MOST:
             return

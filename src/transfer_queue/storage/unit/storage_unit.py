@@ -106,10 +106,10 @@ class _WaitingLease:
 class StorageUnit:
     """One storage unit. `number` is its number in the system."""
 
-    def __init__(self, number: int, room: ExtentPool, slots: WriterSlots, limits: Limits = Limits()) -> None:
+    def __init__(self, number: int, pool: ExtentPool, slots: WriterSlots, limits: Limits = Limits()) -> None:
         self.number = number
-        self.room = room
-        self.table = room.table
+        self.pool = pool
+        self.table = pool.table
         self.counters = defaultdict[str, float](float)
         """Name -> what the unit counted, for `metrics.samples.counter_of_units`."""
         self._files = slots
@@ -130,8 +130,8 @@ class StorageUnit:
         """Slot -> writer, for the dead writers whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _WaitingLease] = {}
         """(slot, sequence) -> parked leases in order of arrival. None of them can be met at the moment."""
-        self._recalls = Recalls(number, room, slots)
-        self._kept = RemoteBlockCache(room, self._lease_own, self._release_all)
+        self._recalls = Recalls(number, pool, slots)
+        self._kept = RemoteBlockCache(pool, self._lease_own, self._release_all)
         self.draining = False
         self._moving: BlockCopy | None = None
         self._freed = 0
@@ -144,7 +144,7 @@ class StorageUnit:
         """The number of the current move."""
         self._told: tuple[list[str], int] = [], 0
         """The waiting writers, and `_freed`, as last reported to the controller."""
-        room.attach(self._serve, lambda numbers: self._find_missing(numbers, None))
+        pool.attach(self._serve, lambda numbers: self._find_missing(numbers, None))
         self._take_up()
 
     def _take_up(self) -> None:
@@ -183,12 +183,12 @@ class StorageUnit:
             if isinstance(body, storage.OpenSlot):
                 return [SendReply(peer, sequence, self._open(writer, peer, body))]
             if isinstance(body, storage.ReadPieces):
-                views = self.room.read(body)
+                views = self.pool.read(body)
                 return [SendReply(peer, sequence, Done(views is not None), views or ())]
             if isinstance(body, storage.WriteBytes):
                 slot = self._remote.get(writer)
                 mine = slot is not None and slot.number == body.slot
-                self.room.write(self.room.table.get(body.extent) if mine else None, body, payload)
+                self.pool.write(self.pool.table.get(body.extent) if mine else None, body, payload)
                 return [SendReply(peer, sequence, Done())]
             if isinstance(body, unit_reports.BlockMissing):
                 if len(body.extents) % 8:
@@ -197,7 +197,7 @@ class StorageUnit:
             if isinstance(body, storage.CacheBlocks):
                 return self._kept.handle_request(writer, peer, sequence, body, now)
             if isinstance(body, storage.UnitStatus):
-                return [SendReply(peer, sequence, self.room.status())]
+                return [SendReply(peer, sequence, self.pool.status())]
             raise ProtocolError(f"a storage unit does not answer {type(body).__name__}; ask the controller")
         except TransferQueueError as error:
             return [SendReply(peer, sequence, Failure(type(error).__name__, str(error)))]
@@ -252,7 +252,7 @@ class StorageUnit:
         """
         self.forget_move()
         self._move_number = order.number
-        self._moving = self.room.begin_move(self.number, order, self._lease_own, brought)
+        self._moving = self.pool.begin_move(self.number, order, self._lease_own, brought)
         return []
 
     def end_fetch(self, fetch: int, good: set[int], now: float) -> list[Effect]:
@@ -278,7 +278,7 @@ class StorageUnit:
 
     def _lease_own(self, nbytes: int) -> LeasedExtent | None:
         """Lease space for copies that the unit itself makes."""
-        return self.room.lease(MOVER_SLOT, nbytes, 0)
+        return self.pool.lease(MOVER_SLOT, nbytes, 0)
 
     def _continue_move(self) -> list[Effect]:
         """Do a step of the current move."""
@@ -318,14 +318,14 @@ class StorageUnit:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
         due = min(due, self._probe_at, self._recalls.next_deadline(bool(self._parked)))
-        for other in (self.room.next_deadline(), self._kept.next_deadline()):
+        for other in (self.pool.next_deadline(), self._kept.next_deadline()):
             due = due if other is None else min(due, other)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> list[Effect]:
         """End expired waits, check suspects that are due, and continue with the current move."""
         effects: list[Effect] = [] if self._moving is None else self._continue_move()
-        if self.room.begin_period(now):
+        if self.pool.begin_period(now):
             self._recalls.begin_period(self._with_extents())
         self._kept.free_idle(now)
         effects += self._recall(now)
@@ -343,7 +343,7 @@ class StorageUnit:
 
     def work_ahead(self) -> bool:
         """Do a few milliseconds of work in advance. Returns whether there is more. Call it when the unit is idle."""
-        return self.room.work_ahead(bool(self._parked))
+        return self.pool.work_ahead(bool(self._parked))
 
     def register(self) -> bytes:
         """Prepare to register with a controller that knows none of the earlier reports.
@@ -365,7 +365,7 @@ class StorageUnit:
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError if the unit contradicts itself."""
-        self.room.check()
+        self.pool.check()
         assert {slot.writer: slot.number for slot in self._slots.values()} == {
             writer: slot.number for writer, slot in self._writers.items()
         }, "index of writers"
@@ -411,7 +411,7 @@ class StorageUnit:
             if len(self._slots) >= self._limits.slots:
                 raise CapacityError(f"no capacity for another writer: storage unit {self.number} has "
                                     f"{len(self._slots)} writers; end some clients")  # fmt: skip
-            number = self.room.take_slot()
+            number = self.pool.take_slot()
             slot = _UnitSlot(number, body.writer, self._files.make(number, body.writer), remote=body.remote)
             self._slots[slot.number] = self._writers[body.writer] = slot
             if body.remote:
@@ -437,10 +437,10 @@ class StorageUnit:
         granted = self._find_granted(slot, sequence)
         if granted is not None:
             return [SendReply(peer, sequence, self._describe(granted))]
-        want = min(body.want, self.room.capacity)
+        want = min(body.want, self.pool.capacity)
         waits = max(0.0, body.wait or 0.0)
         parked = _WaitingLease(slot, peer, sequence, body.nbytes, want, now, now + waits)
-        if self.room.space_for(body.nbytes) > self.room.capacity:
+        if self.pool.space_for(body.nbytes) > self.pool.capacity:
             return [self._refusal(parked, now)]
         if self.table.count(slot.number) >= self._limits.extents:
             raise CapacityError(f"no capacity for another extent: {writer!r} has {self._limits.extents} in storage "
@@ -485,7 +485,7 @@ class StorageUnit:
             return [*effects, *self._serve()]
 
         there = [number for number in numbers if self.table.get(number) is not None]
-        return self.room.check_content(there, looked) if there else looked([], "")
+        return self.pool.check_content(there, looked) if there else looked([], "")
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drop a parked lease, or take back one that was just granted, because its writer will ignore the reply."""
@@ -582,7 +582,7 @@ class StorageUnit:
             if extent is None or self._kept.is_filling(number):
                 continue
             self._kept.forget(number)
-            self.room.free(extent)
+            self.pool.free(extent)
             self._recalls.forget(number)
             if extent.slot in self._gone and not self.table.count(extent.slot):
                 del self._gone[extent.slot]
@@ -593,13 +593,13 @@ class StorageUnit:
         effects: list[Effect] = []
         too_much = math.inf  # a lease of this space failed, so leases that take as much need not be tried
         for key, parked in list(self._parked.items()):
-            if self.room.space_for(parked.nbytes) >= too_much:
+            if self.pool.space_for(parked.nbytes) >= too_much:
                 continue
             slot = parked.slot.number
-            take = self.room.lease
+            take = self.pool.lease
             extent = take(slot, parked.want, parked.sequence) or take(slot, parked.nbytes, parked.sequence)
             if extent is None:
-                too_much = self.room.space_for(parked.nbytes)
+                too_much = self.pool.space_for(parked.nbytes)
                 continue
             del self._parked[key]
             effects.append(SendReply(parked.peer, parked.sequence, self._grant(parked, extent)))
@@ -618,11 +618,11 @@ class StorageUnit:
 
     def _describe(self, extent: LeasedExtent) -> storage.ExtentLeaseReply:
         return storage.ExtentLeaseReply(
-            extent.number, extent.offset, extent.length, self.room.generation(extent.offset)
+            extent.number, extent.offset, extent.length, self.pool.generation(extent.offset)
         )
 
     def _refusal(self, parked: _WaitingLease, now: float) -> SendReply:
         crowd = len(self._parked) if len(self._parked) >= self._limits.parked else 0
-        status, waited = self.room.status(), now - parked.since
-        failure = no_capacity(self.number, status, self.room.folder, parked.nbytes, waited, crowd)
+        status, waited = self.pool.status(), now - parked.since
+        failure = no_capacity(self.number, status, self.pool.folder, parked.nbytes, waited, crowd)
         return SendReply(parked.peer, parked.sequence, failure)

@@ -40,11 +40,11 @@ class DeviceBlock:
     """The places of pieces of a buffer in memory that has no gaps between them."""
 
     def __init__(self, pieces: RangePieces) -> None:
-        room = -(-pieces.lengths // ALIGNMENT) * ALIGNMENT
-        ends = np.cumsum(room)
+        padded = -(-pieces.lengths // ALIGNMENT) * ALIGNMENT
+        ends = np.cumsum(padded)
         self.nbytes = int(ends[-1])
         """The length of that memory in bytes."""
-        self._at, self._shifts = pieces.at, ends - room - pieces.at
+        self._at, self._shifts = pieces.at, ends - padded - pieces.at
 
     def packed_places(self, at: I8) -> I8:
         """Return the places in that memory of these places in the buffer, which are inside pieces."""

@@ -134,9 +134,9 @@ def find_remote(reply: LookupReply, units: Container[int]) -> RemoteRanges | Non
     chosen = chosen[np.lexsort((offsets[chosen], of[chosen]))]
     if (lengths[chosen] < 0).any():
         raise ProtocolError("the reply of a lookup is not valid: a block has a negative length")
-    room = np.maximum(1, -(-lengths[chosen] // ALIGNMENT)) * ALIGNMENT
-    ends = np.cumsum(room)
-    at = ends - room
+    padded = np.maximum(1, -(-lengths[chosen] // ALIGNMENT)) * ALIGNMENT
+    ends = np.cumsum(padded)
+    at = ends - padded
     new_units, new_offsets = of.copy(), offsets.copy()
     new_units[chosen], new_offsets[chosen] = HERE, at
     moved = msgspec.structs.replace(blocks, unit=new_units.tobytes(), offset=new_offsets.tobytes())
