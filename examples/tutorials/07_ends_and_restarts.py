@@ -186,10 +186,11 @@ def saved(folder: Path) -> None:
 # ## Move a partition into another run
 #
 # `save_checkpoint(..., partitions="replay")` saves only that partition, and `keys=` only some of its samples.
-# `load_checkpoint(..., partitions="replay")` adds it to the running system, also out of a checkpoint of everything:
-# other partitions and running work go on. The samples keep their keys, tags, groups and what tasks have consumed, and
-# get new global indexes. Their leases have ended. A partition that does not exist is created with the saved settings.
-# To one that exists, the samples are added, unless it has one of the keys. `reset_consumption` makes them ready again.
+# `load_checkpoint(..., partitions="replay")` adds it to the running system, also from a checkpoint of the whole system.
+# Other partitions and running work continue. The samples keep their keys, tags, groups and what tasks have consumed,
+# and get new global indexes. Their leases have ended. A partition that does not exist is created with the saved
+# settings. If the partition exists, the samples are added to it; the load fails if the partition has one of the keys.
+# `reset_consumption` makes them ready again.
 # The returned report names samples with values that were lost with a storage unit before the save.
 
 

@@ -447,7 +447,7 @@ def kv_update(
 
     No other put to this key happens between the read and the write: if there was one, the update reads the sample
     again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
-    process; it should be fast, and have no other effects, because it may run several times.
+    process; it should be fast, and have no side effects, because it may run several times.
 
     If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
     all, as with every put.
@@ -457,8 +457,8 @@ def kv_update(
         partition_id: The partition.
         fields: The fields that `fn` gets (one str for one field); [] for none.
         fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
-            is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
-            write nothing.
+            is the row of this sample. It returns a dict of the fields to write, which may be other fields than
+            those it got, or None to write nothing.
         empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
             them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
             error.
@@ -471,7 +471,7 @@ def kv_update(
 
     Raises:
         InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
-            something else than a dict or None.
+            something other than a dict or None.
         WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
             a VersionConflictError. Or a server did not reply in time.
         LockLostError: The lock of `fence` is not in force any more.
@@ -505,7 +505,7 @@ async def async_kv_update(
 
     No other put to this key happens between the read and the write: if there was one, the update reads the sample
     again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
-    process; it should be fast, and have no other effects, because it may run several times.
+    process; it should be fast, and have no side effects, because it may run several times.
 
     If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
     all, as with every put.
@@ -515,8 +515,8 @@ async def async_kv_update(
         partition_id: The partition.
         fields: The fields that `fn` gets (one str for one field); [] for none.
         fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
-            is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
-            write nothing.
+            is the row of this sample. It returns a dict of the fields to write, which may be other fields than
+            those it got, or None to write nothing.
         empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
             them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
             error.
@@ -529,7 +529,7 @@ async def async_kv_update(
 
     Raises:
         InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
-            something else than a dict or None.
+            something other than a dict or None.
         WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
             a VersionConflictError. Or a server did not reply in time.
         LockLostError: The lock of `fence` is not in force any more.
@@ -551,9 +551,10 @@ async def async_kv_update(
 
 
 def kv_lock_list(partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
-    """Return who holds locks of keys, since when, and who waits for them.
+    """Return the locks of keys, and the requests that wait for a lock.
 
-    A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+    Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+    that are taken or released meanwhile may or may not be in it.
 
     Args:
         partition_id: The partition. Default: all partitions.
@@ -571,9 +572,10 @@ def kv_lock_list(partition_id: str | None = None, *, timeout: float | None = Non
 
 
 async def async_kv_lock_list(partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
-    """Return who holds locks of keys, since when, and who waits for them.
+    """Return the locks of keys, and the requests that wait for a lock.
 
-    A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+    Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+    that are taken or released meanwhile may or may not be in it.
 
     Args:
         partition_id: The partition. Default: all partitions.

@@ -173,7 +173,7 @@ def init(
             is set (a ValueError). Or `task` or `rank` is not valid.
         StartError: The system did not start. The message has the traceback of the server and the path of its log. Or a
             system is already running, and `attach` is "never".
-        AttachError: No system is running, and `attach` is "require". The message says where `init` has looked.
+        AttachError: No system is running, and `attach` is "require". The message says where `init` looked.
 
     Example:
         >>> config = tq.init({"controller": {"sampler": "SequentialSampler"}})
@@ -563,14 +563,14 @@ def load_checkpoint(
     partitions: str | Sequence[str] | None = None,
     keys: str | Sequence[str] | None = None,
 ) -> CheckpointReport | None:
-    """Replace the state of the system, samples and progress, by that of a checkpoint, or add partitions of it.
+    """Replace the state of the system, samples and progress, with that of a checkpoint, or add partitions of it.
 
     The checkpoint is checked completely before anything is changed. The system may have other storage units than the
     one that was saved. New global indexes continue after the higher of both counters. Metadata of samples from before
     the load is refused (`StaleMetadataError`). Waiting requests continue to wait, for the loaded samples. While
     loading, the system needs space for the samples of the checkpoint in addition to those it has.
 
-    With `partitions`, the samples of these partitions are added in one step, and everything else goes on: other
+    With `partitions`, the samples of these partitions are added in one step, and everything else continues: other
     partitions, other samples and their metadata stay valid. The samples keep their keys, tags, groups and consumption,
     and get new global indexes. A lease ends with the save, so its samples are ready again; batches that were dealt to
     ranks are forgotten. A partition that does not exist is created as it was saved: with its settings, its policy

@@ -916,12 +916,13 @@ class GeneratedMethods(ABC):
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
                 generated it, is more than this number behind the version of the partition (`set_policy_version`) at
-                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. So that
-                few are, new samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
-                were; skipped and dropped ones do not count. A put beyond this waits, if it has a timeout, or raises
-                StalenessError. `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it
-                generates. Samples without the tag are limited only at the put. A trainer that fetches n steps ahead
-                trains on samples that are n versions older: set the limit n lower. Default: no limit.
+                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. To keep
+                the number of skipped samples small, new samples are accepted only while fewer than
+                `(version + max_staleness + 1) * rows_per_version` were accepted; skipped and dropped ones do not count.
+                A put beyond this waits, if it has a timeout, or raises StalenessError.
+                `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it generates. Samples without
+                the tag are limited only at the put. A trainer that fetches n steps ahead trains on samples that are n
+                versions older: set the limit n lower. Default: no limit.
             rows_per_version: The number of samples that training consumes for each policy version. Required with
                 `max_staleness`.
             keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
@@ -999,12 +1000,13 @@ class GeneratedMethods(ABC):
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
                 generated it, is more than this number behind the version of the partition (`set_policy_version`) at
-                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. So that
-                few are, new samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
-                were; skipped and dropped ones do not count. A put beyond this waits, if it has a timeout, or raises
-                StalenessError. `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it
-                generates. Samples without the tag are limited only at the put. A trainer that fetches n steps ahead
-                trains on samples that are n versions older: set the limit n lower. Default: no limit.
+                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. To keep
+                the number of skipped samples small, new samples are accepted only while fewer than
+                `(version + max_staleness + 1) * rows_per_version` were accepted; skipped and dropped ones do not count.
+                A put beyond this waits, if it has a timeout, or raises StalenessError.
+                `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it generates. Samples without
+                the tag are limited only at the put. A trainer that fetches n steps ahead trains on samples that are n
+                versions older: set the limit n lower. Default: no limit.
             rows_per_version: The number of samples that training consumes for each policy version. Required with
                 `max_staleness`.
             keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
@@ -1249,7 +1251,7 @@ class GeneratedMethods(ABC):
             timeout: Seconds to wait; 0 does not wait. Default: no limit.
 
         Returns:
-            Whether all samples are done; False if the wait ended before.
+            Whether all samples are done; False if the timeout ended first.
 
         Raises:
             UnknownPartitionError: The partition does not exist, or was removed meanwhile.
@@ -1269,7 +1271,7 @@ class GeneratedMethods(ABC):
             timeout: Seconds to wait; 0 does not wait. Default: no limit.
 
         Returns:
-            Whether all samples are done; False if the wait ended before.
+            Whether all samples are done; False if the timeout ended first.
 
         Raises:
             UnknownPartitionError: The partition does not exist, or was removed meanwhile.
@@ -2657,7 +2659,7 @@ class GeneratedMethods(ABC):
 
         No other put to this key happens between the read and the write: if there was one, the update reads the sample
         again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
-        process; it should be fast, and have no other effects, because it may run several times.
+        process; it should be fast, and have no side effects, because it may run several times.
 
         If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
         all, as with every put.
@@ -2667,8 +2669,8 @@ class GeneratedMethods(ABC):
             partition_id: The partition.
             fields: The fields that `fn` gets (one str for one field); [] for none.
             fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
-                is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
-                write nothing.
+                is the row of this sample. It returns a dict of the fields to write, which may be other fields than
+                those it got, or None to write nothing.
             empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
                 them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
                 error.
@@ -2681,7 +2683,7 @@ class GeneratedMethods(ABC):
 
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
-                something else than a dict or None.
+                something other than a dict or None.
             WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
                 a VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.
@@ -2719,7 +2721,7 @@ class GeneratedMethods(ABC):
 
         No other put to this key happens between the read and the write: if there was one, the update reads the sample
         again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
-        process; it should be fast, and have no other effects, because it may run several times.
+        process; it should be fast, and have no side effects, because it may run several times.
 
         If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
         all, as with every put.
@@ -2729,8 +2731,8 @@ class GeneratedMethods(ABC):
             partition_id: The partition.
             fields: The fields that `fn` gets (one str for one field); [] for none.
             fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
-                is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
-                write nothing.
+                is the row of this sample. It returns a dict of the fields to write, which may be other fields than
+                those it got, or None to write nothing.
             empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
                 them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
                 error.
@@ -2743,7 +2745,7 @@ class GeneratedMethods(ABC):
 
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
-                something else than a dict or None.
+                something other than a dict or None.
             WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
                 a VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.
@@ -2766,9 +2768,10 @@ class GeneratedMethods(ABC):
         )
 
     def kv_lock_list(self, partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
-        """Return who holds locks of keys, since when, and who waits for them.
+        """Return the locks of keys, and the requests that wait for a lock.
 
-        A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+        that are taken or released meanwhile may or may not be in it.
 
         Args:
             partition_id: The partition. Default: all partitions.
@@ -2787,9 +2790,10 @@ class GeneratedMethods(ABC):
     async def async_kv_lock_list(
         self, partition_id: str | None = None, *, timeout: float | None = None
     ) -> list[LockEntry]:
-        """Return who holds locks of keys, since when, and who waits for them.
+        """Return the locks of keys, and the requests that wait for a lock.
 
-        A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+        that are taken or released meanwhile may or may not be in it.
 
         Args:
             partition_id: The partition. Default: all partitions.

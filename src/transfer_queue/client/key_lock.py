@@ -92,7 +92,7 @@ class KVLock:
 
     @property
     def held(self) -> bool:
-        """Whether the lock is held, as far as this process knows. A put with `fence=` knows it for certain.
+        """Whether the lock is held, as far as this process knows. The controller checks only puts with `fence=`.
 
         Example:
             >>> with client.kv_lock("a", "train_0") as lock:
@@ -175,8 +175,8 @@ class LockMethods(GeneratedMethods):
         """Return a lock of keys, which is held in a `with` or an `async with` block.
 
         While a client holds the lock, no other lock of any of these keys is granted. The keys are locked together, so
-        two clients never wait for each other, and in the order in which clients asked. The keys need not exist. A lock
-        restricts nothing but other locks: puts without `fence=` are accepted from everyone.
+        two clients never wait for each other, and in the order in which clients requested them. The keys need not
+        exist. A lock restricts only other locks: puts without `fence=` are accepted from everyone.
 
         The client renews the lease of the lock in the background. The lock ends with its block. It also ends if the
         process is dead, or is stopped for longer than the lease, or if a checkpoint is loaded. A lock is not reentrant:

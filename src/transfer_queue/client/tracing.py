@@ -158,8 +158,8 @@ def _describe_values(span: Span, values: TensorDictBase) -> None:
 def bytes_of(value: Any) -> int:
     """Return the bytes of a column of tensors, or of those of a nested TensorDict.
 
-    A stack of objects counts as 0, also if they are tensors (the layout "list"): to ask each of them takes longer than
-    some gets.
+    A stack of objects counts as 0, also if they are tensors (the layout "list"): asking each of them would take longer
+    than some gets.
     """
     if isinstance(value, torch.Tensor):
         return value.values().nbytes if value.is_nested else value.nbytes

@@ -76,9 +76,9 @@ class Nack(Request, frozen=True):
 
 
 class Renew(Request, frozen=True):
-    """Renew leases and locks (partition, token) for their whole time.
+    """Renew leases and locks (partition, token) for their full duration.
 
-    The reply is `Done([bool])`: which are still in force.
+    The reply is `Done([bool])`: which of them are still in force.
     """
 
     leases: list[tuple[str, Natural]]

@@ -141,7 +141,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_staleness_versions": Family(
             "histogram",
-            "By how many policy versions the oldest sample of a batch was old when a fetch of the task took it.",
+            "Policy versions by which the oldest sample of a batch was behind when a fetch of the task took it.",
             ("task",),
             sample=per_task_timing("staleness"),
             bounds=STALENESS_BOUNDS,

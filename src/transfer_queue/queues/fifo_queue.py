@@ -27,8 +27,8 @@ class Queue(QueueHandle):
     """A first-in, first-out queue between threads, processes and nodes.
 
     It replaces `queue.Queue`, `multiprocessing.Queue`, `multiprocessing.JoinableQueue` and `ray.util.queue.Queue`.
-    Every process that makes a queue with the same name has the same queue. A queue also pickles: it can be an argument
-    of a process or of a Ray actor. Items are ordered by their arrival at the controller, over all producers.
+    All processes that create a queue with the same name use the same queue. A queue can be pickled: it can be an
+    argument of a process or of a Ray actor. Items are ordered by their arrival at the controller, over all producers.
 
     Every object can be an item. Tensors, arrays and containers of them are not pickled: their bytes go directly from
     their own memory into shared memory. A get returns objects that belong to the caller.
@@ -219,10 +219,10 @@ class Queue(QueueHandle):
         Args:
             block: Whether to wait while the queue is empty. Default: True.
             timeout: Seconds to wait. Default: no limit.
-            lease: Seconds for which the item is lent, and the lease is renewed while this process runs. The result is
-                then a `LeasedItem`. If the process ends before it acknowledges the item, another consumer gets it, up
-                to `controller.max_deliveries` times. A leased item counts for `maxsize` until its ack. Default: the
-                item is consumed at once, and is lost with a process that ends before it has processed it.
+            lease: The duration of a lease in seconds, which is renewed while this process runs. The result is then a
+                `LeasedItem`. If the process ends before it acknowledges the item, another consumer gets it, up to
+                `controller.max_deliveries` times. A leased item counts for `maxsize` until its ack. Default: the item
+                is consumed at once, and is lost with a process that ends before it has processed it.
 
         Returns:
             The item, or a `LeasedItem` with it.
@@ -266,7 +266,7 @@ class Queue(QueueHandle):
     async def get_async(self, block: bool = True, timeout: float | None = None, *, lease: float | None = None) -> Any:
         """Take the first item from an event loop.
 
-        If the task is cancelled in the moment in which the controller deals the item, the item is lost, unless it has a
+        If the task is cancelled at the moment at which the controller deals the item, the item is lost, unless it has a
         lease. Prefer `timeout` to `asyncio.wait_for`.
 
         Args:
@@ -427,7 +427,7 @@ class Queue(QueueHandle):
         return self.qsize()
 
     def __bool__(self) -> bool:
-        return True  # as of `queue.Queue`, which has no length
+        return True  # like a `queue.Queue`, which has no length
 
     def empty(self) -> bool:
         """Return whether `qsize` is 0.
@@ -472,7 +472,7 @@ class Queue(QueueHandle):
         return self._backlog().undone
 
     def task_done(self, count: int = 1) -> None:
-        """Report that an item, which was got before, is processed. See `join`.
+        """Report that an item that was taken before is processed. See `join`.
 
         Args:
             count: The number of items. Default: 1.
@@ -574,10 +574,10 @@ class Queue(QueueHandle):
         return self._backlog().sealed
 
     def shutdown(self, immediate: bool = False, grace_period_s: float | None = None, *, force: bool = False) -> None:
-        """Shut the queue down: later puts, and gets of an empty queue, raise QueueShutDownError, also those that wait.
+        """Shut the queue down: from now on, puts raise QueueShutDownError, and so do gets of an empty queue.
 
-        The items that are left can be got. The partition remains, so that every process learns that the queue was shut
-        down; `get_client().clear_partition(queue.name)` removes it.
+        Calls that are waiting end in the same way. The remaining items can still be taken. The partition remains, so
+        that every process learns that the queue was shut down; `get_client().clear_partition(queue.name)` removes it.
 
         Args:
             immediate: Whether to discard the items that are left; `join` does not wait for them. Default: False.
@@ -613,8 +613,9 @@ class Queue(QueueHandle):
             since = client.wait_for_change(self.name, since, timeout=left).version
 
     def close(self) -> None:
-        """Declare that this object is not used any more, as with `multiprocessing.Queue`. Other processes go on.
+        """Declare that this process does not use this object any more, as with `multiprocessing.Queue`.
 
+        Other processes can still use the queue.
         Later puts and gets of this object raise a ValueError. Items are already in the queue, so that nothing is lost.
 
         Example:

@@ -17,7 +17,7 @@ _handles: weakref.WeakSet[QueueHandle] = weakref.WeakSet()
 
 
 class QueueHandle:
-    """A queue as one process refers to it. It pickles, and attaches the process that unpickles it to the system."""
+    """A reference to a queue. It can be pickled, and attaches the process that unpickles it to the system."""
 
     order = "fifo"
     """The order of the partition, see `create_partition`."""

@@ -30,7 +30,7 @@ class LifoQueue(Queue):
 
 
 class PriorityQueue(Queue):
-    """A queue of which a get takes the item with the lowest priority value, and of equal ones the oldest.
+    """A queue whose gets take the item with the lowest priority value, and the oldest of equal ones.
 
     The priority is the item itself if it is a number, the first entry of a tuple or a list, or otherwise the attribute
     `priority` of the item.

@@ -19,8 +19,8 @@ AsyncFetch = Callable[["float | None"], "Awaitable[list[Any]]"]
 class PrefetchBuffer:
     """The items that were taken ahead, separately for each lease time of the gets.
 
-    One thread, or one task of each event loop, fetches at a time and the others wait for what it brings: otherwise they
-    would wait at the controller for further items while items are here.
+    One thread, or one task of each event loop, fetches at a time and the others wait for the items that it fetches:
+    otherwise they would wait at the controller for further items while items are here.
     """
 
     def __init__(self) -> None:

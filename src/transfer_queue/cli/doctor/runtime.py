@@ -107,7 +107,7 @@ def _system(system: SystemFolder) -> Iterator[Finding]:
 
 
 def _running(system: SystemFolder, name: str, description: Description | None) -> Finding:
-    """Return whether a running system replies. On other nodes than the controller's, its silence is a warning only.
+    """Check that a running system replies. If its controller is on another node, a missing reply is only a warning.
 
     A container that is restarted loses the values of its storage unit, and that does not help a controller elsewhere.
     """

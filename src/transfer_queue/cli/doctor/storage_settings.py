@@ -35,7 +35,7 @@ def check(path: Path) -> Iterator[Finding]:
         yield Finding("arena size", PROBLEM, f"{needs}, but {folder} has {size_text(size)}", advice, values)
     elif limit is not None and settings.arena_bytes >= limit:
         advice = "allow more memory, or lower arena_bytes: a container that exceeds its limit is killed"
-        words = f"{needs}, but this control group may only use {size_text(limit)}, with all processes"
+        words = f"{needs}, but this control group may only use {size_text(limit)} for all its processes"
         yield Finding("arena size", PROBLEM, words, advice, values)
     else:
         yield Finding("arena size", OK, f"{needs}; {folder} has {size_text(size)}", values=values)

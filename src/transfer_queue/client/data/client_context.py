@@ -119,8 +119,8 @@ class SystemAddress(Protocol):
 class ReaderNumbers:
     """The numbers of the readers that get items of queues at this moment, from 0 for each queue.
 
-    A client refers to the rows that it got until the next get with the same number, so no two gets under way may have
-    the same one.
+    A client refers to the rows that it got until the next get with the same number, so no two gets that run at the same
+    time may have the same number.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class ReaderNumbers:
             return number
 
     def leave(self, queue: str, number: int) -> None:
-        """Let another reader have the number."""
+        """Release the number, so that another reader can get it."""
         with self._lock:
             self._taken[queue].discard(number)
 
@@ -168,7 +168,7 @@ class ClientContext:
         session = self.session
         self.renewals = Renewals(lambda: session.clock())
         self.jitter = random.Random(self.client_id)
-        """Draws the pauses between attempts, which must differ between clients."""
+        """The random generator for the pauses between attempts, which must differ between clients."""
         self.timeline = TimelineReader(lambda: session.clock())
         """What this client knows of the timeline."""
         self._lock = threading.Lock()

@@ -28,9 +28,10 @@ class LockOperations(DataPath):
     def kv_lock_list(
         self, partition_id: str | None = None, *, timeout: float | None = None
     ) -> Operation[list[LockEntry]]:
-        """Return who holds locks of keys, since when, and who waits for them.
+        """Return the locks of keys, and the requests that wait for a lock.
 
-        A long list is fetched in pages. Locks that are taken or released meanwhile may or may not be in it.
+        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+        that are taken or released meanwhile may or may not be in it.
 
         Args:
             partition_id: The partition. Default: all partitions.

@@ -46,12 +46,13 @@ class PartitionOperations(DataPath):
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
                 generated it, is more than this number behind the version of the partition (`set_policy_version`) at
-                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. So that
-                few are, new samples are accepted while fewer than `(version + max_staleness + 1) * rows_per_version`
-                were; skipped and dropped ones do not count. A put beyond this waits, if it has a timeout, or raises
-                StalenessError. `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it
-                generates. Samples without the tag are limited only at the put. A trainer that fetches n steps ahead
-                trains on samples that are n versions older: set the limit n lower. Default: no limit.
+                the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. To keep
+                the number of skipped samples small, new samples are accepted only while fewer than
+                `(version + max_staleness + 1) * rows_per_version` were accepted; skipped and dropped ones do not count.
+                A put beyond this waits, if it has a timeout, or raises StalenessError.
+                `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it generates. Samples without
+                the tag are limited only at the put. A trainer that fetches n steps ahead trains on samples that are n
+                versions older: set the limit n lower. Default: no limit.
             rows_per_version: The number of samples that training consumes for each policy version. Required with
                 `max_staleness`.
             keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
@@ -202,7 +203,7 @@ class PartitionOperations(DataPath):
             timeout: Seconds to wait; 0 does not wait. Default: no limit.
 
         Returns:
-            Whether all samples are done; False if the wait ended before.
+            Whether all samples are done; False if the timeout ended first.
 
         Raises:
             UnknownPartitionError: The partition does not exist, or was removed meanwhile.

@@ -1,7 +1,7 @@
 """Defines the operations of `queues.Queue`: a queue is a partition with one field, whose samples one task consumes.
 
 A get without a lease is one round trip. The client refers to the row that it got while it reads the value, and the next
-get of the same reader (`ReaderNumbers`) reports that it has finished; after a large value, an own request does.
+get of the same reader (`ReaderNumbers`) reports that it has finished; after a large value, a separate request does.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class UpdateOperations(DataPath):
 
         No other put to this key happens between the read and the write: if there was one, the update reads the sample
         again and calls `fn` again. Several updates of one key never overwrite each other's results. `fn` runs in this
-        process; it should be fast, and have no other effects, because it may run several times.
+        process; it should be fast, and have no side effects, because it may run several times.
 
         If the reply to the write is lost (ConnectionLostError, WaitTimeoutError), the update happened once or not at
         all, as with every put.
@@ -52,8 +52,8 @@ class UpdateOperations(DataPath):
             partition_id: The partition.
             fields: The fields that `fn` gets (one str for one field); [] for none.
             fn: A function of a dict with the values of these fields, in the form in which `kv_put` takes them: a tensor
-                is the row of this sample. It returns a dict of the fields to write, also others than it got, or None to
-                write nothing.
+                is the row of this sample. It returns a dict of the fields to write, which may be other fields than
+                those it got, or None to write nothing.
             empty: The values that `fn` gets for fields that have no value, because the key is new or was put without
                 them; one entry for each of `fields`. The key is created if it does not exist. Default: such a key is an
                 error.
@@ -66,7 +66,7 @@ class UpdateOperations(DataPath):
 
         Raises:
             InvalidArgumentError: The key does not exist or lacks a field, and there is no `empty`; or `fn` returned
-                something else than a dict or None.
+                something other than a dict or None.
             WaitTimeoutError: Other clients changed the sample in each attempt: nothing was written, and `__cause__` is
                 a VersionConflictError. Or a server did not reply in time.
             LockLostError: The lock of `fence` is not in force any more.

@@ -1,7 +1,7 @@
-"""Decides who gets a lock of keys, and how locks end. Reads the state and returns records.
+"""Decides which client gets a lock of keys, and how locks end. Reads the state and returns records.
 
 A request gets all of its keys at once or none, so two clients never wait for each other. Requests are served in the
-order in which they arrived: a request waits while one of its keys is locked, or is wanted by an earlier request.
+order in which they arrived: a request waits while one of its keys is locked, or an earlier request waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN = 3  # keys that a message names
 
 
 def check_request(request: TakeLock) -> None:
-    """Raise InvalidArgumentError if a request names no key, repeats a key, or has no time."""
+    """Raise InvalidArgumentError if a request names no key, repeats a key, or has a lease that is not positive."""
     if not request.keys or len(set(request.keys)) != len(request.keys):
         raise InvalidArgumentError(f"a lock must name at least one key, and each key once, got {request.keys[:5]}")
     if request.lease <= 0:
@@ -30,7 +30,8 @@ def check_request(request: TakeLock) -> None:
 def must_wait(state: State, request: TakeLock, waiter: RequestKey, connected: Container[RequestKey]) -> bool:
     """Return whether a request cannot be granted now. `waiter` waits already, or has just arrived.
 
-    connected: the waiting requests whose clients are connected. The others keep their place, and nobody waits for them.
+    connected: the waiting requests whose clients are connected. The others keep their place, and no request waits for
+    them.
     """
     if state.locks.is_any_held(request.partition, request.keys):
         return True
@@ -135,7 +136,7 @@ def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: f
 
 
 def describe_lock(state: State, lock: KeyLock, now: float, keys: set[str] | None = None) -> str:
-    """Return who holds a lock since when. keys: the keys to name. Default: all keys of the lock."""
+    """Return a clause that names the holder of a lock, and since when. keys: those to name. Default: all its keys."""
     named = lock.keys if keys is None else [key for key in lock.keys if key in keys]
     return (
         f"{_keys_words(named)} {'is' if len(named) == 1 else 'are'} locked by {_client_words(state, lock.client)} for "

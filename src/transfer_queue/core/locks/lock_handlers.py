@@ -18,7 +18,7 @@ PAGE = 256
 
 @handles(locks.TakeLock)
 def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.TakeLock) -> Decision | ParkDecision:
-    """Lock keys, or park the request while one of them is locked or wanted by an earlier request."""
+    """Lock keys, or park the request while one of them is locked or an earlier request waits for one of them."""
     lock_decisions.check_request(request)
     state = context.state
     if lock_decisions.must_wait(state, request, caller.waiter, context.parked.peers):

@@ -11,14 +11,15 @@ FIRST_CHECK = 0.01
 process before it releases its other locks, or after that.
 """
 LONGEST_CHECK = 1.0
-"""The most seconds between two checks. The time between checks doubles until then."""
+"""The maximum number of seconds between two checks. The time between checks doubles until then."""
 
 
 class LockHolders:
     """The clients that hold locks and have no connection.
 
-    A client that has lost its connections may live, so the end of a connection alone ends no lock. Whether its process
-    lives is known only of clients on the controller's node. The locks of other clients end with their leases.
+    A client that has lost its connections may still be alive, so the end of a connection alone ends no lock. Whether
+    its process is alive is known only for clients on the controller's node. The locks of other clients end with their
+    leases.
     """
 
     def __init__(self, state: State, is_alive: Callable[[str], bool], now: float) -> None:
@@ -32,7 +33,7 @@ class LockHolders:
         self._state = state
         self._is_alive = is_alive
         self._verifiable: dict[str, bool] = {}
-        """Client -> whether `is_alive` knows its process. It is asked while the client surely lives."""
+        """Client -> whether `is_alive` knows its process. It is checked while the client is certainly alive."""
         self._checks: dict[str, tuple[float, float]] = {}
         """Client without a connection -> the time of its next check, and the seconds before it."""
         for client in state.locks.of_client:

@@ -2,18 +2,19 @@
 
 A sample has the version of the policy that generated it, which its tag `policy_version` says. It counts at the claim: a
 task skips the rows that are more than `max_staleness` s versions behind the partition
-(`claims.batch_selection.decide_stale`), so no claim returns one. The version at the put would not do: a producer that
-reads the weights of version v, and puts after the version has risen to v + 1, would be admitted as one version younger
-than its sample is.
+(`claims.batch_selection.decide_stale`), so no claim returns one. The version at the put would not be sufficient: a
+producer that reads the weights of version v, and puts after the version has risen to v + 1, would be admitted as one
+version younger than its sample is.
 
 So that few samples are skipped, the partition admits new rows while it has admitted fewer than (version + s + 1) * n,
 with `rows_per_version` n. If rows are trained on in order, n for each version, a row that was generated at the version
-of its put is then at most s versions old. Dropped and skipped rows do not count, because they are not trained on; in
-their place others are admitted. This limit is the staleness control of asynchronous RL that AReaL describes
+of its put is then at most s versions old. Dropped and skipped rows do not count, because they are not trained on; other
+rows are admitted in their place. This limit is the staleness control of asynchronous RL that AReaL describes
 (arXiv:2505.24298, section 5.1).
 
-A partition with `max_rows` admits new rows while fewer rows than that wait for its tasks. A put beyond either limit is
-refused, or waits at the controller in order of arrival, so producers do not race for the space that a consumer frees.
+A partition with `max_rows` admits new rows while fewer than `max_rows` rows wait for its tasks. A put beyond either
+limit is refused, or waits at the controller in order of arrival, so producers do not race for the space that a consumer
+frees.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def admits_rows(partition: Partition | None) -> bool:
 
 
 def certainly_waits(state: State, request: Publish | Reserve) -> bool:
-    """Return whether a put of new rows waits longer, because its partition has `max_rows` rows."""
+    """Return whether a put of new rows must keep waiting, because its partition has `max_rows` rows."""
     partition = state.partitions.get(request.partition)
     if partition is None or partition.options.max_rows is None or partition.sealed:
         return False
@@ -79,8 +80,8 @@ def check_max_rows(partition: Partition, count: int) -> None:
             f"put fewer rows at a time"
         )
     raise PartitionFullError(
-        f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, {most} may (max_rows), "
-        f"and this put adds {count}. Pass timeout= to wait until tasks have consumed rows."
+        f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, the limit is {most} "
+        f"(max_rows), and this put adds {count}. Pass timeout= to wait until tasks have consumed rows."
     )
 
 

@@ -1,7 +1,7 @@
-"""Adds the partitions of a saved state to the present state, beside everything that is there.
+"""Adds the partitions of a saved state to the present state, and changes nothing else.
 
-The samples get new global indexes and their blocks new numbers. A partition that does not exist is made like the saved
-one; to one that exists, the samples are added like those of a put.
+The samples get new global indexes and their blocks new numbers. A partition that does not exist is created like the
+saved one. If the partition exists, the samples are added to it like those of a put.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_merge(state: State, loaded: State) -> None:
         InvalidArgumentError: It has other settings, or its fields hold values of another type (`FieldTypeError`).
         DuplicateError: It has samples with the same keys.
         CheckpointError: The samples were not written into new space of this system.
-        CapacityError: The system has no capacity for so many samples.
+        CapacityError: The samples would exceed the capacity of the system (`total_storage_size`).
     """
     check_new_extents(state, loaded.blocks)
     for source in loaded.partitions.values():
@@ -68,7 +68,7 @@ def _check_partition(there: Partition, source: Partition) -> None:
 
 
 def merge_state(state: State, loaded: State) -> None:
-    """Apply a `records.StateMerged`: add the partitions of `loaded`, which is used up."""
+    """Apply a `records.StateMerged`: add the partitions of `loaded`, which must not be used afterwards."""
     targets = [(source, *_target_of(state, source)) for source in loaded.partitions.values()]
     owners = {source.number: target.number for source, target, _ in targets}
     numbers = sorted(loaded.blocks.chunks)
@@ -107,7 +107,7 @@ class _Merge:
         self._target = target
         self._made = made
         self._shift = shift
-        """What is added to the number of each block."""
+        """The offset that is added to the number of each block."""
         self._from = source.rows.live_positions(waiting=False)
         """The positions of the samples in the saved partition, ascending."""
         self._to = self._append_rows()

@@ -294,12 +294,12 @@ class BlockTable(PublishedExtents):
             self.stored[owner][unit] += sign * nbytes
 
     def absorb(self, other: BlockTable, owners: dict[int, int], shift: int) -> None:
-        """Take over all blocks and extents of another table, which is used up.
+        """Take over all blocks and extents of another table, which must not be used afterwards.
 
         Args:
             other: The table. None of its extents is in this table.
             owners: The number of each partition in `other` -> its number from now on.
-            shift: What is added to the numbers of its chunks. This table has no chunk of these numbers.
+            shift: The offset that is added to the numbers of its chunks. This table has no chunk of these numbers.
         """
         self.changes += 1
         for place, extent in other.extents.items():

@@ -1,7 +1,7 @@
 """Writes the events of the timeline, where something happens in the controller. Nothing here is part of the state.
 
 Most events are noted as tuples first, and written to the ring some hundred at a time. A loop that only writes events
-takes a third of the time that each event would take alone, because the processor has its code and data at hand.
+takes a third of the time that each event would take alone, because its code and data are in the processor's caches.
 `python -m benchmarks timeline` compares puts and claims with and without the timeline.
 """
 
@@ -47,8 +47,8 @@ MANY_RECORDED = 256
 LOOKED_AT = 64
 """Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
 LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
-"""The claims whose newest block is searched, at most this many in so many seconds. If claims are so frequent that the
-search would slow them down, the age and staleness of a part of them represent those of all."""
+"""The newest block is looked up for at most LOOKUPS claims in LOOKUP_SECONDS, so that frequent claims are not slowed
+down. The age and staleness of these claims represent those of all claims."""
 
 _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ = (int(kind) for kind in EventKind)
 _pack = PACKING.pack_into
@@ -117,7 +117,7 @@ class TimelineRecorder:
         self._times = PublicationTimes()
         self._policies = PolicyHistory()
         self._lookups, self._more_lookups = 0, -math.inf
-        """How many claims may still be looked at, and the time from which on it is `LOOKUPS` again."""
+        """The number of claims whose blocks may still be searched, and the time at which it is reset to `LOOKUPS`."""
         self._reserved = 0, 0
         """The first global index and the number of the rows that were reserved last, until the next put."""
         self._dropped: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Train with TRL through the queue: generators, reward and trainer are processes of their own, on any machine.
+"""Train with TRL through the queue: generators, rewards and the trainer run in separate processes, on any machine.
 
 The trainer's process uses `TransferQueueRolloutWorker` (with `AsyncGRPOTrainer`) or `QueueRollouts` (as `rollout_func`
 of `GRPOTrainer`). A generator's process runs `generate_rollouts` with an `Engine`, and a process of the reward stage

@@ -16,7 +16,7 @@ _VERSION_FIELD = "#version"  # a parameter's name cannot begin with this charact
 
 
 class Publication(NamedTuple):
-    """What the tag of the published weights says."""
+    """The content of the tag of the published weights."""
 
     number: str
     """Differs in each publication, also if a resumed training publishes a version again."""
@@ -72,13 +72,13 @@ def read_publication(partition_id: str) -> Publication | None:
 
 
 def mark_stopped(partition_id: str) -> None:
-    """Tell the producers that the training has stopped."""
+    """Notify the producers that the training has stopped."""
     if read_publication(partition_id) is not None:
         current_client().kv_put(KEY, partition_of(partition_id), tag={"stopped": True})
 
 
 def await_training(partition_id: str, timeout: float | None = None) -> Publication | None:
-    """Wait until a training has published weights and has not stopped. Return None if it did not in time.
+    """Wait until a training has published weights and has not stopped. Return None after the timeout.
 
     Args:
         partition_id: The partition of the rollouts.

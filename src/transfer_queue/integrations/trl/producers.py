@@ -1,4 +1,4 @@
-"""The producers of rollouts: generators, and the reward stage. Each is the loop of a process, on any machine."""
+"""The producers of rollouts: generators, and the reward stage. Each is the main loop of a process, on any machine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Completion(NamedTuple):
 
 
 class Engine(Protocol):
-    """What a generator needs of an inference engine."""
+    """The interface through which a generator uses an inference engine."""
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights of the policy.

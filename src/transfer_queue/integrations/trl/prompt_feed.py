@@ -15,7 +15,7 @@ from transfer_queue.utils.logging_utils import get_logger
 _logger = get_logger(__name__)
 
 PAUSE = 1.0
-"""Seconds after which a put that waits for the policy looks whether it should end."""
+"""Seconds after which a put that waits for the policy checks whether it should end."""
 
 
 class Prompts(Protocol):
@@ -40,7 +40,7 @@ class PromptFeed:
         prompts: The dataset.
         partition_id: The partition of the rollouts.
         group_size: The number of completions of each prompt.
-        epochs: How often the dataset is repeated; None: for ever.
+        epochs: How often the dataset is repeated; None: without end.
         seed: The seed of the order, which differs in each epoch; None: the order of the dataset.
     """
 

@@ -26,7 +26,7 @@ from transfer_queue.metadata import BatchMeta
 
 FIELDS = [PROMPT, *GENERATED, *SCORED]
 WAIT = 5.0
-"""Seconds after which a get that waits looks whether the producers are alive."""
+"""Seconds after which a get that waits checks whether the producers are alive."""
 IN_ORDER = {"sampler": "SequentialSampler"}
 """Ready samples in the order of their prompts. A group is ready as a whole, since its advantages are put together."""
 
@@ -87,7 +87,7 @@ class RolloutBuffer:
                     raise queue.Empty
         sample = self._ready.popleft()
         self._positions[id(sample.input_ids)] = self._taken
-        self._arrays.append((self._taken, sample.input_ids))  # kept, so that its id stays its own
+        self._arrays.append((self._taken, sample.input_ids))  # kept, so that no other object gets its id
         self._taken += 1
         return sample
 

@@ -1,4 +1,4 @@
-"""QueueRollouts: a `rollout_func` of TRL's GRPOTrainer whose completions come from generators at the queue."""
+"""QueueRollouts: a `rollout_func` of TRL's GRPOTrainer whose completions come from generators in other processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from transfer_queue.integrations.trl.rollout_partition import (
 )
 
 WAIT = 5.0
-"""Seconds after which a call that waits looks whether a generator is alive."""
+"""Seconds after which a call that waits checks whether a generator is alive."""
 CALL = "call"
 """Tag entry: the rank and the number of the call that put a sample."""
 
 
 class QueueRollouts(TrainerCallback):  # type: ignore[misc]  # transformers is not installed with mypy
-    """Answer the prompts of `GRPOTrainer` by generators at the queue.
+    """Let generators in other processes answer the prompts of `GRPOTrainer`.
 
     It is a `rollout_func` and a callback of the trainer. Each call publishes the weights if they have changed, puts the
     prompts, and waits until generators (`generate_rollouts`) have answered all of them. The trainer computes the
@@ -62,7 +62,7 @@ class QueueRollouts(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self.__name__ = "queue_rollouts"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Clear what an earlier training has left."""
+        """Clear the samples that an earlier training has left."""
         if state.is_world_process_zero:
             for partition in (self._partition, partition_of(self._partition)):
                 current_client().clear_partition(partition)

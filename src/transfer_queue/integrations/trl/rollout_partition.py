@@ -27,7 +27,7 @@ GROUP, VERSION = "group", "policy_version"
 GENERATE, SCORE, TRAIN = "generate", "score", "train"
 """The tasks of generators, of the reward stage and of the trainer."""
 WAIT = 1.0
-"""Seconds after which a producer that waits for samples looks whether the training has stopped."""
+"""Seconds after which a producer that waits for samples checks whether the training has stopped."""
 LEASE = 30.0
 """Default seconds of a lease: samples of a process that was killed are delivered again after this time."""
 

@@ -43,7 +43,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
     """Give the samples of a queue to TRL's `AsyncGRPOTrainer`, and its weights to the generators.
 
     Prompts, completions, rewards and advantages are fields of samples of one partition. Generators
-    (`generate_rollouts`) and the reward stage (`score_rollouts`) are processes of their own, on any machine. The worker
+    (`generate_rollouts`) and the reward stage (`score_rollouts`) are separate processes, on any machine. The worker
     puts the prompts, publishes the weights of each version, and takes whole groups of samples under leases, which it
     acknowledges when an optimizer step has used them. It is also the weight transfer and a callback of the trainer:
     `trainer_arguments` returns the arguments for the installed version of TRL (1.4 to 1.16).
@@ -57,7 +57,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         epochs: How often the dataset is repeated; the partition is sealed afterwards. Default: without end.
         seed: The seed of the order of the prompts, which differs in each epoch. Default: the order of the dataset.
         checkpoint: The checkpoint of the trainer from which the training is resumed. Its queue is loaded. Default:
-            none, and what is in the partitions is cleared when the training begins.
+            none, and the partitions are cleared when the training begins.
         partition_id: The name of the partition. Default: "rollouts".
         samples_per_version: The number of samples that are trained on for each version of the weights. Default: the
             batch size of an optimizer step times `args.weight_sync_steps`. Required with `args.token_budget`.
@@ -189,7 +189,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
             elif now - self._missing.setdefault(task, now) >= limit:
                 raise WaitTimeoutError(
                     f"no process has worked for task {task!r} of partition {self._partition!r} for {limit:g} s, so the "
-                    f"trainer would wait for ever: start a process that calls {function}({self._partition!r}), and "
+                    f"trainer would wait forever: start a process that calls {function}({self._partition!r}), and "
                     f"look at the logs of those that have ended"
                 )
 

@@ -1,4 +1,4 @@
-"""The replay buffers of verl that wait for changes of one partition, where verl's own ones list all keys each 2 s.
+"""The replay buffers of verl that wait for changes of one partition, while verl's own list all keys every 2 s.
 
 Which prompts are sampled, dropped or refilled is decided by verl's code, which the classes inherit.
 """
@@ -38,13 +38,13 @@ class EventDrivenReplayBuffer(ReplayBuffer):
     as verl's ReplayBuffer. It reads only the partition that is sampled, and of it only what has changed since the
     previous call. The first call reads the whole partition.
 
-    While `sample` waits for long, it logs the prompts that are not finished: since when each of them is unchanged, and
-    which client wrote it last.
+    If `sample` waits for a long time, it logs the prompts that are not finished: for how long each of them has not
+    changed, and which client wrote it last.
 
     Args:
         refill_fn: The method of the trainer that adds prompts. verl passes the settings of group filtering only to its
             own replay buffers; this class reads them from the configuration of that trainer.
-        sampler_kwargs: `report_after`: the seconds after which a wait is logged, and again after each such time.
+        sampler_kwargs: `report_after`: the seconds after which a wait is logged, and between further log messages.
             Default: VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS (60). Other entries are ignored.
         arguments: See verl's ReplayBuffer. `poll_interval` has no effect on the wait.
 
@@ -104,7 +104,7 @@ class EventDrivenReplayBuffer(ReplayBuffer):
         return found
 
     def _sync_metadata_from_transfer_queue(self) -> None:
-        """Bring what is known of the sampled partition up to date. verl calls this before each decision."""
+        """Update the tables of the sampled partition. verl calls this before each decision."""
         partition_id = self._partition_id
         if partition_id not in self._mirrors:
             self._mirrors[partition_id] = PartitionMirror(self, partition_id)
@@ -217,7 +217,7 @@ def _positive_seconds(seconds: Any) -> float:
 def _last_change_text(report: SampleReport) -> str:
     """Return since when a prompt has not changed, and which client changed it last."""
     if not report.history:
-        return "unchanged for longer than the history of the controller goes back"
+        return "unchanged since before the oldest event in the controller's timeline"
     last = report.history[-1]
     task = f"{short_name(last.task)}{f'/{last.rank}' if last.rank >= 0 else ''}, " if last.task else ""
     seconds = f"{report.now - last.time:,.0f} s (since {time_of_day(last.time)})"
