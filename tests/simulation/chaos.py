@@ -65,15 +65,7 @@ class Run:
         """Run it. Raises AssertionError if an expectation is violated."""
         cluster, workload = self.cluster, self.workload
         workload.begin(cluster)
-        self.faults.plan(self.draw.randint(0, 24), SECONDS)
-        cluster.advance(SECONDS)
-        self.faults.end()
-        workload.closing = True
-        limit = cluster.clock.now + PATIENCE
-        while not workload.done():
-            cluster.advance(1.0)
-            if cluster.clock.now > limit:
-                raise LedgerError("a client waits forever")
+        self.faults.carry_out(SECONDS, PATIENCE, workload.close, workload.done)
         cluster.advance(5.0)
         cluster.check()
         if self.features.replicas > 1 and cluster.lost_values:

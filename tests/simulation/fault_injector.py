@@ -23,11 +23,13 @@ import random
 from collections.abc import Callable
 
 from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import RANKS
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.session import Target
 
+MOST_FAULTS = 24  # of a run
 MOST_RECORDS = 12  # until the controller is killed
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
 
@@ -56,6 +58,29 @@ class Faults:
         self._kill = kill
         self._end_rank = end_rank
         self._most_losses = most_losses
+
+    def carry_out(self, seconds: float, patience: float, close: Callable[[], None], done: Callable[[], bool]) -> None:
+        """Let the clients run with faults, then without faults until all of them have finished.
+
+        Args:
+            seconds: The virtual time in which faults happen.
+            patience: The seconds of virtual time in which the clients must finish afterwards.
+            close: Asks the clients to finish.
+            done: Returns whether all clients have finished.
+
+        Raises:
+            LedgerError: A client did not finish in time.
+        """
+        cluster = self.cluster
+        self.plan(self.draw.randint(0, MOST_FAULTS), seconds)
+        cluster.advance(seconds)
+        self.end()
+        close()
+        limit = cluster.clock.now + patience
+        while not done():
+            cluster.advance(1.0)
+            if cluster.clock.now > limit:
+                raise LedgerError("a client waits forever")
 
     def plan(self, count: int, seconds: float) -> None:
         """Schedule `count` faults at random times within the next `seconds`."""

@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,15 +130,7 @@ class LockRun:
         for _ in range(self.draw.randint(2, 4)):
             self.role("updater", self._update)
             self.role("locker", self._lock)
-        self.faults.plan(self.draw.randint(0, 24), SECONDS)
-        cluster.advance(SECONDS)
-        self.faults.end()
-        self.closing = True
-        limit = cluster.clock.now + PATIENCE
-        while not self._done():
-            cluster.advance(1.0)
-            if cluster.clock.now > limit:
-                raise LedgerError("a client waits forever")
+        self.faults.carry_out(SECONDS, PATIENCE, self._close, self._done)
         cluster.advance(60.0)  # until the leases of killed clients have ended
         cluster.check()
         self._settle()
@@ -177,6 +169,9 @@ class LockRun:
             if not found[1].done:
                 self.role(client.name.split("-")[0], found[0])
 
+    def _close(self) -> None:
+        self.closing = True
+
     def _done(self) -> bool:
         for _, task in self._running.values():
             if task.error is not None:
@@ -192,16 +187,8 @@ class LockRun:
             return {"n": torch.tensor([increment.before + 1])}
 
         zero = {"n": torch.tensor([0])}
-        try:
+        with self._outcome_noted(increment):
             yield from client.operations.kv_update(UPDATED, PLACE, "n", more, empty=zero, timeout=20.0)
-        except WaitTimeoutError as error:
-            increment.refused = "other clients changed" in str(error)
-        except UNCERTAIN:
-            pass
-        except TransferQueueError:
-            increment.refused = True
-        else:
-            increment.acknowledged, increment.ended = True, self.cluster.clock.now
 
     def _lock(self, client: RetryingClient) -> Operation[None]:
         """Lock some keys, and increment the counter of each with a get and a put."""
@@ -214,19 +201,27 @@ class LockRun:
         for key in keys:
             increment = self.history.begin(key, self.cluster.clock.now)
             increment.token = lease.token
-            try:
+            with self._outcome_noted(increment):
                 yield from self._increment(client, increment)
-            except LockLostError:
-                increment.refused = True
-                self.history.happened["fenced"] += 1
-            except UNCERTAIN:
-                pass
-            except TransferQueueError:
-                increment.refused = True
-            else:
-                increment.acknowledged, increment.ended = True, self.cluster.clock.now
         with contextlib.suppress(TransferQueueError):
             yield from operations._release_lock(lease)
+
+    @contextlib.contextmanager
+    def _outcome_noted(self, increment: Increment) -> Iterator[None]:
+        """Note whether the increment that the block makes happened. Suppresses the errors of the block."""
+        try:
+            yield
+        except LockLostError:
+            increment.refused = True
+            self.history.happened["fenced"] += 1
+        except WaitTimeoutError as error:
+            increment.refused = "other clients changed" in str(error)
+        except UNCERTAIN:
+            pass
+        except TransferQueueError:
+            increment.refused = True
+        else:
+            increment.acknowledged, increment.ended = True, self.cluster.clock.now
 
     def _increment(self, client: RetryingClient, increment: Increment) -> Operation[None]:
         try:

@@ -141,6 +141,10 @@ class Workload:
             script = rank_actors.declare(self, rank)
             self._running[client.name] = script, client.start(self._life(client, script))
 
+    def close(self) -> None:
+        """Ask the clients to finish."""
+        self.closing = True
+
     def done(self) -> bool:
         """Return whether all clients have ended. Raises the error of a client."""
         for _, task in self._running.values():
