@@ -10,7 +10,7 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS, applies
-from transfer_queue.core.state import apply_leases, apply_puts, apply_units
+from transfer_queue.core.state import apply_clears, apply_leases, apply_puts, apply_units
 from transfer_queue.core.state.merge import merge_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.restore import replace_state, take_loaded
@@ -147,12 +147,14 @@ def _apply_passed_over(state: State, record: r.PassedOver) -> None:
 @applies(r.RowsCleared)
 def _apply_rows_cleared(state: State, record: r.RowsCleared) -> None:
     partition = state.new_version(record.partition)
-    partition.clear(partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
+    apply_clears.clear_rows(partition, partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
 
 
 @applies(r.RowsDropped)
 def _apply_rows_dropped(state: State, record: r.RowsDropped) -> None:
-    state.new_version(record.partition).drop_rows(np.frombuffer(record.rows, "<i8"), record.reason, record.unborn)
+    apply_clears.drop_rows(
+        state.new_version(record.partition), np.frombuffer(record.rows, "<i8"), record.reason, record.unborn
+    )
 
 
 @applies(r.RowsHeld)
@@ -199,7 +201,7 @@ def _apply_groups_taken(state: State, record: r.GroupsTaken) -> None:
 @applies(r.PartitionDropped)
 def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
     partition = state.partitions.pop(record.partition)
-    partition.drop()
+    apply_clears.clear_all(partition)
     state.blocks.stored.pop(partition.number, None)
     state.counted.mark_changed(record.partition)
     state.aging.pop(record.partition, None)
@@ -263,5 +265,5 @@ def _count_deliveries(state: State, partition: Partition, task: str, counted: by
 
 def _free(state: State, partition: Partition, freed: bytes) -> None:
     rows = np.frombuffer(freed, "<i8")
-    partition.clear(partition.rows.positions_of(rows))
+    apply_clears.clear_rows(partition, partition.rows.positions_of(rows))
     partition.freed += len(rows)

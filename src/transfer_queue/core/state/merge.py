@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from transfer_queue.core.state import apply_clears
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.restore import check_new_extents
 from transfer_queue.core.state.state import State
@@ -130,7 +131,7 @@ class _Merge:
         else:
             target.admitted += len(self._to)
         free = self._to[target.holds.finished_rows(self._to)]
-        target.clear(free)
+        apply_clears.clear_rows(target, free)
         target.freed += len(free)
 
     def _append_rows(self) -> np.ndarray:
@@ -147,7 +148,7 @@ class _Merge:
             rows.append(state.next_index, chunk.size)
             state.next_index += chunk.size
         rows.end = source.end
-        self._target.clear(np.setdiff1d(rows.live_positions(), self._from))
+        apply_clears.clear_rows(self._target, np.setdiff1d(rows.live_positions(), self._from))
         return self._from
 
     def _copy_names(self) -> None:

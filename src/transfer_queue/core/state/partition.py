@@ -1,7 +1,7 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called only by `state.apply` and its modules (`apply_puts`, `apply_leases`); all other
-code only reads.
+Methods that change something are called only by `state.apply` and its modules (`apply_puts`, `apply_leases`,
+`apply_clears`); all other code only reads.
 """
 
 from __future__ import annotations
@@ -527,91 +527,6 @@ class Partition(Persisted):
                 del self.ready[key]
             self.gained.add(name)
         self.replaced = max(0, self.replaced - before + self.passed.skipped_count())
-
-    def drop_rows(self, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
-        """Apply a `records.RowsDropped`."""
-        positions = self.rows.positions_of(rows)
-        self.admitted -= len(rows)
-        self.replaced = max(0, self.replaced - int(np.count_nonzero(self.passed.skipped(positions))))
-        self.drops.add(rows, reason)
-        self.clear(positions)
-        for name, count in unborn:
-            if count:
-                self.groups.unborn[name] = count
-            else:
-                self.groups.unborn.pop(name, None)
-
-    def drop(self) -> None:
-        """Remove all rows, together with the partition."""
-        self.ready.clear()
-        self.unseen.clear()
-        self.clear(self.rows.live_positions())
-
-    def clear(self, positions: np.ndarray) -> None:
-        """Remove these rows."""
-        for key, chunk, at, _ in self.rows.split(np.sort(positions)):
-            chunk.alive[at] = 0
-            chunk.living -= len(at)
-            self.rows.count -= len(at)
-            for task, taken in chunk.consumed.items():
-                self.tasks[task] -= int(np.count_nonzero(taken[at] == CONSUMED))
-                self.count_unclaimed(task, taken[at])
-                taken[at] = 0
-            self.leases.clear_rows(key, at)
-            for column in (*chunk.held.values(), *chunk.finished.values()):
-                column[at] = 0
-            self.passed.clear_rows(key, at)
-            for task, dealt in chunk.dealt.items():
-                numbers, counts = np.unique(dealt[at], return_counts=True)
-                for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-                    if number:
-                        self.dealt[task].remove_rows(number, count)
-                dealt[at] = 0
-            for ready in self.ready.values():
-                ready.update(key, chunk, at, self.groups)
-            if chunk.group is not None:
-                for number in chunk.group[at].tolist():
-                    if number >= 0:
-                        self.groups.leave(number)
-                chunk.group[at] = -1
-            self.changes.clear(self.version, chunk, at)
-            self._clear_values(chunk, at)
-            if chunk.waiting[at].any():
-                gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
-                self.waiting = [p for p in self.waiting if p not in gone]
-                chunk.waiting[at] = 0
-            if self.rows.drop_if_empty(key):
-                self.changes.forget_chunk(key)
-                for ready in self.ready.values():
-                    ready.forget_chunk(key)
-
-    def _clear_values(self, chunk: Chunk, at: np.ndarray) -> None:
-        released = []
-        for name in chunk.lost:
-            self.losses.forget(chunk, name, at)
-        for wide in chunk.wide:
-            together = wide.blocks[:, at]
-            counts = np.count_nonzero(together, axis=1)
-            if counts.any():
-                wide.blocks[:, at] = 0
-                released.append(together.ravel())
-                for name, count in zip(wide.names, counts.tolist()):
-                    if count:
-                        self.remove_values(name, count)
-        for name in chunk.single_fields():
-            column = chunk.field[name][0]
-            old = column[at]
-            count = int(np.count_nonzero(old))
-            if not count:
-                continue
-            column[at] = 0
-            released.append(old)
-            self.remove_values(name, count)
-        if released:
-            self.nbytes -= self.blocks.release(np.concatenate(released))
-        chunk.clear_tags(at)
-        for key in chunk.take_keys(at):
-            del self.keys[key]
 
     def seal(self) -> None:
         """Record that one more producer has sealed. After the last one, the controller clears pre-allocated rows."""

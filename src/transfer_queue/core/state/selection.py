@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from transfer_queue.core.state import apply_clears
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
@@ -39,13 +40,13 @@ def select_samples(state: State, names: Sequence[str], keys: Sequence[str] | Non
         require_partition(state.partitions, name, "Nothing was changed. Name only partitions that the checkpoint has")
     for name in [name for name in state.partitions if name not in names]:
         partition = state.partitions.pop(name)
-        partition.drop()
+        apply_clears.clear_all(partition)
         state.blocks.stored.pop(partition.number, None)
         state.aging.pop(name, None)
         state.counted.mark_changed(name)
     for partition in state.partitions.values():
         chosen = _written_rows(partition) if keys is None else _rows_with_keys(partition, keys)
-        partition.clear(np.setdiff1d(partition.rows.live_positions(), chosen))
+        apply_clears.clear_rows(partition, np.setdiff1d(partition.rows.live_positions(), chosen))
         state.counted.mark_changed(partition.name)
 
 

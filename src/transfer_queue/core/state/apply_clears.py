@@ -1,0 +1,97 @@
+"""How clears and drops change a partition. Called only by `state.apply` and `state.merge`, and for saved states."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, Chunk
+
+
+def drop_rows(partition: Partition, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
+    """Apply a `records.RowsDropped`."""
+    positions = partition.rows.positions_of(rows)
+    partition.admitted -= len(rows)
+    partition.replaced = max(0, partition.replaced - int(np.count_nonzero(partition.passed.skipped(positions))))
+    partition.drops.add(rows, reason)
+    clear_rows(partition, positions)
+    for name, count in unborn:
+        if count:
+            partition.groups.unborn[name] = count
+        else:
+            partition.groups.unborn.pop(name, None)
+
+
+def clear_all(partition: Partition) -> None:
+    """Remove all rows of a partition that is removed itself."""
+    partition.ready.clear()
+    partition.unseen.clear()
+    clear_rows(partition, partition.rows.live_positions())
+
+
+def clear_rows(partition: Partition, positions: np.ndarray) -> None:
+    """Remove these rows."""
+    for key, chunk, at, _ in partition.rows.split(np.sort(positions)):
+        chunk.alive[at] = 0
+        chunk.living -= len(at)
+        partition.rows.count -= len(at)
+        for task, taken in chunk.consumed.items():
+            partition.tasks[task] -= int(np.count_nonzero(taken[at] == CONSUMED))
+            partition.count_unclaimed(task, taken[at])
+            taken[at] = 0
+        partition.leases.clear_rows(key, at)
+        for column in (*chunk.held.values(), *chunk.finished.values()):
+            column[at] = 0
+        partition.passed.clear_rows(key, at)
+        for task, dealt in chunk.dealt.items():
+            numbers, counts = np.unique(dealt[at], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                if number:
+                    partition.dealt[task].remove_rows(number, count)
+            dealt[at] = 0
+        for ready in partition.ready.values():
+            ready.update(key, chunk, at, partition.groups)
+        if chunk.group is not None:
+            for number in chunk.group[at].tolist():
+                if number >= 0:
+                    partition.groups.leave(number)
+            chunk.group[at] = -1
+        partition.changes.clear(partition.version, chunk, at)
+        _clear_values(partition, chunk, at)
+        if chunk.waiting[at].any():
+            gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
+            partition.waiting = [p for p in partition.waiting if p not in gone]
+            chunk.waiting[at] = 0
+        if partition.rows.drop_if_empty(key):
+            partition.changes.forget_chunk(key)
+            for ready in partition.ready.values():
+                ready.forget_chunk(key)
+
+
+def _clear_values(partition: Partition, chunk: Chunk, at: np.ndarray) -> None:
+    released = []
+    for name in chunk.lost:
+        partition.losses.forget(chunk, name, at)
+    for wide in chunk.wide:
+        together = wide.blocks[:, at]
+        counts = np.count_nonzero(together, axis=1)
+        if counts.any():
+            wide.blocks[:, at] = 0
+            released.append(together.ravel())
+            for name, count in zip(wide.names, counts.tolist()):
+                if count:
+                    partition.remove_values(name, count)
+    for name in chunk.single_fields():
+        column = chunk.field[name][0]
+        old = column[at]
+        count = int(np.count_nonzero(old))
+        if not count:
+            continue
+        column[at] = 0
+        released.append(old)
+        partition.remove_values(name, count)
+    if released:
+        partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    chunk.clear_tags(at)
+    for key in chunk.take_keys(at):
+        del partition.keys[key]
