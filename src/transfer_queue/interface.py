@@ -43,7 +43,7 @@ from transfer_queue.config.environment import ATTACH_MODES, address, attach_mode
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.validators import Boolean
-from transfer_queue.display import short_repr
+from transfer_queue.config_in_force import ConfigInForce
 from transfer_queue.errors import (
     AttachError,
     CheckpointError,
@@ -57,7 +57,7 @@ from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.ray_runtime import launcher as on_ray
 from transfer_queue.sampler.factory import sampler_object
-from transfer_queue.utils.installations import advice, overlaid, own_folder
+from transfer_queue.utils.installations import warn_of_other_installations
 from transfer_queue.utils.logging_utils import get_logger
 
 __all__ = [
@@ -95,47 +95,6 @@ SAVE_ATTEMPTS = 3
 
 _TQ_CONTROLLER: RunningSystem | None = None
 """The system that `init` started or attached to; None means "not initialized"."""
-
-
-class ConfigInForce(DictConfig):
-    """The configuration of a running system, as `init` returns it.
-
-    It equals a conf if every setting of that conf is in force, so `tq.init(conf) == conf` checks them. It prints as one
-    line. `OmegaConf.to_yaml(config)` returns all settings as text, and `OmegaConf.to_container(config)` as a dict.
-
-    Example:
-        >>> config = tq.init()
-        >>> config == {"controller": {"polling_mode": config.controller.polling_mode}}
-        True
-    """
-
-    __hash__ = None  # as of every DictConfig
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ConfigInForce) or not isinstance(other, (DictConfig, Mapping)):
-            return bool(super().__eq__(other))
-        return not differences(other, as_json(self))
-
-    def __repr__(self) -> str:
-        try:
-            return _summary_line(self)
-        except Exception:  # the user may have replaced any part of it
-            return "ConfigInForce()"
-
-    __str__ = __repr__
-
-
-def _summary_line(config: DictConfig) -> str:
-    """Return the most important settings as one line."""
-    plain = as_json(config)
-    folder, controller = Path(str(plain["system"]["folder"])), plain["controller"]
-    entries = {
-        "system": folder.name, "storage_backend": plain["backend"]["storage_backend"],
-        "sampler": str(controller["sampler"]).rpartition(".")[2], "polling_mode": controller["polling_mode"],
-        "metrics": plain["metrics"]["enabled"],
-    }  # fmt: skip
-    shown = ", ".join(f"{name}={short_repr(value)}" for name, value in entries.items())
-    return f"ConfigInForce({shown}; OmegaConf.to_yaml(config) returns all settings)"
 
 
 def init(
@@ -206,7 +165,7 @@ def init(
             close()
         settings = Settings.from_config(conf)
         sampler = sampler_object(settings, conf)
-        _warn_of_other_installations()
+        warn_of_other_installations()
         found = find_system(settings)
         if found is None:
             found = _start(settings, conf, sampler, attach)
@@ -270,18 +229,6 @@ def _searched(settings: Settings, under_ray: bool) -> str:
     name = settings.name or system_name() or DEFAULT_NAME
     place = SystemFolder.named(name)
     return f"no system is running under the name {name!r}, in the folder {place.folder}{place.describe_crash()}"
-
-
-def _warn_of_other_installations() -> None:
-    others = overlaid()
-    if others:
-        _logger.warning(
-            "two distributions have the import name transfer_queue: %s, and this one in %s. Modules of one may have "
-            "replaced modules of the other: %s",
-            ", ".join(map(str, others)),
-            own_folder(),
-            advice(others),
-        )
 
 
 def _refuse_running(system: RunningSystem, attach: str) -> None:

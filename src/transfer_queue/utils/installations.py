@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from transfer_queue.utils.logging_utils import get_logger
+
+_logger = get_logger(__name__)
+
 PACKAGE = "transfer_queue"
 THEIRS = "TransferQueue"
 
@@ -61,6 +65,19 @@ def advice(found: Iterable[Installation]) -> str:
         f"run `pip uninstall {' '.join(listed)}`{again}. If another package requires the distribution {THEIRS} by "
         f"name, install the one that `make compat` builds, which has no files (docs/migrate.md)"
     )
+
+
+def warn_of_other_installations() -> None:
+    """Log a warning if another distribution has files of the package."""
+    others = overlaid()
+    if others:
+        _logger.warning(
+            "two distributions have the import name transfer_queue: %s, and this one in %s. Modules of one may have "
+            "replaced modules of the other: %s",
+            ", ".join(map(str, others)),
+            own_folder(),
+            advice(others),
+        )
 
 
 def _with_files(distributions: Iterable[metadata.Distribution]) -> Iterator[Installation]:
