@@ -148,7 +148,7 @@ class WriterSlots(Protocol):
         """Whether it is certain that no writer holds the slot."""
 
     def withdraw(self, slot: int) -> bool:
-        """End a slot for ever if no writer holds it now. Returns whether it did.
+        """End a slot forever if no writer holds it now. Returns whether it did.
 
         The slot stays known, as gone, until `forget`.
         """

@@ -2,7 +2,7 @@
 
 A reader asks the unit of its node before it reads from another node. If it is the only reader here, the unit tells it
 to read there itself, which saves one copy. Otherwise the unit fetches the blocks into an extent of its own, and all
-readers read that. Blocks never change, and the location of one (unit, offset, generation) identifies it for ever. So a
+readers read that. Blocks never change, and the location of one (unit, offset, generation) identifies it forever. So a
 copy is valid as long as its extent is, which readers check by its generation, as for any value. Copies are freed for
 leases that need their space, for newer copies, and if they were not read for a while.
 """

@@ -12,7 +12,7 @@ The states of a slot:
                If the last connection ends in this state and the lock is free, the slot is withdrawn without a report.
     in use     The writer holds the lock, which every lease checks.
     suspect    Its last connection ended and the lock is still held. It is checked again every PROBE_INTERVAL;
-               any request of the writer makes it in use again. The slot of a writer that is stopped for ever stays so.
+               any request of the writer makes it in use again. The slot of a writer that is stopped forever stays so.
     gone       The unit was granted the lock. The controller gets WriterGone, and the extents stay leased until it has
                freed them.
 
