@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT
+from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT, validated_seconds
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.queue_operations import TASK
 from transfer_queue.errors import (
@@ -15,6 +15,7 @@ from transfer_queue.errors import (
     PartitionFullError,
     QueueShutDownError,
     SealedError,
+    UnknownPartitionError,
     WaitTimeoutError,
 )
 from transfer_queue.messages.queries import Backlog
@@ -39,13 +40,14 @@ class Queue(QueueHandle):
         name: The name of the queue, which is the name of its partition. An int here is `maxsize`, as in
             `queue.Queue(8)`. Default: a new name.
         maxsize: The largest number of items. The controller enforces it for all producers; a put beyond it waits there.
-            0 or less for no limit. Default: 0.
+            0 or less for no limit, or the limit of the queue if it exists. Default: 0.
         prefetch: The number of items that a get takes at once, if there are as many. The next gets of this process take
             them from its memory, and if the process ends, they are lost, unless they have a lease. Default: 1.
         actor_options: Ignored. `ray.util.queue.Queue` has it.
 
     Raises:
         InvalidArgumentError: The partition exists and is not a queue, or is a queue with another `maxsize` or order.
+            Or a number is not valid.
 
     Example:
         >>> queue = tq.Queue("prompts", maxsize=8)
@@ -79,6 +81,7 @@ class Queue(QueueHandle):
         Raises:
             QueueFullError: The queue is full (a `queue.Full`, and Ray's `Full` if Ray's queue is loaded).
             QueueShutDownError: The queue was shut down.
+            UnknownPartitionError: The queue was removed with `clear_partition`.
             CapacityError: The storage units have no space for the item.
             UncarriableValueError: The item cannot be stored.
 
@@ -202,10 +205,17 @@ class Queue(QueueHandle):
             raise full_error(f"{len(items)} items do not fit into {self}")
         try:
             yield from client._operations._put_items(self.name, items, wait, self._tags(items))
-        except PartitionFullError as error:
-            raise full_error(f"{self} is full: {error}") from None
+        except PartitionFullError:
+            waited = f", and no place became free within {wait:g} s" if wait else ""
+            advice = "Consumers make room: they take items, and acknowledge those that they have under a lease"
+            raise full_error(f"{self} is full{waited}; nothing was put. {advice}") from None
         except SealedError:
-            raise _shut_down_error(self) from None
+            raise QueueShutDownError(f"{self} was shut down and accepts no items; put into another queue") from None
+        except UnknownPartitionError as error:
+            raise UnknownPartitionError(
+                f"{self} does not exist: {error} It was removed (clear_partition), or this process is attached to "
+                f"another system than the one in which it was made. Make it again: {self!r}"
+            ) from None
 
     def _tags(self, items: Sequence[Any]) -> list[dict[str, Any] | None] | None:
         """Return the tags of items by which the partition orders them; None if it orders them by arrival."""
@@ -387,7 +397,7 @@ class Queue(QueueHandle):
         taken = yield from client._operations._take_items(self.name, count, least, wait, lease)
         if not taken.items:
             if taken.ended and least == 1:
-                raise _shut_down_error(self)
+                raise QueueShutDownError(f"{self} was shut down, and no item is left; get from another queue")
             few = "is empty" if least == 1 else f"has fewer than {least} items"
             raise empty_error(f"{self} {few}" + (f", and no item came within {wait:g} s" if wait else ""))
         meta = taken.meta
@@ -648,15 +658,12 @@ def _wait_of(block: bool, timeout: float | None) -> float | None:
         return None
     if timeout is None:
         return LONGEST_TIMEOUT
-    if timeout < 0:
-        raise InvalidArgumentError("'timeout' must be a non-negative number")
-    return timeout
+    seconds = validated_seconds(timeout)
+    if seconds is None or seconds < 0:
+        raise InvalidArgumentError(f"'timeout' must be a non-negative number of seconds, got {timeout!r}")
+    return seconds
 
 
 def _check_number(value: int, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{what} must be a positive integer, got {value!r}")
-
-
-def _shut_down_error(queue: Queue) -> QueueShutDownError:
-    return QueueShutDownError(f"{queue} was shut down, and has no items; make a queue with another name")

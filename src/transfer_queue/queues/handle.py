@@ -9,6 +9,7 @@ from typing import Any
 
 from transfer_queue.attachment import client_of
 from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.operations.queue_operations import TASK
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import init
 from transfer_queue.queues.prefetch_buffer import PrefetchBuffer
@@ -38,7 +39,9 @@ class QueueHandle:
         self._begin(None)
         self._config = {"system": {"folder": init().system.folder}}
         client = self._client()
-        client._run(client._operations._open_queue(self.name, self.maxsize, self.order))
+        created = client._run(client._operations._open_queue(self.name, self.maxsize, self.order))
+        if not created and not self.maxsize:
+            self.maxsize = client.get_backlog(self.name, TASK).max_rows or 0
 
     def _begin(self, config: Any) -> None:
         self._config = config

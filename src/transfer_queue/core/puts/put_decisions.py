@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.msgpack import Ext
 
+from transfer_queue.core.control.unknown_names import no_partition_text
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import clear_decisions, flow_control
 from transfer_queue.core.state import unneeded_rows
@@ -27,6 +28,7 @@ from transfer_queue.errors import (
     ProtocolError,
     SealedError,
     StorageKeyNotFoundError,
+    UnknownPartitionError,
     VersionConflictError,
 )
 from transfer_queue.messages.base import DELETE_CODE
@@ -195,6 +197,8 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
     _check_shape(request)
     partition = state.partitions.get(request.partition)
+    if partition is None and not request.create:
+        raise UnknownPartitionError(f"{no_partition_text(request.partition, state.partitions)}; nothing was put.")
     _check_conditions(state, partition, request)
     if request.block is not None:
         block, prepared = state.blocks.complete_schema(request.block), state.blocks.prepared
