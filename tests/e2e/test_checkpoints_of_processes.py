@@ -275,6 +275,6 @@ def test_a_partition_is_added_to_a_running_system(system, tmp_path):
     assert tq.get_client().get_meta("x", 1, "replay", task_name="t", sampling_config=SEQUENTIAL).size == 0
     with pytest.raises(ValueError, match=r"already has samples with the keys \['a', 'b'\]"):
         tq.load_checkpoint(tmp_path / "ck", partitions="replay")
-    with pytest.raises(RuntimeError, match=r"there are no partitions \['replya'\].*did you mean 'replay'"):
+    with pytest.raises(RuntimeError, match=r"there is no partition 'replya' \(did you mean 'replay'\?\)"):
         tq.save_checkpoint(tmp_path / "other", partitions="replya")
     assert not (tmp_path / "other").exists()

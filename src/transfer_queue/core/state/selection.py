@@ -13,7 +13,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK_BITS
 from transfer_queue.errors import StorageKeyNotFoundError, UnknownPartitionError
-from transfer_queue.names import did_you_mean
+from transfer_queue.names import nearest
 
 MOST_NAMED = 5  # unknown keys that an error names
 
@@ -37,9 +37,12 @@ def select_samples(state: State, names: Sequence[str], keys: Sequence[str] | Non
     """
     unknown = [name for name in names if name not in state.partitions]
     if unknown:
+        named = ", ".join(map(repr, unknown[:MOST_NAMED]))
+        meant = nearest(unknown[0], state.partitions, most=1)
+        there = list(state.partitions)
         raise UnknownPartitionError(
-            f"there are no partitions {unknown} to take{did_you_mean(unknown[0], state.partitions)}; there are "
-            f"{list(state.partitions)[:10]}. Nothing was changed"
+            f"there is no partition {named}{f' (did you mean {meant[0]!r}?)' if meant else ''}; nothing was changed. "
+            f"The partitions are {there[:10]}{' and others' if len(there) > 10 else ''}"
         )
     for name in [name for name in state.partitions if name not in names]:
         partition = state.partitions.pop(name)
