@@ -326,6 +326,16 @@ def test_a_queue_that_was_removed_accepts_no_items():
     assert q.get() == "d"
 
 
+def test_a_shutdown_of_a_queue_that_was_removed_leaves_a_queue():
+    q = tq.Queue("removed before", 1)
+    tq.get_client().clear_partition(q.name)
+    q.shutdown()
+    again = tq.Queue("removed before", 1)
+    assert again.is_shutdown
+    with pytest.raises(ShutDown):
+        again.put("a")
+
+
 def test_the_error_of_a_full_queue_says_how_long_the_put_waited_and_who_makes_room():
     q = tq.Queue(1)
     q.put("a")
@@ -412,6 +422,33 @@ def test_a_leased_item_is_consumed_by_its_ack():
     assert q.ack([first, second])
     assert not q.ack(first), "it was acknowledged before"
     assert not q.full()
+
+
+def test_an_async_block_acknowledges_its_item_or_returns_it():
+    q = tq.Queue()
+    q.put_many(["a", "b"])
+
+    async def work() -> list[Any]:
+        async with await q.get_async(lease=60) as first:
+            pass
+        try:
+            async with await q.get_async(lease=60) as second:
+                raise KeyError
+        except KeyError:
+            pass
+        return [first.item, second.item, await q.get_async(timeout=5, lease=60)]
+
+    first, second, again = asyncio.run(work())
+    assert (first, second, again.item, again.deliveries) == ("a", "b", "b", 2)
+
+
+def test_an_item_under_a_lease_is_not_passed_to_another_process():
+    q = tq.Queue()
+    q.put("a")
+    leased = q.get(lease=60)
+    for call in (lambda: pickle.dumps(leased), lambda: q.put(leased)):
+        with pytest.raises(tq.UncarriableValueError, match=r"its lease belongs to this process: pass leased.item"):
+            call()
 
 
 def test_an_item_that_is_returned_comes_again_at_its_place():

@@ -605,6 +605,7 @@ class Queue(QueueHandle):
             the queue was shut down
         """
         client = self._client()
+        self._open(client)  # a seal alone would create an ordinary partition if the queue was removed
         client.seal(self.name)
         if not (immediate or force):
             if grace_period_s is None:
