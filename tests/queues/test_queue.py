@@ -343,6 +343,12 @@ def test_the_error_of_a_full_queue_says_how_long_the_put_waited_and_who_makes_ro
         q.put_nowait("b")
     with pytest.raises(Full, match=r"is full, and no place became free within 0.01 s; nothing was put"):
         q.put("b", timeout=0.01)
+    q.get()
+    with pytest.raises(Full, match=r"within 0.01 s; only the first 1 items were put"):
+        q.put_many(["c", "d", "e"], timeout=0.01)
+    assert q.get_many(5) == ["c"]
+    with pytest.raises(Full, match=r"only the first 1 items were put"):
+        asyncio.run(q.put_many_async(["f", "g"], timeout=0.01))
 
 
 def test_the_error_of_a_put_after_the_shutdown_says_nothing_about_items():

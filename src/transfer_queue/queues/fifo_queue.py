@@ -145,8 +145,10 @@ class Queue(QueueHandle):
             ['a', 'b']
         """
         wait = _wait_of(block, timeout)
+        before = 0
         for part in self._parts(items):
-            self._put(part, wait)
+            self._put(part, wait, before)
+            before += len(part)
 
     async def put_many_async(self, items: Iterable[Any], block: bool = True, timeout: float | None = None) -> None:
         """Put several items from an event loop.
@@ -165,9 +167,11 @@ class Queue(QueueHandle):
             >>> asyncio.run(tq.Queue("prompts").put_many_async(["a", "b"]))
         """
         wait = _wait_of(block, timeout)
+        before = 0
         for part in self._parts(items):
             client = self._open_client()
-            await client._run_async(self._putting(client, part, wait))
+            await client._run_async(self._putting(client, part, wait, before))
+            before += len(part)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Put all items, or none, without waiting.
@@ -187,9 +191,9 @@ class Queue(QueueHandle):
             raise TypeError("Argument 'items' must be an Iterable")
         self._put(list(items), None)
 
-    def _put(self, items: list[Any], wait: float | None) -> None:
+    def _put(self, items: list[Any], wait: float | None, before: int = 0) -> None:
         client = self._open_client()
-        client._run(self._putting(client, items, wait))
+        client._run(self._putting(client, items, wait, before))
 
     def _parts(self, items: Iterable[Any]) -> list[list[Any]]:
         """Return the items in parts of at most `maxsize`."""
@@ -197,8 +201,10 @@ class Queue(QueueHandle):
         size = self.maxsize or max(1, len(listed))
         return [listed[start : start + size] for start in range(0, len(listed), size)]
 
-    def _putting(self, client: TransferQueueClient, items: list[Any], wait: float | None) -> Operation[None]:
-        """Put these items, or raise the exceptions of a queue."""
+    def _putting(
+        self, client: TransferQueueClient, items: list[Any], wait: float | None, before: int = 0
+    ) -> Operation[None]:
+        """Put these items, or raise the exceptions of a queue. before: the items that the call has already put."""
         if not items:
             return
         if self.maxsize and len(items) > self.maxsize:
@@ -208,7 +214,8 @@ class Queue(QueueHandle):
         except PartitionFullError:
             waited = f", and no place became free within {wait:g} s" if wait else ""
             advice = "Consumers make room: they take items, and acknowledge those that they have under a lease"
-            raise full_error(f"{self} is full{waited}; nothing was put. {advice}") from None
+            put = f"only the first {before} items were put" if before else "nothing was put"
+            raise full_error(f"{self} is full{waited}; {put}. {advice}") from None
         except SealedError:
             raise QueueShutDownError(f"{self} was shut down and accepts no items; put into another queue") from None
         except UnknownPartitionError as error:
