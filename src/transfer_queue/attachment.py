@@ -13,7 +13,7 @@ from typing import Any
 
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import NotInitializedError
+from transfer_queue.errors import InvalidArgumentError, NotInitializedError
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.ray_runtime import launcher as on_ray
 
@@ -29,6 +29,8 @@ class Current:
         """The client of that system; None if it has none."""
         self.found: RunningSystem | None = None
         """The same system, if the process attached to it without `init`. When it ends, the process attaches again."""
+        self.same: tuple[RunningSystem, str] | None = None
+        """A system, and another folder in which no other running system was found."""
 
     def has_ended(self) -> bool:
         """Return whether the system that this process attached to without `init` has ended."""
@@ -88,6 +90,9 @@ def client_of(config: Any) -> TransferQueueClient:
     """Return the client of the system that a config of `init` names (`system.folder`); None: of the attached system.
 
     A process that is not attached yet is attached to that system.
+
+    Raises:
+        InvalidArgumentError: This process is attached to another system, and that one is running.
     """
     folder = None if config is None else _folder_of(config)
     if CURRENT.client is None and folder is not None:
@@ -96,7 +101,27 @@ def client_of(config: Any) -> TransferQueueClient:
                 found = find(folder)
                 if found is not None:
                     CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
+    if folder is not None:
+        _check_same_system(folder)
     return current_client()
+
+
+def _check_same_system(folder: str) -> None:
+    """Raise InvalidArgumentError if a folder is that of another running system than the attached one.
+
+    A system has several folders under Ray, one on each node. They have the same key.
+    """
+    system = CURRENT.system
+    if system is None or folder == str(system.folder) or CURRENT.same == (system, folder):
+        return
+    named = find(folder)
+    if named is not None and named.key != system.key:
+        raise InvalidArgumentError(
+            f"this object belongs to the system in {folder}, but this process is attached to another one, in "
+            f"{system.folder}. A process has one system at a time: call tq.close() before the first use of the object, "
+            f"or make an object in this system"
+        )
+    CURRENT.same = system, folder
 
 
 def _folder_of(config: Any) -> str | None:

@@ -90,6 +90,23 @@ def test_a_command_names_the_system_that_it_does_not_find(capsys: pytest.Capture
     assert f"no system is running under the name {NOBODY!r}" in said
 
 
+def test_a_similar_name_is_suggested_but_not_the_one_that_was_not_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    tmp_path.chmod(0o700)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "system.json").touch()
+    assert (
+        "no system is running under the name 'trainr' (did you mean 'trainer'?); start one"
+        in told(capsys, "status", "--name", "trainr")[1]
+    )
+    monkeypatch.setenv("TQ_ADDRESS", str(tmp_path / "trainer"))
+    code, said = told(capsys, "status")
+    assert (code, "did you mean" in said, "running:" in said) == (1, False, False)
+
+
 def test_the_help_of_start_has_every_setting_with_its_default_and_what_is_allowed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

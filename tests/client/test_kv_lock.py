@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,32 @@ def test_a_block_holds_its_keys_and_no_others(a: Client, b: Client) -> None:
             pass
     assert not lock.held
     assert held(b) == []
+
+
+def test_a_message_names_the_process_of_the_holder_also_without_a_task(a: Client, b: Client) -> None:
+    holder = rf"'x' is locked by client a \(pid {os.getpid()} on {re.escape(socket.gethostname())}\) for 1 s"
+    with a.kv_lock("x", "p"):
+        (entry,) = b.kv_lock_list("p")
+        assert (entry.task, entry.pid, entry.host) == ("", os.getpid(), socket.gethostname())
+        with pytest.raises(WaitTimeoutError, match=holder) as raised, b.kv_lock("x", "p", timeout=1):
+            pass
+    assert "or end the block that holds it" in str(raised.value)
+    assert "reentrant" not in str(raised.value)
+
+
+def test_a_block_in_a_block_of_the_same_key_is_named_as_the_cause(a: Client) -> None:
+    for seconds in (0, 2.0):
+        with (
+            pytest.raises(WaitTimeoutError, match="the same client holds a lock that it waits for, and locks are not"),
+            a.kv_lock("x", "p"),
+            a.kv_lock(["x", "y"], "p", timeout=seconds),
+        ):
+            pass
+
+
+def test_a_lock_is_released_only_in_its_block(a: Client) -> None:
+    with pytest.raises(InvalidArgumentError, match="this lock is not held"):
+        a.kv_lock("x", "p").__exit__(None, None, None)
 
 
 def test_a_waiting_block_begins_when_the_holder_is_done(cluster: Cluster, a: Client, b: Client) -> None:
@@ -149,6 +178,7 @@ def test_an_object_serves_one_block_at_a_time_and_several_in_turn(a: Client) -> 
         ({"keys": [3]}, "keys must be str"),
         ({"partition_id": 3}, "partition_id must be a str"),
         ({"timeout": "x"}, "timeout"),
+        ({"timeout": -1}, "timeout must be a non-negative number of seconds, or None, got -1"),
         ({"lease": 0}, "lease must be a positive number of seconds, got 0"),
         ({"lease": None}, "lease must be a positive number of seconds, got None"),
     ],

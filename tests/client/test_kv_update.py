@@ -135,7 +135,9 @@ class TestArguments:
             ({"tag": 3}, "tag"),
             ({"fence": "x"}, "fence"),
             ({"timeout": "x"}, "timeout"),
-            ({"fn": lambda values: 3}, "fn must return a dict of the fields to write, or None, got a int"),
+            ({"timeout": 0}, "timeout must be a positive number of seconds, or None, got 0"),
+            ({"timeout": -1.0}, "timeout must be a positive number of seconds, or None, got -1.0"),
+            ({"fn": lambda values: 3}, "fn must return a dict of the fields to write, or None, got 3 of type int"),
         ],
     )
     def test_a_wrong_argument_is_named(self, a: Client, arguments: Values, message: str) -> None:

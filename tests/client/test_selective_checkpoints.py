@@ -218,6 +218,17 @@ class TestProgress:
         with pytest.raises(SealedError):
             other.kv_put("c", "p", {"x": torch.tensor(1)})
 
+    def test_settings_that_differ_are_named(self, start, tmp_path):
+        client = start(seed=1).client("a")
+        client.create_partition("p", free_when=consumed_by["train"], max_rows=5)
+        client.kv_put("a", "p", numbers(1))
+        save_some(client, tmp_path / "ck", "p")
+        other = start(seed=2).client("b")
+        other.create_partition("p", free_when=consumed_by["train"], group_size=2)
+        words = r"than it was saved with: group_size is 2, but was None, max_rows is None, but was 5; nothing was"
+        with pytest.raises(InvalidArgumentError, match=words):
+            other.load_samples(tmp_path / "ck", "p")
+
     def test_samples_that_no_task_needs_are_not_kept(self, start, tmp_path):
         """Under free_when they were only there because a client still referred to them."""
         client = start(seed=1).client("a")

@@ -348,7 +348,7 @@ class Life:
         self.ask(
             Publish(
                 self.partition(), count, None, keys, block, tags, False, groups if keys is None else None, closes, 0,
-                wait, expected=expected, fence=fence,
+                wait, expected=expected, fence=fence, create=self.rng.random() < 0.9,
             ),
             client,
         )  # fmt: skip

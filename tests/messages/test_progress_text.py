@@ -13,6 +13,7 @@ from transfer_queue.messages.reports.progress import (
     TaskProgress,
     UnitProgress,
 )
+from transfer_queue.messages.reports.progress_text import notes_of
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 
@@ -54,6 +55,13 @@ def test_a_notebook_shows_partitions_fields_tasks_and_units() -> None:
         "taskt0256 / 1,02412 claimed, not acknowledged yet, 2 claims waiting, the longest 63.2 s"
         "storage unitvaluesleasedcapacity0in memory8.0 GiB25.0 GiB1on disk5 Bbeing drained"
     )
+
+
+def test_a_partition_with_a_limit_says_how_full_it_is() -> None:
+    full = PartitionProgress("p", 3, 0, False, None, 0, [], [], waiting_puts=1, max_rows=2, open_rows=2)
+    assert notes_of(full) == ["3 samples", "0 B", "full, 2 of at most 2 rows (max_rows)", "1 put waits for space"]
+    full = PartitionProgress("p", 3, 0, False, None, 0, [], [], waiting_puts=2, max_rows=2, open_rows=0)
+    assert notes_of(full) == ["3 samples", "0 B", "0 of at most 2 rows (max_rows)", "2 puts wait for space"]
 
 
 def test_what_is_wrong_is_shown() -> None:

@@ -284,7 +284,82 @@ def test_a_name_names_one_queue():
     assert tq.Queue(8).maxsize == 8
     assert tq.Queue(maxsize=-1).maxsize == 0
     assert tq.Queue(8).name != tq.Queue(8).name
-    assert repr(tq.Queue("named")) == "Queue('named', maxsize=0)"
+
+
+def test_a_queue_that_exists_is_opened_by_its_name_and_has_its_limit():
+    tq.Queue("limited", 2).put("a")
+    opened = tq.Queue("limited")
+    assert repr(opened) == "Queue('limited', maxsize=2)"
+    opened.put_nowait("b")
+    assert opened.full()
+    with pytest.raises(Full, match="3 items do not fit"):
+        opened.put_nowait_batch([1, 2, 3])
+    assert tq.Queue("limited", -1).maxsize == 2
+    assert tq.Queue(tq.Queue().name).maxsize == 0
+
+
+def test_an_argument_of_a_wrong_type_is_named():
+    q = tq.Queue()
+    with pytest.raises(tq.InvalidArgumentError, match=r"timeout must be a number of seconds.*got '5'"):
+        q.get(timeout="5")  # type: ignore[arg-type]
+    with pytest.raises(tq.InvalidArgumentError, match=r"non-negative number of seconds, got -1"):
+        q.put(0, timeout=-1)
+    for wrong in ("3", [], 1e300):
+        with pytest.raises(tq.InvalidArgumentError, match="lease must be a number of seconds"):
+            q.get(lease=wrong)  # type: ignore[arg-type]
+    assert q.empty()
+
+
+def test_a_queue_that_was_removed_accepts_no_items():
+    q = tq.Queue("removed", 1)
+    q.put("a")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(q.put, "b")
+        until(waits(q, "puts"))
+        tq.get_client().clear_partition(q.name)
+        with pytest.raises(tq.UnknownPartitionError, match="was removed"):
+            waiting.result(60)
+    with pytest.raises(tq.UnknownPartitionError, match=r"Make it again: Queue\('removed', maxsize=1\)"):
+        q.put_nowait("c")
+    assert q.name not in tq.get_client().get_partition_list()
+    tq.Queue("removed", 1).put("d")
+    assert q.get() == "d"
+
+
+def test_a_shutdown_of_a_queue_that_was_removed_leaves_a_queue():
+    q = tq.Queue("removed before", 1)
+    tq.get_client().clear_partition(q.name)
+    q.shutdown()
+    again = tq.Queue("removed before", 1)
+    assert again.is_shutdown
+    with pytest.raises(ShutDown):
+        again.put("a")
+
+
+def test_the_error_of_a_full_queue_says_how_long_the_put_waited_and_who_makes_room():
+    q = tq.Queue(1)
+    q.put("a")
+    with pytest.raises(Full, match=r"maxsize=1\) is full; nothing was put. Consumers make space"):
+        q.put_nowait("b")
+    with pytest.raises(Full, match=r"is full, and no place became free within 0.01 s; nothing was put"):
+        q.put("b", timeout=0.01)
+    q.get()
+    with pytest.raises(Full, match=r"within 0.01 s; only the first 1 items were put"):
+        q.put_many(["c", "d", "e"], timeout=0.01)
+    assert q.get_many(5) == ["c"]
+    with pytest.raises(Full, match=r"only the first 1 items were put"):
+        asyncio.run(q.put_many_async(["f", "g"], timeout=0.01))
+
+
+def test_the_error_of_a_put_after_the_shutdown_says_nothing_about_items():
+    q = tq.Queue()
+    q.put("a")
+    q.shutdown()
+    with pytest.raises(ShutDown, match="accepts no items"):
+        q.put("b")
+    assert q.get() == "a"
+    with pytest.raises(ShutDown, match="no item is left"):
+        q.get()
 
 
 # ---------------------------------------------------------------- waiting
@@ -353,6 +428,33 @@ def test_a_leased_item_is_consumed_by_its_ack():
     assert q.ack([first, second])
     assert not q.ack(first), "it was acknowledged before"
     assert not q.full()
+
+
+def test_an_async_block_acknowledges_its_item_or_returns_it():
+    q = tq.Queue()
+    q.put_many(["a", "b"])
+
+    async def work() -> list[Any]:
+        async with await q.get_async(lease=60) as first:
+            pass
+        try:
+            async with await q.get_async(lease=60) as second:
+                raise KeyError
+        except KeyError:
+            pass
+        return [first.item, second.item, await q.get_async(timeout=5, lease=60)]
+
+    first, second, again = asyncio.run(work())
+    assert (first, second, again.item, again.deliveries) == ("a", "b", "b", 2)
+
+
+def test_an_item_under_a_lease_is_not_passed_to_another_process():
+    q = tq.Queue()
+    q.put("a")
+    leased = q.get(lease=60)
+    for call in (lambda: pickle.dumps(leased), lambda: q.put(leased)):
+        with pytest.raises(tq.UncarriableValueError, match=r"its lease belongs to this process: pass leased.item"):
+            call()
 
 
 def test_an_item_that_is_returned_comes_again_at_its_place():

@@ -18,7 +18,9 @@ import torch
 
 import transfer_queue as tq
 import warm
+from transfer_queue.config.settings import Settings
 from transfer_queue.interface import CURRENT
+from transfer_queue.node.system.launcher import start_local
 from transfer_queue.queues import Empty, Full, ShutDown
 
 SECONDS = 60
@@ -193,6 +195,27 @@ def test_a_queue_of_a_system_that_was_closed_says_so():
     tq.close()
     with pytest.raises(tq.NotInitializedError):
         pickle.loads(pickled).put("a")
+
+
+def test_a_queue_of_another_running_system_is_refused():
+    tq.close()
+    other = start_local("other", {"settings": Settings.from_config(None).to_json()})
+    try:
+        tq.init({"system": {"name": "other"}})
+        theirs = pickle.loads(pickle.dumps(tq.Queue("same name", 1)))
+        tq.close()
+        tq.init()
+        mine = tq.Queue("same name")
+        for call in (lambda: theirs.put("a"), theirs.qsize, theirs.get_nowait):
+            with pytest.raises(tq.InvalidArgumentError, match=r"belongs to the system in .*other, but this process"):
+                call()
+        assert mine.empty()
+        tq.close()
+        theirs.put("a")  # attaches to the other system by itself
+        assert theirs.get() == "a"
+    finally:
+        tq.close()
+        other.stop()
 
 
 def test_the_first_queue_starts_a_system():

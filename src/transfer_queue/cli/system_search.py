@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from transfer_queue.config import environment
 from transfer_queue.errors import AttachError
-from transfer_queue.names import did_you_mean
+from transfer_queue.names import nearest
 
 if TYPE_CHECKING:
     from transfer_queue.node.system.launcher import RunningSystem
@@ -38,8 +38,11 @@ def _not_running(name: str | None) -> str:
     place = environment.address() if name is None else None
     wanted = name or environment.system_name() or DEFAULT_NAME
     looked = f"at TQ_ADDRESS={place}" if place is not None else f"under the name {wanted!r}"
+    sought = SystemFolder(Path(place) if place is not None else runtime_dir() / wanted)
     folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
-    running = sorted(folder.name for folder in folders if folder.description.exists())
-    there = did_you_mean(wanted, running) or (f"; running: {', '.join(map(repr, running))}" if running else "")
-    crash = SystemFolder(Path(place) if place is not None else runtime_dir() / wanted).describe_crash()
-    return f"no system is running {looked}{crash}{there}"
+    running = sorted(folder.name for folder in folders if folder.description.exists() and folder.name != sought.name)
+    meant = nearest(wanted, running)
+    there = f"; running: {', '.join(map(repr, running))}" if running else ""
+    if meant:
+        there = f" (did you mean {meant[0]!r}?)"
+    return f"no system is running {looked}{sought.describe_crash()}{there}"

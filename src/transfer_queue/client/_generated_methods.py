@@ -1298,7 +1298,7 @@ class GeneratedMethods(ABC):
             >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update", lease=60)
             >>> client.get_backlog("train_0", "update")
-            Backlog(waiting=1, claimed=1, undone=2, sealed=False)
+            Backlog(waiting=1, claimed=1, undone=2, sealed=False, max_rows=None)
         """
         return self._run(self._operations.get_backlog(partition_id, task_name, timeout=timeout))
 
@@ -1317,7 +1317,7 @@ class GeneratedMethods(ABC):
             >>> put = await client.async_kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
             >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update", lease=60)
             >>> await client.async_get_backlog("train_0", "update")
-            Backlog(waiting=1, claimed=1, undone=2, sealed=False)
+            Backlog(waiting=1, claimed=1, undone=2, sealed=False, max_rows=None)
         """
         return await self._run_async(self._operations.get_backlog(partition_id, task_name, timeout=timeout))
 

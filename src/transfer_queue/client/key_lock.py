@@ -47,6 +47,8 @@ class KVLock:
         self._keys = validated_lock_keys(keys)
         self._partition_id = partition_id
         self._timeout = arguments.validated_seconds(timeout)
+        if self._timeout is not None and self._timeout < 0:
+            raise InvalidArgumentError(f"timeout must be a non-negative number of seconds, or None, got {timeout!r}")
         self._seconds = arguments.validated_seconds(lease, "lease")
         if not self._seconds or self._seconds < 0:
             raise InvalidArgumentError(f"lease must be a positive number of seconds, got {lease!r}")
@@ -139,7 +141,8 @@ class KVLock:
 
     def _end(self) -> LockLease:
         lease, self._lease = self._lease, None
-        assert lease is not None  # `__enter__` has set it
+        if lease is None:
+            raise InvalidArgumentError("this lock is not held: use it as `with lock:`, which takes and releases it")
         return lease
 
     def _check(self, was_in_force: bool) -> None:

@@ -210,7 +210,7 @@ class Wakeups:
         if isinstance(request, TakeLock):
             waited = now - waiting.since
             words = lock_decisions.describe_wait(context.state, waiting.waiter, request, waited, now)
-            return Failure("WaitTimeoutError", f"Timeout: {words}")
+            return Failure("WaitTimeoutError", f"Timeout: {words}. {lock_decisions.WAIT_ADVICE}")
         if isinstance(request, AwaitDone):
             return Done(False)
         try:

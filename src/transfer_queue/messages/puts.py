@@ -61,6 +61,8 @@ class Publish(Request, frozen=True):
     """The version that each of `keys` must have, i8; 0: the key must not exist. None accepts any versions."""
     fence: Natural | None = None
     """The token of a lock that must be in force; None for no such condition."""
+    create: bool = True
+    """Whether the put creates the partition if it does not exist. False refuses it then."""
 
 
 class ClearRows(Request, frozen=True):

@@ -41,6 +41,8 @@ class Backlog(Reply, frozen=True):
     """The number of samples that were added, and neither reported as done nor dropped."""
     sealed: bool
     """Whether the partition is sealed."""
+    max_rows: int | None = None
+    """The setting `max_rows` of the partition; None for no limit."""
 
 
 class RetrieveMeta(Request, frozen=True):

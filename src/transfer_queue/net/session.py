@@ -339,5 +339,6 @@ class RetryPolicy:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._lost_at))
         return ConnectionLostError(
             f"{self._server()} has not been reachable since {since} ({error}), tried {self._tries} times for "
-            f"{type(self._call.request).__name__}; its system was closed or has crashed{self._log()}"
+            f"{type(self._call.request).__name__}; its system was closed or has crashed{self._log()}. "
+            f"Start it again, then attach to it with tq.close() and tq.init()"
         )

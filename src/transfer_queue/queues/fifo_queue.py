@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT
+from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT, validated_seconds
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.queue_operations import TASK
 from transfer_queue.errors import (
@@ -15,6 +15,7 @@ from transfer_queue.errors import (
     PartitionFullError,
     QueueShutDownError,
     SealedError,
+    UnknownPartitionError,
     WaitTimeoutError,
 )
 from transfer_queue.messages.queries import Backlog
@@ -39,13 +40,14 @@ class Queue(QueueHandle):
         name: The name of the queue, which is the name of its partition. An int here is `maxsize`, as in
             `queue.Queue(8)`. Default: a new name.
         maxsize: The largest number of items. The controller enforces it for all producers; a put beyond it waits there.
-            0 or less for no limit. Default: 0.
+            0 or less for no limit, or the limit of the queue if it exists. Default: 0.
         prefetch: The number of items that a get takes at once, if there are as many. The next gets of this process take
             them from its memory, and if the process ends, they are lost, unless they have a lease. Default: 1.
         actor_options: Ignored. `ray.util.queue.Queue` has it.
 
     Raises:
         InvalidArgumentError: The partition exists and is not a queue, or is a queue with another `maxsize` or order.
+            Or a number is not valid.
 
     Example:
         >>> queue = tq.Queue("prompts", maxsize=8)
@@ -79,6 +81,7 @@ class Queue(QueueHandle):
         Raises:
             QueueFullError: The queue is full (a `queue.Full`, and Ray's `Full` if Ray's queue is loaded).
             QueueShutDownError: The queue was shut down.
+            UnknownPartitionError: The queue was removed with `clear_partition`.
             CapacityError: The storage units have no space for the item.
             UncarriableValueError: The item cannot be stored.
 
@@ -142,8 +145,10 @@ class Queue(QueueHandle):
             ['a', 'b']
         """
         wait = _wait_of(block, timeout)
+        before = 0
         for part in self._parts(items):
-            self._put(part, wait)
+            self._put(part, wait, before)
+            before += len(part)
 
     async def put_many_async(self, items: Iterable[Any], block: bool = True, timeout: float | None = None) -> None:
         """Put several items from an event loop.
@@ -162,9 +167,11 @@ class Queue(QueueHandle):
             >>> asyncio.run(tq.Queue("prompts").put_many_async(["a", "b"]))
         """
         wait = _wait_of(block, timeout)
+        before = 0
         for part in self._parts(items):
             client = self._open_client()
-            await client._run_async(self._putting(client, part, wait))
+            await client._run_async(self._putting(client, part, wait, before))
+            before += len(part)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Put all items, or none, without waiting.
@@ -184,9 +191,9 @@ class Queue(QueueHandle):
             raise TypeError("Argument 'items' must be an Iterable")
         self._put(list(items), None)
 
-    def _put(self, items: list[Any], wait: float | None) -> None:
+    def _put(self, items: list[Any], wait: float | None, before: int = 0) -> None:
         client = self._open_client()
-        client._run(self._putting(client, items, wait))
+        client._run(self._putting(client, items, wait, before))
 
     def _parts(self, items: Iterable[Any]) -> list[list[Any]]:
         """Return the items in parts of at most `maxsize`."""
@@ -194,18 +201,28 @@ class Queue(QueueHandle):
         size = self.maxsize or max(1, len(listed))
         return [listed[start : start + size] for start in range(0, len(listed), size)]
 
-    def _putting(self, client: TransferQueueClient, items: list[Any], wait: float | None) -> Operation[None]:
-        """Put these items, or raise the exceptions of a queue."""
+    def _putting(
+        self, client: TransferQueueClient, items: list[Any], wait: float | None, before: int = 0
+    ) -> Operation[None]:
+        """Put these items, or raise the exceptions of a queue. before: the items that the call has already put."""
         if not items:
             return
         if self.maxsize and len(items) > self.maxsize:
             raise full_error(f"{len(items)} items do not fit into {self}")
         try:
             yield from client._operations._put_items(self.name, items, wait, self._tags(items))
-        except PartitionFullError as error:
-            raise full_error(f"{self} is full: {error}") from None
+        except PartitionFullError:
+            waited = f", and no place became free within {wait:g} s" if wait else ""
+            advice = "Consumers make space: they take items, and acknowledge those that they have under a lease"
+            put = f"only the first {before} items were put" if before else "nothing was put"
+            raise full_error(f"{self} is full{waited}; {put}. {advice}") from None
         except SealedError:
-            raise _shut_down_error(self) from None
+            raise QueueShutDownError(f"{self} was shut down and accepts no items; put into another queue") from None
+        except UnknownPartitionError:
+            raise UnknownPartitionError(
+                f"{self} does not exist, and nothing was put. It was removed (clear_partition), or this process is attached to "
+                f"another system than the one in which it was made. Make it again: {self!r}"
+            ) from None
 
     def _tags(self, items: Sequence[Any]) -> list[dict[str, Any] | None] | None:
         """Return the tags of items by which the partition orders them; None if it orders them by arrival."""
@@ -387,7 +404,7 @@ class Queue(QueueHandle):
         taken = yield from client._operations._take_items(self.name, count, least, wait, lease)
         if not taken.items:
             if taken.ended and least == 1:
-                raise _shut_down_error(self)
+                raise QueueShutDownError(f"{self} was shut down, and no item is left; get from another queue")
             few = "is empty" if least == 1 else f"has fewer than {least} items"
             raise empty_error(f"{self} {few}" + (f", and no item came within {wait:g} s" if wait else ""))
         meta = taken.meta
@@ -595,6 +612,7 @@ class Queue(QueueHandle):
             the queue was shut down
         """
         client = self._client()
+        self._open(client)  # a seal alone would create an ordinary partition if the queue was removed
         client.seal(self.name)
         if not (immediate or force):
             if grace_period_s is None:
@@ -649,15 +667,12 @@ def _wait_of(block: bool, timeout: float | None) -> float | None:
         return None
     if timeout is None:
         return LONGEST_TIMEOUT
-    if timeout < 0:
-        raise InvalidArgumentError("'timeout' must be a non-negative number")
-    return timeout
+    seconds = validated_seconds(timeout)
+    if seconds is None or seconds < 0:
+        raise InvalidArgumentError(f"'timeout' must be a non-negative number of seconds, got {timeout!r}")
+    return seconds
 
 
 def _check_number(value: int, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{what} must be a positive integer, got {value!r}")
-
-
-def _shut_down_error(queue: Queue) -> QueueShutDownError:
-    return QueueShutDownError(f"{queue} was shut down, and has no items; make a queue with another name")

@@ -9,6 +9,7 @@ from typing import Any
 
 from transfer_queue.attachment import client_of
 from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.operations.queue_operations import TASK
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import init
 from transfer_queue.queues.prefetch_buffer import PrefetchBuffer
@@ -38,7 +39,8 @@ class QueueHandle:
         self._begin(None)
         self._config = {"system": {"folder": init().system.folder}}
         client = self._client()
-        client._run(client._operations._open_queue(self.name, self.maxsize, self.order))
+        if not self._open(client) and not self.maxsize:
+            self.maxsize = client.get_backlog(self.name, TASK).max_rows or 0
 
     def _begin(self, config: Any) -> None:
         self._config = config
@@ -51,6 +53,10 @@ class QueueHandle:
         client = client_of(self._config)
         client._connect()
         return client
+
+    def _open(self, client: TransferQueueClient) -> bool:
+        """Create the partition of this queue. Return False if it exists."""
+        return client._run(client._operations._open_queue(self.name, self.maxsize, self.order))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self.name, "maxsize": self.maxsize, "prefetch": self.prefetch, "config": self._config}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from transfer_queue.client import TransferQueueClient
+from transfer_queue.errors import UncarriableValueError
 from transfer_queue.metadata import BatchMeta
 
 
@@ -13,8 +14,8 @@ class LeasedItem:
     """An item that was got with `Queue.get(lease=...)`.
 
     The lease is renewed in the background while this object exists in the process. If the process ends before `ack`,
-    another consumer gets the item. As a context manager it acknowledges the item at the end, and returns it to the
-    queue if the block raises an exception.
+    another consumer gets the item. As a context manager, in a `with` or an `async with` block, it acknowledges the item
+    at the end, and returns it to the queue if the block raises an exception.
 
     Args:
         item: The item.
@@ -107,6 +108,23 @@ class LeasedItem:
             self.ack()
         else:
             self.nack()
+
+    async def __aenter__(self) -> LeasedItem:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._client.async_ack(self._meta)
+        else:
+            await self._client.async_nack(self._meta)
+
+    def __reduce__(self) -> NoReturn:
+        raise UncarriableValueError(
+            "a LeasedItem cannot be pickled, because its lease belongs to this process: pass leased.item to the other "
+            "process, and acknowledge it here"
+        )
 
     def __repr__(self) -> str:
         return f"LeasedItem({self.item!r})"

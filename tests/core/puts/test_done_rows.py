@@ -53,6 +53,28 @@ def test_cleared_rows_stay_undone_and_dropped_rows_do_not_count():
     assert done(h)
 
 
+def test_a_row_that_was_delivered_too_often_is_done_because_nobody_can_report_it():
+    h = Harness()
+    h.create(free_when=["t"], max_deliveries=2)
+    h.put(2)
+    waits = h.send(AwaitDone("p", 100.0), "v")
+    for _ in range(2):
+        assert h.nack(h.lease(2))
+    assert h.result(waits, "v").value is True
+    h.put(1)
+    assert not done(h)
+    h.ask(ReportDone("p"))
+    assert done(h)
+
+
+def test_a_row_that_another_task_needs_is_not_done_when_one_task_skips_it():
+    h = Harness()
+    h.create(free_when=["t", "u"], max_deliveries=1)
+    h.put(1)
+    assert h.nack(h.lease(1))
+    assert not done(h)
+
+
 def test_more_rows_than_were_added_cannot_be_done():
     h = Harness()
     h.put(1)

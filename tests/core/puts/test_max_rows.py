@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
 import pytest
 from harness import Harness, column, rows_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from transfer_queue.errors import DeadlockError, InvalidArgumentError, PartitionFullError, SealedError
+from transfer_queue.errors import (
+    DeadlockError,
+    InvalidArgumentError,
+    PartitionFullError,
+    SealedError,
+    UnknownPartitionError,
+)
 from transfer_queue.messages.claims import Claim, Finish
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.puts import Drop, Reserve
 from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.system import Status
 
 
 def made(most: int = 2, **options: object) -> Harness:
@@ -133,6 +141,25 @@ def test_a_claim_for_more_rows_than_the_limit_is_a_deadlock():
     h.claim(3, wait=1000.0)
     with pytest.raises(DeadlockError, match="task 't' waits for 3 samples"):
         h.result(waits)
+
+
+def test_status_shows_the_limit_and_the_rows_that_count_for_it():
+    h = made(2)
+    h.put(1)
+    (partition,) = h.look(Status()).partitions
+    assert (partition.max_rows, partition.open_rows) == (2, 1)
+
+
+def test_a_put_that_must_not_create_its_partition_is_refused():
+    h = made(1)
+    h.put(1)
+    waits = h.send(msgspec.structs.replace(h.publish(1, wait=10.0), create=False), "w")
+    h.ask(ClearPartition("p"))
+    with pytest.raises(UnknownPartitionError, match="'p' does not exist"):
+        h.result(waits, "w")
+    with pytest.raises(UnknownPartitionError, match="nothing was put"):
+        h.ask(msgspec.structs.replace(h.publish(1), create=False), "w")
+    assert not h.state.partitions
 
 
 def test_explain_names_the_limit():

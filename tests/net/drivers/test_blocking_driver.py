@@ -180,7 +180,9 @@ def test_a_server_that_is_gone_for_good_is_lost(tmp_path: Path) -> None:
         session = running.session(log_of=lambda target: "/logs/it.log")
         run_blocking(session, one(ask("p")))
     start = time.monotonic()
-    with pytest.raises(ConnectionLostError, match=r"controller at .*\.sock has not been reachable since .*it\.log"):
+    with pytest.raises(
+        ConnectionLostError, match=r"controller at .*\.sock has not been reachable since .*it\.log\. Start it"
+    ):
         run_blocking(session, one(ask("p")))
     assert time.monotonic() - start < 5
     session.close()

@@ -231,7 +231,7 @@ class PartitionOperations(DataPath):
             >>> put = client.kv_batch_put(["a", "b"], "train_0", {"prompt": torch.zeros(2, 3)})
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update", lease=60)
             >>> client.get_backlog("train_0", "update")
-            Backlog(waiting=1, claimed=1, undone=2, sealed=False)
+            Backlog(waiting=1, claimed=1, undone=2, sealed=False, max_rows=None)
         """
         request = queries.ReadBacklog(partition_id, arguments.validated_text(task_name, "task_name"))
         return (yield from self._ask(request, Backlog, timeout))

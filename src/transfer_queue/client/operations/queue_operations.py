@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
@@ -57,10 +58,16 @@ class QueueOperations(DataPath):
     def _put_items(
         self, name: str, items: Sequence[Any], wait: float | None, tags: list[dict[str, Any] | None] | None = None
     ) -> Operation[None]:
-        """Put all these items, in this order, or none. `wait`: seconds to wait for space; None does not wait."""
+        """Put all these items, in this order, or none. `wait`: seconds to wait for space; None does not wait.
+
+        Raises:
+            UnknownPartitionError: The queue does not exist. The put does not create it, because it has options.
+        """
         yield from self._state.learn()
         encoded = encode_objects(FIELD, items, allow_pickle=self._state.settings.allow_pickle)
-        yield from self._publish(encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0)
+        yield from self._publish(
+            encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0, create=False
+        )
 
     def _take_items(
         self, name: str, count: int, least: int, wait: float | None, lease: float | None = None
@@ -74,6 +81,7 @@ class QueueOperations(DataPath):
             wait: Seconds to wait; None does not wait.
             lease: Seconds of the lease; None consumes the items.
         """
+        lease = arguments.validated_seconds(lease, "lease")
         yield from self._state.learn()
         number = self._state.readers.take(name)
         try:

@@ -12,6 +12,7 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import Fence
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.config.environment import pre_alloc_sample_num
+from transfer_queue.display import short_repr
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError, WaitTimeoutError
 from transfer_queue.messages import queries
 from transfer_queue.messages.queries import LookupReply
@@ -89,6 +90,8 @@ class UpdateOperations(DataPath):
         _check_function(fn, names, empty)
         tags = self._tags(arguments.validated_tags(None if tag is None else [tag], 1, "keys"))
         clock, limit = self._state.session.clock, arguments.validated_seconds(timeout)
+        if limit is not None and limit <= 0:
+            raise InvalidArgumentError(f"timeout must be a positive number of seconds, or None, got {timeout!r}")
         deadline = clock() + (self._state.settings.call_timeout if limit is None else limit)
         attempts = 0
         while True:
@@ -172,7 +175,8 @@ def _checked_result(changed: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return what the function of an update returned, as a dict."""
     if changed is not None and not isinstance(changed, Mapping):
         raise InvalidArgumentError(
-            f"fn must return a dict of the fields to write, or None, got a {type(changed).__name__}"
+            f"fn must return a dict of the fields to write, or None, got {short_repr(changed)} of type "
+            f"{type(changed).__name__}"
         )
     return None if changed is None else dict(changed)
 

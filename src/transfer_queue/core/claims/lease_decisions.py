@@ -207,7 +207,14 @@ def _poisoned_rows(partition: Partition, lease: RowLease, counted: np.ndarray, l
 
 
 def _skip_poison(partition: Partition, task: str, poison: np.ndarray) -> list[r.AnyRecord]:
-    return [pass_over_record(partition, task, poison, POISON)] if len(poison) else []
+    """Return the records that skip these rows, and count them as done if no other task has to consume them."""
+    if not len(poison):
+        return []
+    records: list[r.AnyRecord] = [pass_over_record(partition, task, poison, POISON)]
+    done = min(len(poison), partition.undone)
+    if done and partition.options.free_when == [task]:
+        records.append(r.RowsDone(partition.name, done))
+    return records
 
 
 def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[r.AnyRecord], int]:

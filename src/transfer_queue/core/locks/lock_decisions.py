@@ -17,6 +17,7 @@ from transfer_queue.messages.locks import LockEntry, LockReply, LockSummary, Tak
 
 RELEASED, EXPIRED, GONE = "released", "expired", "client gone"
 SHOWN = 3  # keys that a message names
+WAIT_ADVICE = "Pass a longer timeout= to wait for the lock, or end the block that holds it."
 
 
 def check_request(request: TakeLock) -> None:
@@ -129,9 +130,11 @@ def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: f
             break
         before += not set(waiting.lock.keys).isdisjoint(keys)
     ahead = [f"earlier requests for some of these keys: {before}"] if before else []
+    own = any(state.locks.by_token[token].client == waiter[0] for token in tokens)
+    same = ["the same client holds a lock that it waits for, and locks are not reentrant"] if own else []
     return (
         f"{_client_words(state, waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of partition "
-        f"{partition!r}: {'; '.join([*held, *ahead]) or 'none of these keys is locked now'}"
+        f"{partition!r}: {'; '.join([*held, *ahead, *same]) or 'none of these keys is locked now'}"
     )
 
 
@@ -153,5 +156,7 @@ def _client_words(state: State, client: str) -> str:
     said = state.introductions.get(client)
     if said is None:
         return f"client {client}"
-    rank = f" rank {said.rank}" if said.rank >= 0 else ""
-    return f"client {client} (task {said.task!r}{rank}, pid {said.pid} on {said.host})"
+    task = [f"task {said.task!r}"] if said.task else []
+    rank = [f"rank {said.rank}"] if said.rank >= 0 else []
+    named = [" ".join([*task, *rank])] if task or rank else []
+    return f"client {client} ({', '.join([*named, f'pid {said.pid} on {said.host}'])})"

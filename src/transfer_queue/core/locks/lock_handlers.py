@@ -25,7 +25,7 @@ def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.
         if request.wait is not None and request.wait > 0:
             return ParkDecision(request, request.wait)
         words = lock_decisions.describe_wait(state, caller.waiter, request, 0.0, context.now)
-        raise WaitTimeoutError(f"Timeout: {words}. Pass a longer timeout= to wait for the lock.")
+        raise WaitTimeoutError(f"Timeout: {words}. {lock_decisions.WAIT_ADVICE}")
     granted = lock_decisions.grant(state, caller.client, request, context.now)
 
     def reply() -> AnyReply:

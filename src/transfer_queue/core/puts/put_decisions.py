@@ -15,6 +15,7 @@ from transfer_queue.core.puts import clear_decisions, flow_control
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.state.validation import check_options
 from transfer_queue.core.tables.field_types import check_block, shape_of
 from transfer_queue.core.units.location_checks import check_places, close_extents
@@ -195,6 +196,8 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
     _check_shape(request)
     partition = state.partitions.get(request.partition)
+    if not request.create:
+        require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     _check_conditions(state, partition, request)
     if request.block is not None:
         block, prepared = state.blocks.complete_schema(request.block), state.blocks.prepared

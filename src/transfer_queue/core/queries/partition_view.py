@@ -40,7 +40,7 @@ def handle_read_backlog(context: ControllerContext, caller: Caller, request: Rea
         return Backlog(0, 0, 0, False)
     claimed = partition.claimed.get(request.task, 0)
     waiting = partition.row_count - partition.tasks.get(request.task, 0) - claimed
-    return Backlog(waiting, claimed, partition.undone, partition.sealed)
+    return Backlog(waiting, claimed, partition.undone, partition.sealed, partition.options.max_rows)
 
 
 @handles(ListKeys, reads=True)

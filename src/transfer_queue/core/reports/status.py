@@ -116,6 +116,7 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
         partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
         passed={task: found for task in partition.tasks if (found := partition.passed.counts_of(task))},
         stored=dict(stored_bytes(state, partition)),
+        max_rows=partition.options.max_rows, open_rows=partition.open_rows,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
-from transfer_queue.messages.descriptors import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 
 MOST_NAMED = 5  # keys that an error names
 
@@ -52,8 +52,9 @@ def _check_partition(there: Partition, source: Partition) -> None:
         )
     if there.options != source.options:
         raise InvalidArgumentError(
-            f"partition {there.name!r} exists with {there.options}, but was saved with {source.options}; nothing was "
-            f"changed. Create it with the saved settings, or drop it first (clear_partition)"
+            f"partition {there.name!r} exists with other settings than it was saved with: "
+            f"{_differences(there.options, source.options)}; nothing was changed. Create it with the saved settings, "
+            f"or drop it first (clear_partition)"
         )
     same = sorted(there.keys.keys() & source.keys.keys())
     if same:
@@ -66,6 +67,14 @@ def _check_partition(there: Partition, source: Partition) -> None:
         if field.live and name in there.fields:
             for dtype in (field.dtype, *field.others):
                 there.fields[name].check(FieldSpec(name, field.kind, dtype, field.ndim, True))
+
+
+def _differences(there: PartitionOptions, saved: PartitionOptions) -> str:
+    return ", ".join(
+        f"{name} is {getattr(there, name)!r}, but was {getattr(saved, name)!r}"
+        for name in PartitionOptions.__struct_fields__
+        if getattr(there, name) != getattr(saved, name)
+    )
 
 
 def merge_state(state: State, loaded: State) -> None:

@@ -85,6 +85,10 @@ class PartitionProgress(Message, frozen=True):
     """Task -> reason -> number of skipped rows, which the task will never be dealt."""
     stored: dict[str, int] = {}
     """Tier -> number of bytes there, every replica counted."""
+    max_rows: int | None = None
+    """The setting `max_rows`; None for no limit."""
+    open_rows: int = 0
+    """The number of rows that count for `max_rows`."""
 
 
 class UnitProgress(Message, frozen=True):

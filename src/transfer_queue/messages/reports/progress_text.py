@@ -34,7 +34,8 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: ", ".join(
         f"task {short_repr(task)} needs {less} more of {groups} groups" for task, (groups, less) in p.wanted.items()
     ),
-    lambda p: f"{p.waiting_puts} puts wait for space" if p.waiting_puts else None,
+    lambda p: _limit(p) if p.max_rows is not None else None,
+    lambda p: f"{count_text(p.waiting_puts, 'put')} {_wait(p.waiting_puts)} for space" if p.waiting_puts else None,
 )
 """The texts after a partition's name, in this order. A function that returns None or "" adds nothing."""
 
@@ -54,6 +55,16 @@ def notes_of(partition: PartitionProgress) -> list[str]:
 def tier_name(tier: str) -> str:
     """Return where values of a tier are, as people say it."""
     return "on disk" if tier == DISK else f"in {short_name(tier)}"
+
+
+def _limit(partition: PartitionProgress) -> str:
+    """Return how full a partition with `max_rows` is."""
+    full = "full, " if partition.open_rows >= (partition.max_rows or 0) else ""
+    return f"{full}{partition.open_rows} of at most {count_text(partition.max_rows or 0, 'row')} (max_rows)"
+
+
+def _wait(count: int) -> str:
+    return "waits" if count == 1 else "wait"
 
 
 def _tiers(partition: PartitionProgress) -> str:

@@ -37,6 +37,11 @@ def decode_object(source: Any, *, allow_pickle: bool = True) -> Any:
         return _decode_with_buffers(view, allow_pickle)
     except TransferQueueError:
         raise
+    except (AttributeError, ImportError) as error:
+        raise ProtocolError(
+            f"a stored object cannot be loaded in this process: {type(error).__name__}: {error}. Its class must be "
+            f"importable here under the name that it had where it was put: define it in a module, not in __main__"
+        ) from error
     except Exception as error:  # hostile or torn bytes, or a user's class that cannot be unpickled
         raise ProtocolError(f"stored bytes are not a valid object: {type(error).__name__}: {error}") from error
 
