@@ -303,6 +303,7 @@ class TestNames:
             (["p", "q"], ["a"], InvalidArgumentError, "a single partition"),
             ([], None, InvalidArgumentError, "at least one partition"),
             (None, ["a"], InvalidArgumentError, "keys needs partitions"),
+            ("p", [], InvalidArgumentError, "at least one sample, got none"),
             (["p", 3], None, InvalidArgumentError, "partitions must be a str, got 3"),
         ],
     )

@@ -19,6 +19,7 @@ import torch
 
 import transfer_queue as tq
 from transfer_queue.client.data import data_path
+from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.queues import Empty, Full, LeasedItem, ShutDown
 from transfer_queue.queues.exceptions import empty_error, full_error
 from transfer_queue.wire.objects import object_encoder
@@ -277,9 +278,9 @@ def test_a_priority_queue_gives_the_lowest_value_first_and_equal_ones_in_order()
 def test_a_name_names_one_queue():
     tq.Queue("named", 2).put("a")
     assert tq.Queue("named").get() == "a"
-    with pytest.raises(tq.InvalidArgumentError, match="max_rows"):
+    with pytest.raises(InvalidArgumentError, match="max_rows"):
         tq.Queue("named", 3)
-    with pytest.raises(tq.InvalidArgumentError, match="order"):
+    with pytest.raises(InvalidArgumentError, match="order"):
         tq.LifoQueue("named")
     assert tq.Queue(8).maxsize == 8
     assert tq.Queue(maxsize=-1).maxsize == 0
@@ -300,12 +301,12 @@ def test_a_queue_that_exists_is_opened_by_its_name_and_has_its_limit():
 
 def test_an_argument_of_a_wrong_type_is_named():
     q = tq.Queue()
-    with pytest.raises(tq.InvalidArgumentError, match=r"timeout must be a number of seconds.*got '5'"):
+    with pytest.raises(InvalidArgumentError, match=r"timeout must be a number of seconds.*got '5'"):
         q.get(timeout="5")  # type: ignore[arg-type]
-    with pytest.raises(tq.InvalidArgumentError, match=r"non-negative number of seconds, got -1"):
+    with pytest.raises(InvalidArgumentError, match=r"non-negative number of seconds, got -1"):
         q.put(0, timeout=-1)
     for wrong in ("3", [], 1e300):
-        with pytest.raises(tq.InvalidArgumentError, match="lease must be a number of seconds"):
+        with pytest.raises(InvalidArgumentError, match="lease must be a number of seconds"):
             q.get(lease=wrong)  # type: ignore[arg-type]
     assert q.empty()
 
@@ -486,7 +487,7 @@ def test_prefetched_items_keep_their_order_and_count():
         q.get_nowait()
     with pytest.raises(Empty):
         q.get(timeout=0.01)
-    with pytest.raises(tq.InvalidArgumentError, match="prefetch must be a positive integer"):
+    with pytest.raises(InvalidArgumentError, match="prefetch must be a positive integer"):
         tq.Queue(prefetch=0)
 
 
@@ -681,3 +682,56 @@ def test_values_that_are_replaced_while_they_are_read_are_read_again(monkeypatch
     monkeypatch.setattr(data_path, "gather_objects", torn)
     assert q.get() == "a"
     assert len(calls) == 1, "undo has restored the function; the value was read again"
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return an object whose class is in a module that this process cannot import any more after `monkeypatch.undo`."""
+    module = types.ModuleType("module_of_the_producer")
+    exec("class Foreign: pass", module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.Foreign()
+
+
+@pytest.mark.parametrize("take", ["get_many", "prefetch"])
+def test_an_item_that_cannot_be_loaded_takes_no_other_item_with_it(
+    take: str, foreign: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    q = tq.Queue(prefetch=3 if take == "prefetch" else 1)
+    q.put_many(["a", foreign, "b"])
+    monkeypatch.undo()
+    found = q.get_many(3) if take == "get_many" else [q.get(), q.get()]
+    assert found == ["a", "b"]
+    for words in ("1 of 3 items", "lost: ", "module_of_the_producer"):
+        assert words in caplog.text
+    q.task_done(2)
+    q.join(timeout=30)  # the lost item counts as done
+
+
+def test_a_leased_item_that_cannot_be_loaded_returns_to_the_queue(foreign: Any, monkeypatch: pytest.MonkeyPatch):
+    q = tq.Queue()
+    q.put_many([foreign, "b"])
+    monkeypatch.undo()
+    (leased,) = q.get_many(2, lease=60)
+    assert leased.item == "b"
+    assert q.qsize() == 1, "another consumer may be able to load it"
+    with pytest.raises(ProtocolError, match="module_of_the_producer"):
+        q.get(lease=60)
+    assert q.qsize() == 1
+    with pytest.raises(ProtocolError, match="module_of_the_producer"):
+        q.get()
+    assert leased.ack()
+    q.task_done(2)
+    q.join(timeout=30)
+
+
+def test_several_leases_are_acknowledged_together():
+    q = tq.Queue()
+    q.put_many(["a", "b", "c"])
+    first, rest = q.get(lease=60), q.get_many(2, lease=60)
+    assert q.ack([first, *rest])
+    assert not q.ack([first, *rest]), "they were acknowledged before"
+    assert q.ack([])
+    assert q.qsize() == 0
+    with pytest.raises(InvalidArgumentError, match="a LeasedItem or several; got 'x'"):
+        q.ack("x")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT, validated_seconds
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.client.operations.queue_operations import TASK
+from transfer_queue.client.operations.queue_operations import TASK, TakenItems
 from transfer_queue.errors import (
     InvalidArgumentError,
     PartitionFullError,
@@ -19,9 +20,13 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages.queries import Backlog
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.queues.exceptions import empty_error, full_error
 from transfer_queue.queues.handle import QueueHandle
 from transfer_queue.queues.leased_item import LeasedItem
+from transfer_queue.wire.blocks.gather import UnreadableObject
+
+logger = logging.getLogger(__name__)
 
 
 class Queue(QueueHandle):
@@ -220,8 +225,8 @@ class Queue(QueueHandle):
             raise QueueShutDownError(f"{self} was shut down and accepts no items; put into another queue") from None
         except UnknownPartitionError:
             raise UnknownPartitionError(
-                f"{self} does not exist, and nothing was put. It was removed (clear_partition), or this process is attached to "
-                f"another system than the one in which it was made. Make it again: {self!r}"
+                f"{self} does not exist, and nothing was put. It was removed (clear_partition), or this process is "
+                f"attached to another system than the one in which it was made. Make it again: {self!r}"
             ) from None
 
     def _tags(self, items: Sequence[Any]) -> list[dict[str, Any] | None] | None:
@@ -325,7 +330,7 @@ class Queue(QueueHandle):
             lease: See `get`.
 
         Returns:
-            The items, in order.
+            The items, in order, without those that cannot be loaded in this process: these are logged.
 
         Raises:
             QueueEmptyError: The queue is empty.
@@ -407,10 +412,34 @@ class Queue(QueueHandle):
                 raise QueueShutDownError(f"{self} was shut down, and no item is left; get from another queue")
             few = "is empty" if least == 1 else f"has fewer than {least} items"
             raise empty_error(f"{self} {few}" + (f", and no item came within {wait:g} s" if wait else ""))
+        if any(type(item) is UnreadableObject for item in taken.items):
+            yield from self._refuse_unreadable(client, taken)
         meta = taken.meta
         if meta is None:
-            return taken.items
-        return [LeasedItem(item, meta.select_samples([at]), client) for at, item in enumerate(taken.items)]
+            return [item for item in taken.items if type(item) is not UnreadableObject]
+        return [
+            LeasedItem(item, meta.select_samples([at]), client)
+            for at, item in enumerate(taken.items)
+            if type(item) is not UnreadableObject
+        ]
+
+    def _refuse_unreadable(self, client: TransferQueueClient, taken: TakenItems) -> Operation[None]:
+        """Return the items that this process cannot load if they have a lease, otherwise report them as done.
+
+        Raises the error of the first one if no other item was taken.
+        """
+        where = [at for at, item in enumerate(taken.items) if type(item) is UnreadableObject]
+        error = taken.items[where[0]].error
+        if taken.meta is not None:
+            yield from client._operations.nack(taken.meta.select_samples(where))
+        elif len(where) < len(taken.items):
+            yield from client._operations.report_done(self.name, len(where))
+        if len(where) == len(taken.items):
+            raise error
+        outcome = "lost" if taken.meta is None else "returned to the queue"
+        logger.error(
+            "%d of %d items that were taken from %s are %s: %s", len(where), len(taken.items), self, outcome, error
+        )
 
     # ------------------------------------------------------------ the number of items
 
@@ -568,6 +597,9 @@ class Queue(QueueHandle):
         Returns:
             False if a lease had ended, so that another consumer may have its item.
 
+        Raises:
+            InvalidArgumentError: Something else than an item with a lease was passed.
+
         Example:
             >>> queue = tq.Queue("prompts")
             >>> queue.put("a")
@@ -575,8 +607,12 @@ class Queue(QueueHandle):
             True
         """
         listed = [items] if isinstance(items, LeasedItem) else list(items)
-        counts = [item.ack() for item in listed]
-        return all(counts)
+        for item in listed:
+            if not isinstance(item, LeasedItem):
+                raise InvalidArgumentError(
+                    f"ack needs what get(lease=...) returned, a LeasedItem or several; got {item!r}"
+                )
+        return not listed or self._open_client().ack(BatchMeta.concat([item._meta for item in listed], validate=False))
 
     # ------------------------------------------------------------ the end
 

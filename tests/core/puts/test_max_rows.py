@@ -155,9 +155,9 @@ def test_a_put_that_must_not_create_its_partition_is_refused():
     h.put(1)
     waits = h.send(msgspec.structs.replace(h.publish(1, wait=10.0), create=False), "w")
     h.ask(ClearPartition("p"))
-    with pytest.raises(UnknownPartitionError, match="'p' does not exist"):
+    with pytest.raises(UnknownPartitionError, match=r"'p' does not exist .* Nothing was put"):
         h.result(waits, "w")
-    with pytest.raises(UnknownPartitionError, match="nothing was put"):
+    with pytest.raises(UnknownPartitionError, match="Nothing was put"):
         h.ask(msgspec.structs.replace(h.publish(1), create=False), "w")
     assert not h.state.partitions
 

@@ -93,7 +93,10 @@ def selection(
     if not names or (keys is not None and len(names) > 1):
         wanted = "at least one partition" if keys is None else "a single partition if keys is given"
         raise InvalidArgumentError(f"partitions must name {wanted}, got {partitions!r}")
-    return names, None if keys is None else validated_keys(keys)
+    chosen = None if keys is None else validated_keys(keys)
+    if chosen is not None and not chosen:
+        raise InvalidArgumentError("keys must name at least one sample, got none; leave keys out to mean all samples")
+    return names, chosen
 
 
 def validated_batch_size(batch_size: int | None) -> int:

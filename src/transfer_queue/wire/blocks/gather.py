@@ -8,8 +8,8 @@ causes wrong values or a `ProtocolError`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
-from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
+from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs
@@ -75,10 +75,18 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
         return table_of(columns, reply.count)
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableObject:
+    """Takes the place of an object that cannot be decoded in this process."""
+
+    error: TransferQueueError
+
+
 def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = True) -> tuple[list[Any], int]:
     """Return the objects that a lookup of one field of objects found, in its order, and the number of their bytes.
 
-    For arguments and errors see `gather`.
+    In the place of an object that cannot be decoded there is an `UnreadableObject`. For arguments and other errors see
+    `gather`.
     """
     with decode_guard("the reply of a lookup"):
         runs = row_runs(reply, memory)
@@ -86,7 +94,8 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
         if rows.type.kind != "object":
             raise ProtocolError(f"field {rows.type.name!r} has values of kind {rows.type.kind!r}, not objects")
         places = list(rows.places())
-        return _objects(rows.type.name, places, memory, allow_pickle), sum(length for _, _, length in places)
+        objects = _objects(rows.type.name, places, memory, allow_pickle, UnreadableObject)
+        return objects, sum(length for _, _, length in places)
 
 
 def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
@@ -370,8 +379,17 @@ def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
 # ---------------------------------------------------------------- objects
 
 
-def _objects(field: str, places: Iterable[tuple[int, int, int]], memory: Memory, allow_pickle: bool) -> list[Any]:
-    """Return the objects at these places (unit, start, length)."""
+def _objects(
+    field: str,
+    places: Iterable[tuple[int, int, int]],
+    memory: Memory,
+    allow_pickle: bool,
+    instead: Callable[[TransferQueueError], Any] | None = None,
+) -> list[Any]:
+    """Return the objects at these places (unit, start, length).
+
+    instead: makes what takes the place of an object that cannot be decoded; None: the error is raised.
+    """
     result = []
     unit: int | None = None
     view = memoryview(b"")
@@ -381,7 +399,10 @@ def _objects(field: str, places: Iterable[tuple[int, int, int]], memory: Memory,
         try:
             result.append(decode_object(view[start : start + length], allow_pickle=allow_pickle))
         except (ProtocolError, UncarriableValueError) as error:
-            raise type(error)(f"field {field!r}, row {row}: {error}") from error
+            failure = type(error)(f"field {field!r}, row {row}: {error}")
+            if instead is None:
+                raise failure from error
+            result.append(instead(failure))
     return result
 
 
