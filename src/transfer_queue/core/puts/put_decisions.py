@@ -216,7 +216,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
 
 def _check_blocks(state: State, partition: Partition | None, writer: str, request: Publish) -> None:
     """Raise an error if the blocks of a put are not valid, or their values do not match those of the partition."""
-    blocks = [state.blocks.complete_schema(block) for block in request.blocks]
+    blocks = state.blocks.complete_schemas(request.block, request.further)
     prepared, alone = state.blocks.prepared, len(blocks) == 1
     known = alone and partition is not None and partition.learnt == shape_of(blocks[0])
     for block in blocks:

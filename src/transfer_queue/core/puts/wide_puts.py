@@ -34,7 +34,7 @@ from transfer_queue.core.tables.field_types import (
 )
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import Publish, Reserve
 
@@ -205,7 +205,8 @@ def with_whole_schema(state: State, body: Union[Publish, Reserve]) -> Union[Publ
     """Return the request with a whole schema, so that a request that waits is not decoded at each attempt."""
     if isinstance(body, Reserve) or not any(block.parts for block in body.blocks):
         return body
-    blocks = [msgspec.structs.replace(state.blocks.complete_schema(block), parts=[]) for block in body.blocks]
+    blocks = state.blocks.complete_schemas(body.block, body.further)
+    blocks = [msgspec.structs.replace(block, parts=[]) for block in blocks]
     return msgspec.structs.replace(body, block=blocks[0], further=blocks[1:])
 
 
@@ -223,6 +224,8 @@ class WidePuts:
         """
         body = caller.envelope.body
         if not isinstance(body, Publish) or body.block is None:
+            return False
+        if not (body.further or body.block.parts) and len(body.block.schema) < WIDE:
             return False
         blocks = body.blocks
         if not any(len(block.schema) >= WIDE or block.parts for block in blocks):

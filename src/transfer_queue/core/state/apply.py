@@ -56,7 +56,7 @@ def _apply_published(state: State, record: r.Published) -> None:
         partition.set_tags(positions, record.tags, record.replace_tags)
     if record.block is not None:
         state.next_block = max(state.next_block, record.block_number + 1 + len(record.further))
-        apply_puts.publish(partition, positions, record.block_number, record.blocks, record.writer)
+        apply_puts.publish(partition, positions, record)
     if record.tags is not None or record.block is not None:
         partition.changes.mark_changed(partition.version, positions)
 

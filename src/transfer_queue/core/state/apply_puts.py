@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.wide_columns import MANY_FIELDS, WideColumns
-from transfer_queue.core.events.records import RowsPut, RowsRepacked
+from transfer_queue.core.events.records import Published, RowsPut, RowsRepacked
 from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
@@ -24,7 +24,7 @@ from transfer_queue.messages.descriptors import NewBlock
 def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     """Apply a `records.RowsPut`."""
     count = put.count
-    blocks = [partition.blocks.complete_schema(block) for block in put.blocks]
+    blocks = partition.blocks.complete_schemas(put.block, put.further)
     start = partition.rows.end
     runs = partition.rows.append(put.first_index, count, owner=partition.owner_number(put.client))
     partition.count_new_rows(put.client, count)
@@ -98,16 +98,16 @@ def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | Non
                     ready.mark_tag_changed(key, name)
 
 
-def publish(partition: Partition, positions: np.ndarray, number: int, sent: Sequence[NewBlock], writer: str) -> None:
-    """Record that the values of these rows are in the blocks from `number` on."""
-    blocks = [partition.blocks.complete_schema(block) for block in sent]
+def publish(partition: Partition, positions: np.ndarray, put: Published) -> None:
+    """Record that the values of these rows are in the blocks of a put, which has at least one."""
+    blocks = partition.blocks.complete_schemas(put.block, put.further)
     parts = list(partition.rows.split(positions))
     released: list[np.ndarray] = []
-    for at, block in enumerate(blocks, number):
-        partition.blocks.add(at, writer, block, len(positions) * len(block.schema), partition.number)
+    for number, block in enumerate(blocks, put.block_number):
+        partition.blocks.add(number, put.writer, block, len(positions) * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
         add_types(partition, block, len(blocks) == 1)
-        released += _set_values(partition, parts, len(positions), at, block)
+        released += _set_values(partition, parts, len(positions), number, block)
     if released:
         partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
     if partition.ready:

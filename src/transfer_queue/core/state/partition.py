@@ -43,7 +43,8 @@ from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
 from transfer_queue.messages.base import DELETE_CODE
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
+from transfer_queue.messages.puts import Publish
 
 MAX_READY_SETS = 64
 
@@ -313,15 +314,14 @@ class Partition(Persisted):
             common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
         return sorted(common)
 
-    def mixed_dtypes(self, blocks: Sequence[NewBlock]) -> dict[str, list[str]]:
-        """Return the dtypes of those fields of the blocks just published whose rows have several dtypes."""
+    def mixed_dtypes(self, put: Publish) -> dict[str, list[str]]:
+        """Return the dtypes of those fields of the put just applied whose rows have several dtypes."""
         found: dict[str, list[str]] = {}
         if self.learnt is not None:
             return found
         prepared = self.blocks.prepared
         types = None if prepared is None else prepared.types
-        for sent in blocks:
-            block = self.blocks.complete_schema(sent)
+        for block in self.blocks.complete_schemas(put.block, put.further):
             if prepared is not None and prepared.block is block and types is not None and types.installed:
                 found.update(types.several)
                 continue

@@ -22,7 +22,7 @@ from transfer_queue.core.columns.schema import Count, Persisted, counter, parts_
 from transfer_queue.core.columns.wide_columns import PreparedColumns
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
-from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock
+from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -224,6 +224,12 @@ class BlockTable(PublishedExtents):
         if prepared is None:
             return with_schema(block)
         return prepared.block if prepared.sent is block else prepared.others.get(id(block)) or with_schema(block)
+
+    def complete_schemas(self, block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
+        """Return all blocks of a put with their complete schemas."""
+        if not further:  # the usual put, which must cost nothing here
+            return [] if block is None else [self.complete_schema(block) if block.parts else block]
+        return [self.complete_schema(each) for each in all_blocks(block, further)]
 
     def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
         """Return an equal schema. If the table has it, it consists of the table's objects, which compare quickly."""

@@ -152,7 +152,7 @@ class TimelineRecorder:
             self.change_times.note(self._state.changes, now)
         self._notes.append((
             _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, record,
-            self._schema_of(record), record.first_index,
+            self._schema_of(record) if record.further else self._state.blocks.newest_schema, record.first_index,
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES or record.count > MANY_RECORDED:
             self.flush()
@@ -168,16 +168,14 @@ class TimelineRecorder:
         self._reserved = 0, 0
         self._notes.append((
             _PUT, now, now if arrived is None else arrived, flags, record.writer, record,
-            self._schema_of(record), record.rows,
+            self._schema_of(record) if record.further else self._state.blocks.newest_schema, record.rows,
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES or len(record.rows) > 8 * MANY_RECORDED:
             self.flush()
 
     def _schema_of(self, record: r.RowsPut | r.Published) -> Schema:
-        """Return the fields of a put that was just applied; of a put of several blocks the first ones of each."""
+        """Return the first fields of each block of a put that was just applied."""
         blocks = self._state.blocks
-        if not record.further:
-            return blocks.newest_schema
         schemas = [blocks.shape_source(record.block_number + at)[0] for at in range(1 + len(record.further))]
         return tuple(spec for schema in schemas for spec in schema[: MAX_NAMES + 1])
 
