@@ -86,6 +86,10 @@ class NewBlock(Message, frozen=True):
     With slots, several targets may share a row, so the block may have fewer rows than the put has targets.
     """
 
+    def slot_of(self, target: int) -> int:
+        """Return the row of the block that has the value of a target."""
+        return target if self.slots is None else int.from_bytes(self.slots[4 * target : 4 * target + 4], "little")
+
 
 def all_blocks(block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
     """Return the blocks of a put from the first one and the others."""

@@ -65,9 +65,7 @@ def _set_new_values(
     partition: Partition, chunk: Chunk, at: Any, number: int, block: NewBlock, first: int, last: int
 ) -> None:
     """Set the values of new rows of a chunk, which are the targets of the put from `first` to before `last`."""
-    slots: Any = first if last - first == 1 else np.arange(first, last, dtype="i4")
-    if block.slots is not None:
-        slots = np.frombuffer(block.slots, "<i4")[first:last]
+    slots: Any = slot_column(block, first, last) if last - first > 1 else block.slot_of(first)
     wide = wide_columns_of(partition, chunk, block) if len(block.schema) >= MANY_FIELDS else None
     if wide is not None:
         wide.put(at, number, slots)
@@ -76,6 +74,13 @@ def _set_new_values(
         column, slot = chunk.field_columns(spec.name)
         column[at] = number
         slot[at] = slots
+
+
+def slot_column(block: NewBlock, first: int, last: int) -> np.ndarray:
+    """Return the row of a block that has the value of each target from `first` to before `last`, i4."""
+    if block.slots is None:
+        return np.arange(first, last, dtype="i4")
+    return np.frombuffer(block.slots, "<i4")[first:last]
 
 
 def _names_of(partition: Partition, blocks: Sequence[NewBlock]) -> Fields:
@@ -125,7 +130,7 @@ def _set_values(
     parts: The rows as `RowTable.split` returns them.
     """
     schema = block.schema
-    slots = np.arange(count, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
+    slots = slot_column(block, 0, count)
     released: list[np.ndarray] = []
     losses = partition.losses if partition.losses.counts else None
     for _, chunk, at, where in parts:
@@ -215,10 +220,7 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
         np.frombuffer(column, kind)
         for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
     )
-    taken = [
-        np.arange(block.rows, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
-        for block in blocks
-    ]
+    taken = [slot_column(block, 0, block.rows if block.slots is None else len(block.slots) // 4) for block in blocks]
     counts, fresh = [len(each) for each in taken], np.concatenate(taken)
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
