@@ -332,6 +332,23 @@ class Harness:
             partition, count, target, block=block, closes=closes, **{"pre_allocate": 0, **more}
         )  # fmt: skip
 
+    def publish_blocks(
+        self, count: int, *blocks: tuple[Fields, Sequence[int] | None], name: str = "w", **more: Any
+    ) -> Publish:
+        """A put of several blocks, each given by its fields and its slots (None: a row for each target)."""
+        made, closes = [], []
+        client = self.client(name)
+        if client.blocks % BLOCKS_AN_EXTENT and client.blocks % BLOCKS_AN_EXTENT + len(blocks) > BLOCKS_AN_EXTENT:
+            closes.append((self.unit, client.extent))  # the blocks of a put are in one extent
+            client.blocks = 0
+        for fields, slots in blocks:
+            block, over = self.block(count if slots is None else max(slots) + 1, fields, name)
+            packed = None if slots is None else np.array(slots, "<i4").tobytes()
+            made.append(msgspec.structs.replace(block, slots=packed))
+            closes += over
+        first, *further = made
+        return Publish("p", count, block=first, further=further, closes=closes, **{"pre_allocate": 0, **more})
+
     def put(
         self, count: int, fields: Fields | None = ("x",), partition: str = "p", name: str = "w", **more: Any
     ) -> list[int]:

@@ -176,9 +176,15 @@ class Hostile:
         if self.chance(15):
             where[self.rng.randrange(5)] = self.one(INTS)
         parts = [self.body(schema[:1]), self.body(schema[1:])] if self.chance(10) else []
+        slots = None
+        if self.chance(20):
+            numbers = [
+                self.rng.randrange(rows) if self.chance(97) else self.one(INTS) & 0xFFFFFFFF for _ in range(rows)
+            ]
+            slots = np.array(numbers, "<u4").tobytes() if self.chance(90) else self.bytes()
         return NewBlock(
             *where, rows if self.chance(95) else self.int(), [] if parts and self.chance(90) else schema, data,
-            parts=parts,
+            parts=parts, slots=slots,
         )  # fmt: skip
 
     def publish(self) -> Publish:
@@ -190,11 +196,12 @@ class Hostile:
         block = self.block(count if self.chance(95) else self.rng.randrange(5)) if self.chance(85) else None
         tags = [self.tag() for _ in range(count)] if self.chance(50) else None
         groups = [self.one(("g", "h", "")) for _ in range(count)] if self.chance(15) else None
+        further = [self.block(count) for _ in range(self.rng.randrange(3))] if self.chance(20) else []
         return Publish(
             self.one(("p", "q")), count if self.chance(97) else self.int(), rows, keys, block, tags,
             self.chance(20), groups,
             self.value(list[tuple[int, int]]) if self.chance(20) else [], self.one((0, 0, 1, 3, -1, 2**40)),
-            self.value(float | None),
+            self.value(float | None), further=further,
         )  # fmt: skip
 
     def tag(self) -> dict[str, Any] | None:

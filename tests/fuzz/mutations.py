@@ -316,25 +316,40 @@ class Life:
         self.open[client, unit] = extent, used + 1
         return BlockLocation(unit, extent, (extent << 20) + used * BYTES, 1, LENGTH), used == 3
 
-    def block(self, client: str, rows: int) -> tuple[NewBlock, list[tuple[int, int]]]:
+    def blocks(self, client: str, rows: int) -> tuple[list[NewBlock], list[tuple[int, int]]]:
+        """The blocks of a put, which lie in one extent of each unit, and the extents that are full after it."""
         units = [unit for unit in self.state.units if unit < UNITS and unit not in self.state.draining] or [0]
         chosen = self.rng.sample(units, min(len(units), self.controller.context.migrations.replicas))
-        places = [self.place(client, unit) for unit in chosen]
-        schema, dims = [], []
-        for name in self.rng.sample(("x", "y"), self.rng.randrange(1, 3)):
-            schema.append(FieldSpec(name, "tensor", "float32", 1, False))
-            dims.append(4)
-        first = places[0][0]
+        names = self.rng.sample(("x", "y"), self.rng.randrange(1, 3))
+        split = [[name] for name in names] if self.rng.random() < 0.3 else [names]
+        closes = []
+        for unit in chosen:
+            extent, used = self.open.get((client, unit), (0, 4))
+            if used < 4 < used + len(split):
+                closes.append((unit, extent))
+                del self.open[client, unit]
+        found = []
+        for some in split:
+            places = [self.place(client, unit) for unit in chosen]
+            closes += [(place.unit, place.extent) for place, last in places if last]
+            found.append(self.block(some, rows, [place for place, _ in places]))
+        return found, closes
+
+    def block(self, names: list[str], rows: int, places: list[BlockLocation]) -> NewBlock:
+        schema = [FieldSpec(name, "tensor", "float32", 1, False) for name in names]
         parts = [_encode([spec]) for spec in schema] if self.rng.random() < 0.2 else []
-        block = NewBlock(
-            first.unit, first.extent, first.offset, 1, BYTES, rows, [] if parts else schema, column(dims), LENGTH,
-            [place for place, _ in places[1:]], parts=parts,
+        first, slots, held = places[0], None, rows
+        if self.rng.random() < 0.3:
+            held = self.rng.randrange(1, rows + 1)
+            slots = np.array([self.rng.randrange(held) for _ in range(rows)], "<i4").tobytes()
+        return NewBlock(
+            first.unit, first.extent, first.offset, 1, BYTES, held, [] if parts else schema, column([4] * len(names)),
+            LENGTH, places[1:], parts=parts, slots=slots,
         )  # fmt: skip
-        return block, [(place.unit, place.extent) for place, last in places if last]
 
     def put(self) -> None:
         client, count = self.writer(), self.rng.randrange(1, 5)
-        block, closes = self.block(client, count)
+        (block, *further), closes = self.blocks(client, count)
         tags = self.rng.choice((None, [{"priority": at} for at in range(count)]))
         groups = self.rng.choice((None, None, [self.rng.choice("gh") for _ in range(count)]))
         keys = None
@@ -348,7 +363,7 @@ class Life:
         self.ask(
             Publish(
                 self.partition(), count, None, keys, block, tags, False, groups if keys is None else None, closes, 0,
-                wait, expected=expected, fence=fence, create=self.rng.random() < 0.9,
+                wait, expected=expected, fence=fence, create=self.rng.random() < 0.9, further=further,
             ),
             client,
         )  # fmt: skip
@@ -356,8 +371,9 @@ class Life:
     def replace(self) -> None:
         rows, client = self.rows(), self.writer()
         if rows:
-            block, closes = self.block(client, len(rows))
-            self.ask(Publish(self.partition(), len(rows), column(rows), None, block, closes=closes), client)
+            (block, *further), closes = self.blocks(client, len(rows))
+            put = Publish(self.partition(), len(rows), column(rows), None, block, closes=closes, further=further)
+            self.ask(put, client)
 
     def claim(self) -> None:
         task, partition, client = self.rng.choice(TASKS), self.partition(), self.rng.choice(("r0", "r1"))

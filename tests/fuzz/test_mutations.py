@@ -41,9 +41,10 @@ def test_every_field_of_every_request_is_changed_in_some_life() -> None:
         4096,
         [BlockLocation(1, 5, 64, 1)],
         parts=[b"part"],
+        slots=bytes(4),
     )
     request = Publish(
-        "p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, ["x"], bytes(8), 9
+        "p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, ["x"], bytes(8), 9, [block]
     )  # fmt: skip
     changed: set[str] = set()
     for _ in range(2000):

@@ -80,6 +80,20 @@ class NewBlock(Message, frozen=True):
 
     `schema` is then empty. See `schema_parts`.
     """
+    slots: bytes | None = None
+    """The row of the block that has the value of each target of the put, i4; None: target k is in row k.
+
+    With slots, several targets may share a row, so the block may have fewer rows than the put has targets.
+    """
+
+    def slot_of(self, target: int) -> int:
+        """Return the row of the block that has the value of a target."""
+        return target if self.slots is None else int.from_bytes(self.slots[4 * target : 4 * target + 4], "little")
+
+
+def all_blocks(block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
+    """Return the blocks of a put from the first one and the others."""
+    return [] if block is None else [block, *further]
 
 
 class FieldType(Message, frozen=True):

@@ -12,7 +12,7 @@ from transfer_queue.messages.base import (
     Seconds,
     Unit,
 )
-from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.messages.descriptors import NewBlock, all_blocks
 
 
 class Reserve(Request, frozen=True):
@@ -39,7 +39,7 @@ class Publish(Request, frozen=True):
     """The global indexes of the targets, i8."""
     keys: list[str] | None = None
     block: NewBlock | None = None
-    """The written block, its rows in the order of the targets; None to change only tags."""
+    """The written block, its rows in the order of the targets (see `NewBlock.slots`); None to change only tags."""
     tags: list[dict[str, Any] | None] | None = None
     """One dict for each row to merge into its tag; None for a row without changes."""
     replace_tags: bool = False
@@ -63,6 +63,13 @@ class Publish(Request, frozen=True):
     """The token of a lock that must be in force; None for no such condition."""
     create: bool = True
     """Whether the put creates the partition if it does not exist. False refuses it then."""
+    further: list[NewBlock] = []
+    """Further blocks, which have other fields. The values of all blocks become visible together."""
+
+    @property
+    def blocks(self) -> list[NewBlock]:
+        """All blocks of the put."""
+        return all_blocks(self.block, self.further)
 
 
 class ClearRows(Request, frozen=True):

@@ -12,7 +12,7 @@ Durations are in seconds.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -53,6 +53,11 @@ class Reserved:
     def places(self) -> tuple[Reserved, ...]:
         """The space in each unit, beginning with this one."""
         return (self, *self.copies)
+
+    def part(self, start: int, nbytes: int) -> Reserved:
+        """Return the part of the space from this byte on, which must be a multiple of 64, with its copies."""
+        copies = tuple(copy.part(start, nbytes) for copy in self.copies)
+        return replace(self, offset=self.offset + start, nbytes=nbytes, copies=copies)
 
 
 class ArenaMemory(Protocol):

@@ -118,10 +118,31 @@ class Life(RuleBasedStateMachine):
         """Return the registration of a unit."""
         return RegisterUnit(f"{unit}", f"/{unit}" if unit else "/arena")
 
-    def put(self, rows: list[int] | int, fields: list[str], places: list[int], close: bool) -> None:
+    def put(
+        self,
+        rows: list[int] | int,
+        fields: list[str],
+        places: list[int],
+        close: bool,
+        share: int = 1,
+        split: bool = False,
+    ) -> None:
+        """Put values. share: how many neighbours have one value. split: whether each field has a block of its own."""
         count = rows if isinstance(rows, int) else len(rows)
-        content = {name: list(range(self.next_value, self.next_value + count)) for name in fields}
-        self.next_value += count
+        made = [self.block(count, some, places, share) for some in ([[name] for name in fields] if split else [fields])]
+        closes = [(unit, self.open.pop(unit)) for unit in places] if close else []
+        target = None if isinstance(rows, int) else column(rows)
+        first, *further = [block for block, _ in made]
+        reply = self.h.ask(Publish("p", count, target, block=first, further=further, closes=closes, pre_allocate=0))
+        for at, row in enumerate(rows_of(reply)):
+            for _, content in made:
+                self.values.setdefault(row, {}).update({name: content[name][at // share] for name in content})
+
+    def block(self, count: int, fields: list[str], places: list[int], share: int) -> tuple[NewBlock, Content]:
+        """Write a block. Returns it and its content."""
+        held = -(-count // share)
+        content = {name: list(range(self.next_value, self.next_value + held)) for name in fields}
+        self.next_value += held
         there = []
         for unit in places:
             if unit not in self.open:
@@ -129,23 +150,24 @@ class Life(RuleBasedStateMachine):
             there.append(
                 BlockLocation(unit, self.open[unit], self.units.write(unit, self.open[unit], content), 1, LENGTH)
             )
-        schema, dims = schema_of(fields, count)
+        schema, dims = schema_of(fields, held)
+        slots = None if share == 1 else (np.arange(count) // share).astype("<i4").tobytes()
         first, *more = there
-        block = NewBlock(first.unit, first.extent, first.offset, 1, BYTES, count, schema, dims, LENGTH, more)
-        closes = [(unit, self.open.pop(unit)) for unit in places] if close else []
-        target = None if isinstance(rows, int) else column(rows)
-        reply = self.h.ask(Publish("p", count, target, block=block, closes=closes, pre_allocate=0))
-        for at, row in enumerate(rows_of(reply)):
-            self.values.setdefault(row, {}).update({name: content[name][at] for name in fields})
+        block = NewBlock(
+            first.unit, first.extent, first.offset, 1, BYTES, held, schema, dims, LENGTH, more, slots=slots
+        )
+        return block, content
 
     @rule(
         count=st.sampled_from([1, 2, 8]),
         fields=st.sampled_from([["x"], ["x", "y"]]),
         places=st.lists(st.integers(0, UNITS - 1), min_size=1, max_size=2, unique=True),
         close=st.booleans(),
+        share=st.sampled_from([1, 1, 3]),
+        split=st.booleans(),
     )
-    def put_new(self, count: int, fields: list[str], places: list[int], close: bool) -> None:
-        self.put(count, fields, places, close)
+    def put_new(self, count: int, fields: list[str], places: list[int], close: bool, share: int, split: bool) -> None:
+        self.put(count, fields, places, close, share, split)
 
     @precondition(lambda self: self.values)
     @rule(data=st.data(), unit=st.integers(0, UNITS - 1), close=st.booleans())
@@ -299,3 +321,27 @@ def test_a_running_drain_is_reported_again(h: Harness) -> None:
     assert DrainFinished(True) in settle(life.h, life.units)
     assert life.h.reply(sequence) == Done(0)
     life.every_row_has_its_values()
+
+
+def test_rows_that_share_values_share_their_copies(h: Harness) -> None:
+    """A sparse block is copied with each value once, and its bytes end with the last row that needs them."""
+    life = Life()
+    life.start(1)
+    for _ in range(40):
+        life.put(16, ["x"], [0], close=False, share=4)
+    life.close()
+    rows = sorted(life.values)
+    cleared = [row for row in rows if row % 16 >= 4]
+    life.h.clear(cleared)
+    for row in cleared:
+        del life.values[row]
+    settle(life.h, life.units)
+    life.forget()
+    life.every_row_has_its_values()
+    held = [content for blocks in life.units.held.values() for content in blocks.values()]
+    assert len(held) == 40
+    assert all(len(content["x"]) == 1 for content in held)
+    life.h.clear(sorted(life.values))
+    settle(life.h, life.units)
+    life.forget()
+    assert not any(life.units.held.values())

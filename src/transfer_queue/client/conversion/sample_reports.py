@@ -131,7 +131,7 @@ def _with_writer(field: SampleField, events: Sequence[SampleEvent]) -> SampleFie
     """Return a field with the client that put its value, if the history has it."""
     puts = [event for event in reversed(events) if event.kind in (samples.PUT, samples.REPLACED)]
     found = next((event for event in puts if event.block == field.block), None)
-    if found is None and not field.client:  # the value was moved into a new block
+    if found is None:  # the value is in another block of its put, or was moved into a new block
         found = next((event for event in puts if field.name in event.fields), None)
     if found is None:
         return field

@@ -21,6 +21,7 @@ from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser
 from transfer_queue.client.conversion.data_parser import checked_parser_result, parser_columns
 from transfer_queue.client.data import store_io
+from transfer_queue.client.data.block_groups import describe_block, group_bytes, place_blocks
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.lease_renewal import Renewals
@@ -43,7 +44,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
-from transfer_queue.messages.descriptors import NESTED, BlockLocation, NewBlock, schema_parts
+from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
@@ -184,56 +185,47 @@ class DataPath:
         if encoded is None or not encoded.schema:
             reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, arguments.validated_seconds(within))
             return _publish_reply(reply)
-        space = self._state.space
-        reserved = yield from self._reserve(encoded.nbytes, wait)
+        groups = self._groups(encoded)
+        if len(groups) == len(groups[0]) == 1:  # the usual put
+            spaces = [(yield from self._reserve(groups[0][0].nbytes, wait))]
+            placed = [(groups[0][0], spaces[0])]
+        else:
+            spaces = yield from self._reserve_all([group_bytes(group) for group in groups], wait)
+            placed = [each for group, reserved in zip(groups, spaces) for each in place_blocks(group, reserved)]
         try:
-            yield from self._write(encoded, reserved, max(wait or 0.0, FREEING_SECONDS))
+            for block, reserved in placed:
+                yield from self._write(block, reserved, max(wait or 0.0, FREEING_SECONDS))
         except UnitLostError:
-            space.forget_remote_units(reserved)
-            yield from self._abandon(reserved)
+            yield from self._abandon(spaces, lost=True)
             raise
         except BaseException as error:
-            if any(place.session for place in reserved.places):
-                space.mark_published(reserved, certain=False)  # the unit may still write the bytes that were sent
-            elif isinstance(error, Exception):
-                yield from self._abandon(reserved)
-            else:  # interrupted: the operation must not make further calls
-                space.abandon(reserved)
+            # units on other nodes may still write the bytes that were sent
+            yield from self._abandon(spaces, interrupted=not isinstance(error, Exception), sent=True)
             raise
-        closes = space.take_closes(reserved)
-        parts = schema_parts(encoded.schema)
-        block = NewBlock(
-            reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-            [] if parts else encoded.schema, encoded.dims, reserved.length,
-            [
-                BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session)
-                for copy in reserved.copies
-            ],
-            reserved.session, parts,
-        )  # fmt: skip
+        closes = self._take_closes(spaces)
+        first, *further = [describe_block(block, reserved) for block, reserved in placed]
+        put = Publish(
+            block=first, further=further, closes=closes, wait=wait, converted=list(encoded.converted), **target
+        )
         try:
-            reply = yield Call(
-                CONTROLLER,
-                Publish(block=block, closes=closes, wait=wait, converted=list(encoded.converted), **target),
-                wait,
-                within,
-            )
+            reply = yield Call(CONTROLLER, put, wait, within)
         except TransferQueueError as error:
-            space.restore_closes(closes)
+            self._state.space.restore_closes(closes)
             if isinstance(error, UNCERTAIN):
-                space.mark_published(reserved, certain=False)
-            elif isinstance(error, UnitLostError):
-                space.forget_remote_units(reserved)
-                yield from self._abandon(reserved)
+                self._mark_published(spaces, certain=False)
             else:
-                yield from self._abandon(reserved)
+                yield from self._abandon(spaces, lost=isinstance(error, UnitLostError))
             raise
         except BaseException:  # cancelled or interrupted: the reply may still arrive
-            space.restore_closes(closes)
-            space.mark_published(reserved, certain=False)
+            self._state.space.restore_closes(closes)
+            self._mark_published(spaces, certain=False)
             raise
-        space.mark_published(reserved)
+        self._mark_published(spaces)
         return _publish_reply(reply)
+
+    def _groups(self, encoded: EncodedBlock) -> list[list[EncodedBlock]]:
+        """Return the blocks as which a put is written, in groups that get one reservation each (`block_groups`)."""
+        return [[encoded]]
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         """Write a block into its reserved space. The simulation stops writers in the middle of this method.
@@ -256,6 +248,29 @@ class DataPath:
         for place in reserved.places:
             if place.session:
                 yield from self._state.watch_lost_units(write_remote(place, written))
+
+    def _reserve_all(self, sizes: Sequence[int], wait: float | None) -> Operation[list[Reserved]]:
+        """Reserve space of each of these sizes, or none.
+
+        While a put waits for space beyond FREEING_SECONDS, it has none of its other reservations, so that no two puts
+        wait for each other.
+        """
+        clock = self._state.session.clock
+        end = None if wait is None else clock() + wait
+        order = list(range(len(sizes)))
+        while True:
+            made: dict[int, Reserved] = {}
+            try:
+                for at in order:
+                    patience = None if made or end is None else max(0.0, end - clock())
+                    made[at] = yield from self._reserve(sizes[at], patience)
+                return [made[at] for at in range(len(sizes))]
+            except BaseException as error:
+                yield from self._abandon(list(made.values()), interrupted=not isinstance(error, Exception))
+                full = isinstance(error, CapacityError) and not isinstance(error, DeadlockError)
+                if not full or not made or end is None or clock() >= end:
+                    raise
+            order.sort(key=lambda at: at != order[len(made)])  # the next attempt begins with what is full
 
     def _reserve(self, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS) -> Operation[Reserved]:
         """Reserve space for a block. If there is none, this client first returns its leased and unfilled extents.
@@ -297,11 +312,40 @@ class DataPath:
         except CapacityError:
             raise told from None
 
-    def _abandon(self, reserved: Reserved) -> Operation[None]:
-        """End a reservation that was certainly not published, and return an extent that is then empty."""
-        self._state.space.abandon(reserved)
-        with contextlib.suppress(TransferQueueError):  # it stays queued; the error of the put is more important
-            yield from self._state.space.return_extents()
+    def _take_closes(self, spaces: Sequence[Reserved]) -> list[tuple[int, int]]:
+        """Take the extents that get no more blocks after this put. See `ExtentAllocator.take_closes`."""
+        closes: list[tuple[int, int]] = []
+        for reserved in spaces:
+            closes += self._state.space.take_closes(reserved)
+        return closes
+
+    def _mark_published(self, spaces: Sequence[Reserved], certain: bool = True) -> None:
+        for reserved in spaces:
+            self._state.space.mark_published(reserved, certain)
+
+    def _abandon(
+        self, spaces: Sequence[Reserved], *, lost: bool = False, interrupted: bool = False, sent: bool = False
+    ) -> Operation[None]:
+        """End reservations whose blocks were certainly not published, and return extents that are then empty.
+
+        Args:
+            spaces: The reservations.
+            lost: Whether units on other nodes may have taken the space back.
+            interrupted: Whether the operation must make no further calls.
+            sent: Whether units on other nodes may still write the bytes that were sent, so that this space is only
+                closed.
+        """
+        space = self._state.space
+        for reserved in spaces:
+            if sent and any(place.session for place in reserved.places):
+                space.mark_published(reserved, certain=False)
+                continue
+            if lost:
+                space.forget_remote_units(reserved)
+            space.abandon(reserved)
+        if spaces and not interrupted:
+            with contextlib.suppress(TransferQueueError):  # it stays queued; the error of the put is more important
+                yield from space.return_extents()
 
     def _read(
         self,

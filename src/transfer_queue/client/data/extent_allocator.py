@@ -227,7 +227,7 @@ class ExtentAllocator(Allocator[Call]):
 
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
         """Reserve space in one of these units."""
-        size = _aligned(nbytes)
+        size = aligned(nbytes)
         dedicated = self._alone or size >= DEDICATED
         extent = None
         while extent is None:
@@ -269,7 +269,7 @@ class ExtentAllocator(Allocator[Call]):
 
     def abandon(self, reserved: Reserved) -> None:
         """See `Allocator.abandon`. The bytes are used again if no block was placed after them."""
-        size = _aligned(reserved.nbytes)
+        size = aligned(reserved.nbytes)
         with self._mutex:
             for place in reserved.places:
                 extent = self._end(place)
@@ -582,6 +582,6 @@ class ExtentAllocator(Allocator[Call]):
             self._closes[extent.name] = None
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
     """Return the space of a block in an extent; at least ALIGNMENT, so that no two blocks have the same offset."""
     return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT

@@ -332,7 +332,7 @@ class CheckpointOperations(DataPath):
                 for space in reserved:
                     if isinstance(error, UnitLostError):
                         self._state.space.forget_remote_units(space)
-                    yield from self._abandon(space)
+                    yield from self._abandon([space])
                 raise
             except BaseException:  # interrupted: the operation must not make further calls
                 for space in reserved:
@@ -376,7 +376,7 @@ class CheckpointOperations(DataPath):
                 )
         except CheckpointError:
             for each in loaded.reserved:
-                yield from self._abandon(each)
+                yield from self._abandon([each])
             raise
         yield from self._send_state(tree, state, loaded, allow_pickle, merge=False, timeout=timeout)
 
@@ -409,7 +409,7 @@ class CheckpointOperations(DataPath):
             refused = isinstance(error, Exception) and not isinstance(error, UNCERTAIN)
             for each in loaded.reserved:
                 if refused:
-                    yield from self._abandon(each)
+                    yield from self._abandon([each])
                 else:  # the controller may have loaded the state, or may still do so
                     space.mark_published(each, certain=False)
             raise
@@ -503,7 +503,7 @@ class CheckpointOperations(DataPath):
     def _forget_loaded(self) -> Operation[None]:
         loaded, self._state.loaded = self._state.loaded, None
         for space in loaded.reserved if loaded is not None else ():
-            yield from self._abandon(space)
+            yield from self._abandon([space])
 
 
 @contextlib.contextmanager

@@ -28,12 +28,13 @@ def per_task(value: Any) -> Any:
 class _Columns(Column):
     """Arrays with fixed names and dtypes, each as long as the `capacity` of the table."""
 
-    def __init__(self, dtypes: Iterable[tuple[str, str]], optional: bool) -> None:
+    def __init__(self, dtypes: Iterable[tuple[str, str]], optional: bool, missing: Any) -> None:
         self._dtypes = {name: _array_form(dtype) for name, dtype in dtypes}
         self._optional = optional
         absent = (None,) if optional else ()
         fields = [(name, form | None if optional else form, *absent) for name, form in self._dtypes.items()]
-        super().__init__(msgspec.defstruct("Columns", fields, forbid_unknown_fields=True), dict)
+        form = msgspec.defstruct("Columns", fields, forbid_unknown_fields=True, frozen=True)
+        super().__init__(form, dict, missing=form() if missing == {} else missing)
 
     def decode_part(self, part: Any) -> Any:
         found = {name: getattr(part, name) for name in self._dtypes}
@@ -49,9 +50,12 @@ class _Columns(Column):
             _check_length(array, table.capacity, f"{self.key} {name!r} of {where}")
 
 
-def columns_of(dtypes: Iterable[tuple[str, str]], optional: bool) -> Any:
-    """Declare a dict of arrays with fixed names, each as long as the table's `capacity`; `optional`: or empty."""
-    return _Columns(dtypes, optional)
+def columns_of(dtypes: Iterable[tuple[str, str]], optional: bool, missing: Any = msgspec.NODEFAULT) -> Any:
+    """Declare a dict of arrays with fixed names, each as long as the table's `capacity`; `optional`: or empty.
+
+    missing: {} if trees of older releases did not have the columns.
+    """
+    return _Columns(dtypes, optional, missing)
 
 
 def _check_length(array: np.ndarray, length: int, what: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Union
 import msgspec
 
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
+from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions, all_blocks
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
@@ -79,9 +79,9 @@ class Published(Record, frozen=True):
     partition: str
     rows: bytes
     writer: str
-    """The client that wrote the block."""
+    """The client that wrote the blocks."""
     block_number: int = 0
-    """Number of the block; 0 if there is none."""
+    """Number of the first block; 0 if there is none."""
     block: NewBlock | None = None
     tags: list[dict[str, Any] | None] | None = None
     """A dict for each row, None for rows without; merged into the tags of the row."""
@@ -89,6 +89,13 @@ class Published(Record, frozen=True):
     """Whether the tags replace those of the rows instead."""
     groups: list[str] | None = None
     """The group id of each row."""
+    further: list[NewBlock] = []
+    """The blocks after the first one, whose numbers follow. No two blocks have the same field."""
+
+    @property
+    def blocks(self) -> list[NewBlock]:
+        """All blocks, numbered from `block_number` on."""
+        return all_blocks(self.block, self.further)
 
 
 class RowsPut(Record, frozen=True):
@@ -111,7 +118,15 @@ class RowsPut(Record, frozen=True):
     tags: list[dict[str, Any] | None] | None = None
     """A dict for each row, without entries that remove a tag; None if rows have no tags."""
     block_number: int = 0
+    """As in `Published`."""
     block: NewBlock | None = None
+    further: list[NewBlock] = []
+    """As in `Published`."""
+
+    @property
+    def blocks(self) -> list[NewBlock]:
+        """All blocks, numbered from `block_number` on."""
+        return all_blocks(self.block, self.further)
 
 
 class ExtentsClosed(Record, frozen=True):
@@ -489,7 +504,8 @@ class StateMerged(StateLoaded, frozen=True):
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):
     """Rows of a partition that were copied into new blocks, numbered from `first_block` on.
 
-    A field of a row has moved only if its value was still in the source block at that moment.
+    A field of a row has moved only if its value was still in the source block at that moment. `NewBlock.slots` has the
+    row of the new block for each of its rows here; None: they are in this order.
     """
 
     partition: str

@@ -17,8 +17,8 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.state.validation import check_options
-from transfer_queue.core.tables.field_types import check_block, shape_of
-from transfer_queue.core.units.location_checks import check_places, close_extents
+from transfer_queue.core.tables.field_types import FieldStats, check_block, shape_of
+from transfer_queue.core.units.location_checks import check_apart, check_places, close_extents
 from transfer_queue.errors import (
     CapacityError,
     DuplicateError,
@@ -31,7 +31,7 @@ from transfer_queue.errors import (
     VersionConflictError,
 )
 from transfer_queue.messages.base import DELETE_CODE
-from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
+from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, Reserve
 
@@ -200,16 +200,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     _check_conditions(state, partition, request)
     if request.block is not None:
-        block, prepared = state.blocks.complete_schema(request.block), state.blocks.prepared
-        if prepared is not None and prepared.block is not block:
-            prepared = None
-        known = partition is not None and partition.learnt == shape_of(block)
-        check_block(block, request.count, known or prepared is not None)
-        check_places(state, writer, block)
-        if not known:
-            fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
-            match = prepared is not None and prepared.matches(fields, typed)
-            _check_types(partition, block.schema, request.converted, match)
+        _check_blocks(state, partition, writer, request)
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )
@@ -226,19 +217,43 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     return records, indexes, new
 
 
-def _check_types(partition: Partition | None, schema: list[FieldSpec], converted: list[str], match: bool) -> None:
-    """Raise FieldTypeError if a value does not match the live values of its field. match: whether they surely match."""
-    fields = {} if partition is None else partition.fields
+def _check_blocks(state: State, partition: Partition | None, writer: str, request: Publish) -> None:
+    """Raise an error if the blocks of a put are not valid, or their values do not match those of the partition."""
+    blocks = state.blocks.complete_schemas(request.block, request.further)
+    prepared, alone = state.blocks.prepared, len(blocks) == 1
+    known = alone and partition is not None and partition.learnt == shape_of(blocks[0])
+    for block in blocks:
+        check_block(block, request.count, known or (prepared is not None and prepared.block is block))
+        check_places(state, writer, block)
+    if not alone:
+        check_apart(state, writer, blocks)
+        names = [spec.name for block in blocks for spec in block.schema]
+        if len(set(names)) != len(names):
+            raise InvalidArgumentError(f"two blocks of a put have the same fields: {_repeated_names(names)}")
+    if not known:
+        fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
+        matched = prepared.block if prepared is not None and prepared.matches(fields, typed) else None
+        _check_types(fields, blocks, request.converted, matched)
+
+
+def _check_types(
+    fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: NewBlock | None
+) -> None:
+    """Raise FieldTypeError if a value does not match the live values of its field.
+
+    matched: The block whose values surely match.
+    """
     try:
         for name in converted:
             if name not in fields or fields[name].kind != "tensor":
                 raise FieldTypeError(f"field {name!r} does not hold tensors any more; nothing was put. Put it again.")
-        for spec in () if match else schema:
-            field = fields.get(spec.name)
-            if field is not None:
-                field.check(spec)
+        for block in blocks:
+            for spec in () if block is matched else block.schema:
+                field = fields.get(spec.name)
+                if field is not None:
+                    field.check(spec)
     except FieldTypeError as error:
-        for spec in schema:
+        for spec in chain.from_iterable(block.schema for block in blocks):
             field = fields.get(spec.name)
             if field is not None and field.kind == "tensor" and (spec.kind == "object" or spec.name in converted):
                 error.tensors[spec.name] = [field.dtype, *field.others]
@@ -255,8 +270,9 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
         tags = _without_deletes(tags)
     number = 0 if request.block is None else state.next_block
     record = r.RowsPut(
-        request.partition, writer, first, count, request.keys, request.groups, tags, number, request.block
-    )
+        request.partition, writer, first, count, request.keys, request.groups, tags, number, request.block,
+        request.further,
+    )  # fmt: skip
     return [record], np.arange(first, first + count)
 
 
@@ -305,7 +321,7 @@ def _put(
         made.append(
             r.Published(
                 request.partition, indexes.tobytes(), writer, state.next_block if request.block is not None else 0,
-                request.block, request.tags, request.replace_tags, groups_left,
+                request.block, request.tags, request.replace_tags, groups_left, request.further,
             )
         )  # fmt: skip
     return made, indexes
@@ -335,6 +351,8 @@ def _check_shape(request: Publish) -> None:
     for what, column in (("tags", request.tags), ("group_ids", request.groups)):
         if column is not None and len(column) != count:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
+    if request.block is None and request.further:
+        raise InvalidArgumentError("a put has further blocks, but no first one")
     if request.block is None and request.tags is None and request.groups is None:
         raise InvalidArgumentError("a put must have fields or tags, got neither")
 

@@ -65,7 +65,7 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
 
     def reply() -> AnyReply:
         partition = context.state.partitions[request.partition]
-        dtypes = partition.mixed_dtypes(request.block)
+        dtypes = partition.mixed_dtypes(request)
         if new or request.keys is None:
             return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)

@@ -30,10 +30,11 @@ from transfer_queue.core.tables.field_types import (
     dims_end,
     fields_of,
     shape_of,
+    with_schema,
 )
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock
+from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import Publish, Reserve
 
@@ -50,11 +51,13 @@ TRIES = 3
 class WidePut:
     """A put that is being prepared."""
 
-    def __init__(self, caller: Caller, body: Publish, block: NewBlock, arrived: float) -> None:
+    def __init__(self, caller: Caller, body: Publish, arrived: float) -> None:
+        block = max(body.blocks, key=lambda block: len(block.schema) + STEP * len(block.parts))
         self.caller = caller
         self.arrived = arrived
         self.body = body
         self.block = block
+        """The block that is prepared: the one with the most fields."""
         self.dims = np.frombuffer(block.dims, "<i8")
         self.tries = TRIES
         self.answered = False
@@ -67,6 +70,8 @@ class WidePut:
         """The fields that are decoded."""
         self.parts = deque(self.block.parts)
         """The parts of the schema that are not decoded."""
+        self.others = deque(block for block in self.body.blocks if block.parts and block is not self.block)
+        """The other blocks that were sent with parts and are not decoded. One step decodes one of them."""
         self.names: set[str] = set()
         """The names of the fields that are checked."""
         self.at = 0
@@ -90,6 +95,9 @@ class WidePut:
                 return True
             self.tries -= 1
             self._begin()
+        elif self.others:
+            other = self.others.popleft()
+            self.prepared.others[id(other)] = with_schema(other)
         elif self.checked:
             self.made = self._make(partition)
         elif self.parts or len(self.names) < len(self.schema):
@@ -195,10 +203,11 @@ def _target_chunk(partition: Partition | None, body: Publish) -> tuple[Chunk | N
 
 def with_whole_schema(state: State, body: Union[Publish, Reserve]) -> Union[Publish, Reserve]:
     """Return the request with a whole schema, so that a request that waits is not decoded at each attempt."""
-    if isinstance(body, Reserve) or body.block is None or not body.block.parts:
+    if isinstance(body, Reserve) or not any(block.parts for block in body.blocks):
         return body
-    block = msgspec.structs.replace(state.blocks.complete_schema(body.block), parts=[])
-    return msgspec.structs.replace(body, block=block)
+    blocks = state.blocks.complete_schemas(body.block, body.further)
+    blocks = [msgspec.structs.replace(block, parts=[]) for block in blocks]
+    return msgspec.structs.replace(body, block=blocks[0], further=blocks[1:])
 
 
 class WidePuts:
@@ -216,23 +225,26 @@ class WidePuts:
         body = caller.envelope.body
         if not isinstance(body, Publish) or body.block is None:
             return False
-        block = body.block
-        if len(block.schema) < WIDE and not block.parts:
+        if not (body.further or body.block.parts) and len(body.block.schema) < WIDE:
             return False
-        if state.blocks.prepared is not None and state.blocks.prepared.sent is block:
+        blocks = body.blocks
+        if not any(len(block.schema) >= WIDE or block.parts for block in blocks):
+            return False
+        if state.blocks.prepared is not None and any(state.blocks.prepared.sent is block for block in blocks):
             return False
         for job in self.jobs:
             if job.caller.waiter == caller.waiter and not job.answered:
                 job.caller = job.caller.with_newest_peer(caller.peer)
                 return True
-        check_place(block, body.count)
-        if block.schema and block.parts:
-            raise InvalidArgumentError("a block has a schema and parts of a schema; send only one of them")
-        if len(block.dims) % 8:
-            raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
+        for block in blocks:
+            check_place(block, body.count)
+            if block.schema and block.parts:
+                raise InvalidArgumentError("a block has a schema and parts of a schema; send only one of them")
+            if len(block.dims) % 8:
+                raise InvalidArgumentError(f"the dims of a block must be i8 numbers, got {len(block.dims)} bytes")
         if body.rows is not None and len(body.rows) != 8 * body.count:
             raise InvalidArgumentError(f"the put has {body.count} rows of values, but names {len(body.rows) // 8} rows")
-        self.jobs.append(WidePut(caller, body, block, now))
+        self.jobs.append(WidePut(caller, body, now))
         return True
 
     def drop_connection(self, peer: int) -> None:

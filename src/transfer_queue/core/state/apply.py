@@ -55,8 +55,8 @@ def _apply_published(state: State, record: r.Published) -> None:
     if record.tags is not None:
         partition.set_tags(positions, record.tags, record.replace_tags)
     if record.block is not None:
-        state.next_block = max(state.next_block, record.block_number + 1)
-        apply_puts.publish(partition, positions, record.block_number, record.block, record.writer)
+        state.next_block = max(state.next_block, record.block_number + 1 + len(record.further))
+        apply_puts.publish(partition, positions, record)
     if record.tags is not None or record.block is not None:
         partition.changes.mark_changed(partition.version, positions)
 
@@ -66,7 +66,7 @@ def _apply_rows_put(state: State, record: r.RowsPut) -> None:
     apply_puts.apply_rows_put(state.new_version(record.partition), record)
     state.next_index = max(state.next_index, record.first_index + record.count)
     if record.block is not None:
-        state.next_block = max(state.next_block, record.block_number + 1)
+        state.next_block = max(state.next_block, record.block_number + 1 + len(record.further))
 
 
 @applies(r.Dealt)

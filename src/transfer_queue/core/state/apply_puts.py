@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.wide_columns import MANY_FIELDS, WideColumns
-from transfer_queue.core.events.records import RowsPut, RowsRepacked
+from transfer_queue.core.events.records import Published, RowsPut, RowsRepacked
+from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
@@ -23,20 +24,20 @@ from transfer_queue.messages.descriptors import NewBlock
 def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     """Apply a `records.RowsPut`."""
     count = put.count
-    block = None if put.block is None else partition.blocks.complete_schema(put.block)
+    blocks = partition.blocks.complete_schemas(put.block, put.further)
     start = partition.rows.end
     runs = partition.rows.append(put.first_index, count, owner=partition.owner_number(put.client))
     partition.count_new_rows(put.client, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
-    if block is not None:
-        partition.blocks.add(put.block_number, put.client, block, count * len(block.schema), partition.number)
+    for number, block in enumerate(blocks, put.block_number):
+        partition.blocks.add(number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        add_types(partition, block)
+        add_types(partition, block, len(blocks) == 1)
         for field in partition.fields_of(block.schema):
             field.live += count
             field.ever += count
-    told = block is not None or put.keys is not None or put.tags is not None
+    told = bool(blocks) or put.keys is not None or put.tags is not None
     done = 0
     for key, chunk, at, first, last in runs:
         before, done = done, done + last - first
@@ -44,16 +45,8 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
             chunk.key_list()[first:last] = put.keys[before:done]
         if put.tags is not None:
             chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
-        if block is not None:
-            slots: Any = before if done - before == 1 else np.arange(before, done, dtype="i4")
-            many = len(block.schema) >= MANY_FIELDS
-            wide = wide_columns_of(partition, chunk, block) if many else None
-            if wide is not None:
-                wide.put(at, put.block_number, slots)
-            for spec in () if wide is not None else block.schema:
-                column, slot = chunk.field_columns(spec.name)
-                column[at] = put.block_number
-                slot[at] = slots
+        for number, block in enumerate(blocks, put.block_number):
+            _set_new_values(partition, chunk, at, number, block, before, done)
         if told:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
@@ -61,11 +54,39 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         _note(partition, runs, put.tags)
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
-    if block is not None and partition.ready:
-        fields = partition.names_of(block.schema)
+    if blocks and partition.ready:
+        fields = _names_of(partition, blocks)
         for key, chunk, _, first, last in runs:
             partition.unseen.add_run(fields, key, chunk, first, last)
         partition.update_awaited_sets(fields)
+
+
+def _set_new_values(
+    partition: Partition, chunk: Chunk, at: Any, number: int, block: NewBlock, first: int, last: int
+) -> None:
+    """Set the values of new rows of a chunk, which are the targets of the put from `first` to before `last`."""
+    slots: Any = slot_column(block, first, last) if last - first > 1 else block.slot_of(first)
+    wide = wide_columns_of(partition, chunk, block) if len(block.schema) >= MANY_FIELDS else None
+    if wide is not None:
+        wide.put(at, number, slots)
+        return
+    for spec in block.schema:
+        column, slot = chunk.field_columns(spec.name)
+        column[at] = number
+        slot[at] = slots
+
+
+def slot_column(block: NewBlock, first: int, last: int) -> np.ndarray:
+    """Return the row of a block that has the value of each target from `first` to before `last`, i4."""
+    if block.slots is None:
+        return np.arange(first, last, dtype="i4")
+    return np.frombuffer(block.slots, "<i4")[first:last]
+
+
+def _names_of(partition: Partition, blocks: Sequence[NewBlock]) -> Fields:
+    """Return the names of the fields of blocks with their whole schemas."""
+    first = partition.names_of(blocks[0].schema)
+    return first if len(blocks) == 1 else first.union(spec.name for block in blocks[1:] for spec in block.schema)
 
 
 def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
@@ -82,18 +103,38 @@ def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | Non
                     ready.mark_tag_changed(key, name)
 
 
-def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewBlock, writer: str) -> None:
-    """Record that the values of these rows are in block `number`, row by row."""
-    block = partition.blocks.complete_schema(sent)
+def publish(partition: Partition, positions: np.ndarray, put: Published) -> None:
+    """Record that the values of these rows are in the blocks of a put, which has at least one."""
+    blocks = partition.blocks.complete_schemas(put.block, put.further)
+    parts = list(partition.rows.split(positions))
+    released: list[np.ndarray] = []
+    for number, block in enumerate(blocks, put.block_number):
+        partition.blocks.add(number, put.writer, block, len(positions) * len(block.schema), partition.number)
+        partition.nbytes += block.nbytes
+        add_types(partition, block, len(blocks) == 1)
+        released += _set_values(partition, parts, len(positions), number, block)
+    if released:
+        partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
+    if partition.ready:
+        fields = _names_of(partition, blocks)
+        for key, chunk, where, _ in parts:
+            partition.unseen.add_rows(fields, key, chunk, where)
+        partition.update_awaited_sets(fields)
+
+
+def _set_values(
+    partition: Partition, parts: Sequence[tuple[int, Chunk, Any, Any]], count: int, number: int, block: NewBlock
+) -> list[np.ndarray]:
+    """Set the values of the `count` rows of a put to a block. Return their former blocks.
+
+    parts: The rows as `RowTable.split` returns them.
+    """
     schema = block.schema
-    partition.blocks.add(number, writer, block, len(positions) * len(schema), partition.number)
-    partition.nbytes += block.nbytes
-    slots = np.arange(len(positions), dtype="i4")
-    released = []
+    slots = slot_column(block, 0, count)
+    released: list[np.ndarray] = []
     losses = partition.losses if partition.losses.counts else None
-    add_types(partition, block)
-    parts = [(key, chunk, at, slots[where]) for key, chunk, at, where in partition.rows.split(positions)]
-    for _, chunk, at, within in parts:
+    for _, chunk, at, where in parts:
+        within = slots[where]
         wide = wide_columns_of(partition, chunk, block) if len(schema) >= MANY_FIELDS else None
         if wide is not None and losses is None:
             released += set_wide_values(partition.fields_of(schema), wide, at, number, within)
@@ -111,13 +152,7 @@ def publish(partition: Partition, positions: np.ndarray, number: int, sent: NewB
             field.ever += len(at) - held
             column[at] = number
             slot[at] = within
-    if released:
-        partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
-    if partition.ready:
-        fields = partition.names_of(schema)
-        for key, chunk, at, _ in parts:
-            partition.unseen.add_rows(fields, key, chunk, at)
-        partition.update_awaited_sets(fields)
+    return released
 
 
 def wide_columns_of(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
@@ -185,9 +220,9 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
         np.frombuffer(column, kind)
         for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
     )
-    counts = [block.rows for block in blocks]
+    taken = [slot_column(block, 0, block.rows if block.slots is None else len(block.slots) // 4) for block in blocks]
+    counts, fresh = [len(each) for each in taken], np.concatenate(taken)
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
-    fresh = np.concatenate([np.arange(count, dtype="i4") for count in counts])
     positions = partition.rows.positions_of(rows)
     values = np.zeros(len(blocks), "i8")
     found: list[tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
@@ -212,8 +247,8 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
         partition.nbytes -= partition.blocks.release(sources[chosen])
 
 
-def add_types(partition: Partition, block: NewBlock) -> None:
-    """Add the row shapes of a block to the types of its fields."""
+def add_types(partition: Partition, block: NewBlock, alone: bool) -> None:
+    """Add the row shapes of a block to the types of its fields. alone: whether its put has no other block."""
     known = shape_of(block)
     if known == partition.learnt:
         return  # equal shapes change nothing; usual for a writer that puts in a loop
@@ -222,7 +257,7 @@ def add_types(partition: Partition, block: NewBlock) -> None:
         types = prepared.types
         assert types is not None
         partition.replace_types(types.install(), block.schema, types.of_block)
-        partition.learnt = None if types.several else known
+        partition.learnt = known if alone and not types.several else None
         return
     dims = np.frombuffer(block.dims, "<i8")
     news = several = False
@@ -234,4 +269,4 @@ def add_types(partition: Partition, block: NewBlock) -> None:
         several |= bool(field.others)
     partition.typed += news
     # every put into a field of several dtypes is checked, so that each client can warn once
-    partition.learnt = None if several else known
+    partition.learnt = known if alone and not several else None

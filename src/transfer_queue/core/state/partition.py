@@ -43,7 +43,8 @@ from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
 from transfer_queue.messages.base import DELETE_CODE
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
+from transfer_queue.messages.puts import Publish
 
 MAX_READY_SETS = 64
 
@@ -167,7 +168,10 @@ class Partition(Persisted):
         self.gained: set[str] = set()
         """The tasks for which rows became ready in one of these sets since the controller last asked."""
         self.learnt: BlockShape | None = None
-        """The shape of the last block that was added to the types of fields, if they still contain all of it."""
+        """The shape of the block of the last put, if the types of fields still contain all of it.
+
+        None after a put of several blocks.
+        """
         self.typed = 0
         """How often the type of a field has changed since this process has the state."""
         self._listed: tuple[Sequence[FieldSpec], list[FieldStats]] | None = (
@@ -310,15 +314,21 @@ class Partition(Persisted):
             common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
         return sorted(common)
 
-    def mixed_dtypes(self, block: NewBlock | None) -> dict[str, list[str]]:
-        """Return the dtypes of those fields of the block just published whose rows have several dtypes."""
-        if block is None or self.learnt is not None:
-            return {}
-        block, prepared = self.blocks.complete_schema(block), self.blocks.prepared
-        if prepared is not None and prepared.block is block and prepared.types is not None and prepared.types.installed:
-            return prepared.types.several
-        fields = self.fields_of(block.schema)
-        return {field.name: [field.dtype, *field.others] for field in fields if field.others}
+    def mixed_dtypes(self, put: Publish) -> dict[str, list[str]]:
+        """Return the dtypes of those fields of the put just applied whose rows have several dtypes."""
+        found: dict[str, list[str]] = {}
+        if self.learnt is not None:
+            return found
+        prepared = self.blocks.prepared
+        types = None if prepared is None else prepared.types
+        for block in self.blocks.complete_schemas(put.block, put.further):
+            if prepared is not None and prepared.block is block and types is not None and types.installed:
+                found.update(types.several)
+                continue
+            found.update(
+                (field.name, [field.dtype, *field.others]) for field in self.fields_of(block.schema) if field.others
+            )
+        return found
 
     def replace_types(
         self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]

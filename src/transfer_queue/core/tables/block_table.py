@@ -22,7 +22,7 @@ from transfer_queue.core.columns.schema import Count, Persisted, counter, parts_
 from transfer_queue.core.columns.wide_columns import PreparedColumns
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
-from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock
+from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -100,6 +100,11 @@ class BlockChunk(Persisted):
     columns: dict[str, np.ndarray] = columns_of(_FIELDS, optional=False)
     second: dict[str, np.ndarray] = columns_of([each for each in _FIELDS if each[0] in PLACE], optional=True)
     """The second locations; extent 0 if a block has none. Empty until a block has one."""
+    shared: dict[str, np.ndarray] = columns_of([("values", "i8")], optional=True, missing={})
+    """The number of values for which a block with `NewBlock.slots` was put; 0 for other blocks.
+
+    Empty until there is such a block.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +114,7 @@ class BlockChunk(Persisted):
         """Increase the capacity so that it includes this block."""
         while self.capacity <= at:
             self.capacity *= 2
-        for columns in (self.columns, self.second):
+        for columns in (self.columns, self.second, self.shared):
             for name, column in columns.items():
                 grown = np.zeros(self.capacity, column.dtype)
                 grown[: len(column)] = column
@@ -127,6 +132,12 @@ class BlockChunk(Persisted):
             self.second = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS if name in PLACE}
         for name in PLACE:
             self.second[name][at] = getattr(places[1], name)
+
+    def note_shared(self, at: int, values: int) -> None:
+        """Note that a block whose rows may have several values of a field was put for this number of values."""
+        if not self.shared:
+            self.shared = {"values": np.zeros(self.capacity, "i8")}
+        self.shared["values"][at] = values
 
     def places(self, at: int) -> list[BlockLocation]:
         """Return the locations of a block."""
@@ -150,6 +161,8 @@ class Prepared:
         """The block as the client sent it."""
         self.block = sent
         """The same block with its whole schema."""
+        self.others: dict[int, NewBlock] = {}
+        """The `id` of each other block of the put that was sent with parts of a schema -> it with its whole schema."""
         self.types: PreparedTypes | None = None
         """None if the types of its fields are not prepared."""
         self.columns: PreparedColumns | None = None
@@ -208,7 +221,15 @@ class BlockTable(PublishedExtents):
         if not block.parts:
             return block
         prepared = self.prepared
-        return prepared.block if prepared is not None and prepared.sent is block else with_schema(block)
+        if prepared is None:
+            return with_schema(block)
+        return prepared.block if prepared.sent is block else prepared.others.get(id(block)) or with_schema(block)
+
+    def complete_schemas(self, block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
+        """Return all blocks of a put with their complete schemas."""
+        if not further:  # the usual put, which must cost nothing here
+            return [] if block is None else [self.complete_schema(block) if block.parts else block]
+        return [self.complete_schema(each) for each in all_blocks(block, further)]
 
     def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
         """Return an equal schema. If the table has it, it consists of the table's objects, which compare quickly."""
@@ -235,6 +256,8 @@ class BlockTable(PublishedExtents):
         self.live_bytes += block.nbytes
         self.stored[owner][block.unit] += block.nbytes
         self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
+        if block.slots is not None:
+            chunk.note_shared(at, values)
         if block.copies:
             chunk.put(at, places_of(block))
             for place in block.copies:

@@ -282,12 +282,26 @@ def fields_of(part: bytes) -> list[FieldSpec]:
 
 
 def check_place(block: NewBlock, count: int) -> None:
-    """Raise InvalidArgumentError if a block does not have `count` rows, or its location is not possible."""
-    if block.rows != count or count < 1:
+    """Raise InvalidArgumentError if a block cannot have the values of `count` rows, or its location is not possible."""
+    if block.slots is not None:
+        _check_slots(block, block.slots, count)
+    elif block.rows != count or count < 1:
         raise InvalidArgumentError(f"the block has {block.rows} rows, but {count} rows are put")
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the location of the block is not possible")
+
+
+def _check_slots(block: NewBlock, packed: bytes, count: int) -> None:
+    if len(packed) != 4 * count or not 0 < block.rows <= count:
+        raise InvalidArgumentError(
+            f"the block has {block.rows} rows for {len(packed) // 4} values of each field, but {count} rows are put"
+        )
+    slots = np.frombuffer(packed, "<i4")
+    if int(slots.min()) < 0 or int(slots.max()) >= block.rows:
+        raise InvalidArgumentError(
+            f"the block has {block.rows} rows, but values are in its rows {int(slots.min())} to {int(slots.max())}"
+        )
 
 
 def check_kind(spec: FieldSpec) -> None:

@@ -152,7 +152,7 @@ class TimelineRecorder:
             self.change_times.note(self._state.changes, now)
         self._notes.append((
             _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, record,
-            self._state.blocks.newest_schema, record.first_index,
+            self._schema_of(record) if record.further else self._state.blocks.newest_schema, record.first_index,
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES or record.count > MANY_RECORDED:
             self.flush()
@@ -168,10 +168,16 @@ class TimelineRecorder:
         self._reserved = 0, 0
         self._notes.append((
             _PUT, now, now if arrived is None else arrived, flags, record.writer, record,
-            self._state.blocks.newest_schema, record.rows,
+            self._schema_of(record) if record.further else self._state.blocks.newest_schema, record.rows,
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES or len(record.rows) > 8 * MANY_RECORDED:
             self.flush()
+
+    def _schema_of(self, record: r.RowsPut | r.Published) -> Schema:
+        """Return the first fields of each block of a put that was just applied."""
+        blocks = self._state.blocks
+        schemas = [blocks.shape_source(record.block_number + at)[0] for at in range(1 + len(record.further))]
+        return tuple(spec for schema in schemas for spec in schema[: MAX_NAMES + 1])
 
     def note_moved(self, record: r.BlocksMoved) -> None:
         """Note that blocks were moved. Repacked rows are in new blocks, which do not say when they were put."""
@@ -372,6 +378,8 @@ class TimelineRecorder:
                     known = names_of.get(id(more))
                     names = known[1] if known is not None and known[0] is more else self._names_of(more)
                     nbytes, block = about.block.nbytes, about.block_number
+                    for further in about.further:
+                        nbytes += further.nbytes
                     if time >= times.due:
                         times.note(block, time)
                 rows = about.count if type(which) is int else len(which) >> 3  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core.tables.row_table import Chunk
@@ -24,9 +25,21 @@ class SparseBlock(NamedTuple):
     rows: np.ndarray
     """The global indexes of the live rows, i8."""
     slots: np.ndarray
-    """The positions of the live rows in the block, i4, ascending."""
+    """The positions of the live rows in the block, i4, ascending. Rows that share a value have the same position."""
     fields: list[str]
     """The fields that live rows have in the block."""
+
+    @property
+    def copied(self) -> np.ndarray:
+        """The positions in the block that are copied, i4: each of `slots` once."""
+        return np.unique(self.slots)
+
+    def entered_in(self, made: NewBlock) -> NewBlock:
+        """Return the block that contains the copies, with the slot of each live row if rows share values."""
+        copied = self.copied
+        if len(copied) == len(self.slots):
+            return made
+        return msgspec.structs.replace(made, slots=np.searchsorted(copied, self.slots).astype("<i4").tobytes())
 
 
 class SparseRows:
@@ -64,13 +77,13 @@ class SparseRows:
         found = self._found[partition]
         which, slots, rows = (np.concatenate([hits[k] for hits in found]) for k in (0, 1, 2))
         fields = np.concatenate([np.full(len(hits[0]), hits[3]) for hits in found])
-        order = np.lexsort((slots, which))
+        order = np.lexsort((rows, slots, which))
         which, slots, rows, fields = which[order], slots[order], rows[order], fields[order]
         edges = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
         out = []
         for a, b in pairwise(edges):
             first = np.ones(b - a, bool)
-            first[1:] = slots[a + 1 : b] != slots[a : b - 1]
+            first[1:] = (slots[a + 1 : b] != slots[a : b - 1]) | (rows[a + 1 : b] != rows[a : b - 1])
             names = [self._names[k] for k in sorted(set(fields[a:b].tolist()))]
             number = int(self.numbers[which[a]])
             out.append(SparseBlock(number, rows[a:b][first].astype("i8"), slots[a:b][first].astype("i4"), names))

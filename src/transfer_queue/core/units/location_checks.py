@@ -7,7 +7,8 @@ and where blocks lie; the checks use this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,6 +55,42 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
                 f"connection between them ended; nothing was put, write it again"
             )
         _check_extent(state, writer, place, block.nbytes)
+
+
+def check_apart(state: State, writer: str, blocks: Sequence[NewBlock]) -> None:
+    """Raise ProtocolError if the blocks of one put cannot lie together where their writer reports them.
+
+    In an arena they lie in one extent, one after the other. In an external store each has an extent of its own.
+    """
+    by_unit: dict[int, list[tuple[BlockLocation | NewBlock, int]]] = {}
+    for block in blocks:
+        by_unit.setdefault(block.unit, []).append((block, block.nbytes))
+        for copy in block.copies:
+            by_unit.setdefault(copy.unit, []).append((copy, block.nbytes))
+    table = state.blocks
+    leased, live = table.leased, table.live_bytes
+    for unit, places in by_unit.items():
+        apart, lengths = bool(state.units[unit].store), {place.extent: place.length for place, _ in places}
+        if len(lengths) != (len(places) if apart else 1):
+            raise ProtocolError(
+                f"the blocks of a put are in the extents {sorted(lengths)} of unit {unit}; nothing was put. They must "
+                f"be in {'an extent each' if apart else 'one extent'}"
+            )
+        leased += sum(length for number, length in lengths.items() if (unit, number) not in table.extents)
+        live += sum(nbytes for _, nbytes in places)
+        if not apart:
+            _check_run(state, writer, places)
+    if max(leased, live) > MOST_BYTES:
+        raise ProtocolError(f"the blocks of a put exceed {MOST_BYTES} bytes; nothing was put. Put less at a time")
+
+
+def _check_run(state: State, writer: str, places: list[tuple[BlockLocation | NewBlock, int]]) -> None:
+    """Raise ProtocolError if blocks, given with their bytes, do not fit into their extent one after the other."""
+    places = sorted(places, key=lambda each: each[0].offset)
+    if any(place.offset + nbytes > after.offset for (place, nbytes), (after, _) in pairwise(places)):
+        raise ProtocolError(f"the blocks of a put overlap each other in unit {places[0][0].unit}; nothing was put")
+    first, (last, nbytes) = places[0][0], places[-1]
+    _check_extent(state, writer, first, last.offset + nbytes - first.offset)
 
 
 def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:

@@ -236,7 +236,10 @@ class MigrationPlanner:
         columns = chunk.columns
         at = np.flatnonzero(columns["live"])
         widths = np.array([len(schema) if schema else 1 for schema in self.state.blocks.schemas.values], "i8")
-        return at, columns["live"][at] / np.maximum(columns["rows"][at] * widths[columns["schema"][at]], 1)
+        values = columns["rows"][at] * widths[columns["schema"][at]]
+        if chunk.shared:
+            values = np.maximum(values, chunk.shared["values"][at])
+        return at, columns["live"][at] / np.maximum(values, 1)
 
     def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[tuple[int, int], int]) -> None:
         """Add up the live bytes of each extent, and note its oldest block. The chunks come in ascending order."""
@@ -438,7 +441,7 @@ class MigrationPlanner:
         for units, group in by_units.items():
             some = self._still_needed(group)  # some may have been cleared during the orders before
             numbers = np.array([block.number for block in some], "i8")
-            alive = np.array([len(block.slots) for block in some]) / np.maximum(blocks.column("rows", numbers), 1)
+            alive = np.array([len(block.copied) for block in some]) / np.maximum(blocks.column("rows", numbers), 1)
             for a, b in split_into_runs(blocks.column("nbytes", numbers) * alive, self._size(), ORDER_REPACKS):
                 yield from self._repack_in(name, units, some[a:b])
 
@@ -450,7 +453,7 @@ class MigrationPlanner:
         if to is None or not some:
             return
         described = blocks.describe(np.array([block.number for block in some], "i8"))
-        repacks = [Repack(at, block.slots.tobytes(), block.fields) for at, block in enumerate(some)]
+        repacks = [Repack(at, block.copied.tobytes(), block.fields) for at, block in enumerate(some)]
         reply = yield from self._ask(to, described, repacks)
         if reply is None:
             return
@@ -471,7 +474,7 @@ class MigrationPlanner:
         repacked = r.RowsRepacked(
             name,
             self.state.next_block,
-            [new for _, new in pairs],
+            [block.entered_in(new) for block, new in pairs],
             np.concatenate([block.rows for block, _ in pairs]).astype("<i8").tobytes(),
             np.concatenate([np.full(len(block.rows), block.number) for block, _ in pairs]).astype("<i8").tobytes(),
             np.concatenate([block.slots for block, _ in pairs]).astype("<i4").tobytes(),

@@ -65,10 +65,12 @@ class EncodedBlock:
     `messages.descriptors.NewBlock` describes `schema`, `dims`, `rows` and `nbytes`.
     """
 
-    __slots__ = ("_given", "_sources", "converted", "dims", "nbytes", "rows", "schema")
+    __slots__ = ("_columns", "_given", "_sources", "converted", "dims", "nbytes", "rows", "schema", "slots")
 
     def __init__(self, rows: int, columns: list[Column]):
         self.rows = rows
+        self.slots: bytes | None = None
+        """See `NewBlock.slots`."""
         self.converted: dict[str, list[str]] = {}
         """Fields with objects that are encoded as tensors -> the known dtypes of the field."""
         self._given = columns
@@ -98,7 +100,12 @@ class EncodedBlock:
         self._lay_out(columns)
         return True
 
+    def with_columns(self, positions: Sequence[int]) -> EncodedBlock:
+        """Return a block of some columns, given by their positions in the schema, as they are encoded now."""
+        return EncodedBlock(self.rows, [self._columns[at] for at in positions])
+
     def _lay_out(self, columns: list[Column]) -> None:
+        self._columns = columns
         self.schema = [column[0] for column in columns]
         self.dims = b"".join([column[1] for column in columns])
         self._sources: list[tuple[int, ColumnSource]] = []
