@@ -180,7 +180,7 @@ class Reading:
     def _damage(self, at: int, what: str) -> JournalError:
         return JournalError(
             f"the journal's file {self._path} is damaged at byte {at} of {len(self._data)}: {what}. Its state cannot "
-            f"be restored completely: bring the file back, or start with an empty folder (controller.journal.folder)"
+            f"be restored completely: bring the file back, or start with an empty folder (durability.folder)"
         )
 
 

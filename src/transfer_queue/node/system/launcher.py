@@ -29,6 +29,7 @@ from transfer_queue.net.session import Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
 from transfer_queue.node.system.client_liveness import ClientLiveness
+from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.system.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir
 from transfer_queue.node.system.store_process import read_status
@@ -337,7 +338,8 @@ def _start(
     seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.NodeRole,
     key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
-    key = folder.create(key)
+    durable = _durable_folder(config)
+    key = folder.create(key or (None if durable is None else durable.key()))
     identity = folder.identity()
     assert identity is not None
     supervisor: processes.Process | None = None
@@ -375,6 +377,12 @@ def _start(
     started = RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
     started.new = True
     return started
+
+
+def _durable_folder(config: dict[str, Any]) -> DurableFolder | None:
+    """Return the folder that keeps the values of a system with this configuration; None if none does."""
+    settings = config["settings"]
+    return None if settings["durability_values"] == "none" else DurableFolder(Path(settings["durability_folder"]))
 
 
 def replace_supervisor(system: str) -> RunningSystem | None:
