@@ -203,7 +203,8 @@ def init(
             _logger.warning(
                 "the system %s has ended; init attaches to another one or starts one", CURRENT.system.describe()
             )
-            close()
+            if not CURRENT.system.will_return():
+                close()
         settings = Settings.from_config(conf)
         sampler = sampler_object(settings, conf)
         _warn_of_other_installations()
@@ -215,7 +216,7 @@ def init(
             _logger.info("attached to the system %s", found.describe())
         if found.live_address:
             _logger.info("the system is shown at %s", found.live_address)
-        client = TransferQueueClient(found, task=task, rank=rank)
+        client = _client_of_before(found) or TransferQueueClient(found, task=task, rank=rank)
         try:
             in_force = _in_force(found, client, conf)
             client._introduce(task, rank)
@@ -226,6 +227,17 @@ def init(
         CURRENT.system, CURRENT.client = found, client
         _TQ_CONTROLLER = found
         return in_force
+
+
+def _client_of_before(system: RunningSystem) -> TransferQueueClient | None:
+    """Return this process's client if this start continues the durable system that it had, else close that one."""
+    client, before = CURRENT.client, CURRENT.system
+    if client is None or before is None:
+        return None
+    if (before.key, before.folder) == (system.key, system.folder) and not client.closed:
+        return client
+    close()
+    return None
 
 
 def _start(

@@ -195,7 +195,10 @@ class TestSettings:
         with pytest.raises(StartError, match="needs runtime: local"):
             settings.check_runtime(under_ray=True)
         for wrong, words in (
-            ({"durability": {"values": "processes"}}, r"durability\.folder is None; allowed: an absolute path, because"),
+            (
+                {"durability": {"values": "processes"}},
+                r"durability\.folder is None; allowed: an absolute path, because",
+            ),
             (
                 {"durability": {**conf["durability"], "mode": "none"}},
                 r"durability\.mode is 'none'; allowed: async or sync, because durability\.values is processes",

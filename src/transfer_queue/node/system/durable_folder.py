@@ -36,7 +36,7 @@ from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.locks import hold_liveness, is_alive
-from transfer_queue.node.system.paths import OWNER, no_link, read_private, runtime_dir
+from transfer_queue.node.system.paths import OWNER, allocated_bytes, no_link, read_private, runtime_dir
 from transfer_queue.storage.arena.arena import check_files
 
 FORMAT = 1
@@ -355,14 +355,15 @@ class DurableFolder:
             (place / OWNER).symlink_to(identity.folder)
         return identity
 
-    def discard(self) -> None:
-        """Remove everything that the folder keeps, and the folder if it is empty then.
+    def discard(self) -> int:
+        """Remove everything that the folder keeps, and the folder if it is empty then. Returns the number of bytes.
 
         Raises StartError if it is in use.
         """
         if self.is_in_use():
             raise StartError(f"the durable folder {self.folder} is in use; stop its system first")
         identity = self.identity()
+        nbytes = journal_bytes(self.folder) + (0 if identity is None else arena_bytes(identity))
         if identity is not None:
             remove_arenas(identity)
         for path in list(self.folder.iterdir()) if self.folder.is_dir() else ():
@@ -370,6 +371,7 @@ class DurableFolder:
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it has other files, or does not exist
             self.folder.rmdir()
+        return nbytes
 
 
 _OWN_FILES = ("lock", "identity.json", "identity.json.new", "key", "key.new", "running", "running.new")
@@ -428,6 +430,11 @@ def user_name(user: int) -> str:
         return f"{pwd.getpwuid(user).pw_name} ({user})"
     except KeyError:
         return str(user)
+
+
+def arena_bytes(identity: Identity) -> int:
+    """Return the bytes that the arenas of a durable folder hold."""
+    return sum(allocated_bytes(place) for place in identity.places)
 
 
 def journal_bytes(folder: Path) -> int:

@@ -22,6 +22,7 @@ A folder that another user owns or can read is refused. This module starts and e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -386,6 +387,15 @@ def read_private(path: Path) -> bytes:
                 f"and is not trusted; stop the system and start it again"
             )
         return stream.read(1 << 20)
+
+
+def allocated_bytes(folder: Path) -> int:
+    """Return the bytes that all files below a folder take of their file system."""
+    nbytes = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed in the meantime
+            nbytes += path.lstat().st_blocks * 512
+    return nbytes
 
 
 def mount_of(folder: Path) -> tuple[str, list[str]]:
