@@ -36,6 +36,7 @@ from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
+from transfer_queue.client.control_client import still_runs
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
@@ -191,7 +192,7 @@ def init(
         _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
-            if CURRENT.system.is_alive():
+            if CURRENT.system.is_alive() and still_runs(CURRENT.system):
                 _refuse_running(CURRENT.system, attach)
                 _check_name(conf, CURRENT.system)
                 if CURRENT.client.closed:
@@ -208,9 +209,9 @@ def init(
         settings = Settings.from_config(conf)
         sampler = sampler_object(settings, conf)
         _warn_of_other_installations()
-        found = find_system(settings)
-        if found is None:
-            found = _start(settings, conf, sampler, attach)
+        found = find_system(settings) or _start(settings, conf, sampler, attach)
+        while not still_runs(found):
+            found = find_system(settings) or _start(settings, conf, sampler, attach)
         if not found.new:
             _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())

@@ -28,6 +28,7 @@ import psutil
 import torch
 
 import transfer_queue as tq
+from transfer_queue.client.control_client import still_runs
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, known_folders
@@ -86,7 +87,8 @@ class Kills(chaos.Chaos):
             os.environ.pop("TQ_ADDRESS", None)
             if detached:
                 plain = {"settings": Settings.from_config(self.conf).to_json(), "conf": {}}
-                start_local(NAME, plain, detached=True, timeout=START_SECONDS)
+                while not still_runs(start_local(NAME, plain, detached=True, timeout=START_SECONDS)):
+                    pass
                 os.write(say, b"+")
             else:
                 tq.init(self.conf)

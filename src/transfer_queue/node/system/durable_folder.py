@@ -432,6 +432,14 @@ def user_name(user: int) -> str:
         return str(user)
 
 
+def used_at(identity: Identity) -> float:
+    """Return when the folder was used last, in Unix seconds; when it was made if its files are gone."""
+    times = [identity.created_at]
+    with contextlib.suppress(OSError):  # it does not exist, or a file was removed in the meantime
+        times += [path.lstat().st_mtime for path in Path(identity.folder).iterdir()]
+    return max(times)
+
+
 def arena_bytes(identity: Identity) -> int:
     """Return the bytes that the arenas of a durable folder hold."""
     return sum(allocated_bytes(place) for place in identity.places)
