@@ -58,6 +58,8 @@ class Identity(msgspec.Struct, frozen=True):
     """The user to whom the values belong."""
     folder: str
     """The path of the durable folder."""
+    record: str
+    """The path of the copy of this in the runtime folder."""
     arenas: str
     """The folder of the arenas in memory."""
     disk: str
@@ -235,7 +237,7 @@ class DurableFolder:
         identity = self._made(known, wanted)
         warning = self._missing(identity) if known is not None and self.has_journal() else None
         _write(self._identity, msgspec.json.encode(identity))
-        _write(_record(identity.id), msgspec.json.encode(identity))
+        _write(Path(identity.record), msgspec.json.encode(identity))
         for place in identity.places:
             self._open_arenas(place)
         (Path(identity.arenas) / "clients").mkdir(mode=0o700, exist_ok=True)
@@ -245,12 +247,12 @@ class DurableFolder:
         """Return the identity of the folder from now on."""
         folder = os.path.realpath(self.folder)
         if known is not None:
-            return msgspec.structs.replace(known, name=wanted.name, folder=folder)
+            return msgspec.structs.replace(known, name=wanted.name, folder=folder, record=str(_record(known.id)))
         number = secrets.token_hex(8)
         disk = "" if wanted.disk is None else str(wanted.disk / f"{PREFIX}{number}")
         return Identity(
-            FORMAT, number, wanted.name, os.geteuid(), folder, str(wanted.arenas / f"{PREFIX}{number}"), disk,
-            wanted.units, wanted.disk_units, time.time(),
+            FORMAT, number, wanted.name, os.geteuid(), folder, str(_record(number)),
+            str(wanted.arenas / f"{PREFIX}{number}"), disk, wanted.units, wanted.disk_units, time.time(),
         )  # fmt: skip
 
     def _check_fits(self, known: Identity, wanted: Wanted) -> None:
@@ -346,10 +348,11 @@ class DurableFolder:
                 f"is {owner}; stop that system first"
             )
         identity = msgspec.structs.replace(
-            known, name=name or known.name, user=os.geteuid(), folder=os.path.realpath(self.folder)
-        )
+            known, name=name or known.name, user=os.geteuid(), folder=os.path.realpath(self.folder),
+            record=str(_record(known.id)),
+        )  # fmt: skip
         _write(self._identity, msgspec.json.encode(identity))
-        _write(_record(identity.id), msgspec.json.encode(identity))
+        _write(Path(identity.record), msgspec.json.encode(identity))
         for place in (place for place in identity.places if place.is_dir()):
             (place / OWNER).unlink(missing_ok=True)
             (place / OWNER).symlink_to(identity.folder)
@@ -375,7 +378,7 @@ class DurableFolder:
 
 
 _OWN_FILES = ("lock", "identity.json", "identity.json.new", "key", "key.new", "running", "running.new")
-_JOURNAL_FILES = ("segment-", "state-", ".state-", "load-")
+_JOURNAL_FILES = ("segment-", "state-", ".state-", "load-", "room-")
 
 
 class _Format(msgspec.Struct):
@@ -388,13 +391,15 @@ def remove_arenas(identity: Identity) -> None:
         with contextlib.suppress(OSError):
             if place.lstat().st_uid == os.geteuid() and place.name == f"{PREFIX}{identity.id}":
                 shutil.rmtree(place, ignore_errors=True)
-    _record(identity.id).unlink(missing_ok=True)
+    for record in (_record(identity.id), Path(identity.record)):
+        with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
 
 
 def known_folders() -> list[Identity]:
     """Return all durable folders of this user that are known here, also those that do not exist any more, by name.
 
-    They are known by their records in the runtime folder, and by arenas in shared memory.
+    They are known by their records in the runtime folder, and by arenas in shared memory that no such record names.
     """
     found: dict[str, Identity] = {}
     for path in sorted(runtime_dir().glob(_RECORD.format("*"))):
@@ -412,16 +417,20 @@ def _in_shared_memory() -> Iterator[Identity]:
         with contextlib.suppress(OSError):
             if place.lstat().st_uid != os.geteuid():
                 continue
-            owner, made = _owner_of(place) or "", place.lstat().st_ctime
-            known = None
-            with contextlib.suppress(StartError):
-                known = DurableFolder(Path(owner)).identity() if owner else None
-            number = place.name[len(PREFIX) :]
-            yield (
-                known
-                if known is not None and known.id == number
-                else Identity(FORMAT, number, "", os.geteuid(), owner, str(place), "", 0, 0, made)
-            )
+            identity = _identity_of_arenas(place, _owner_of(place) or "")
+            if not Path(identity.record).is_file():  # otherwise it is listed with the runtime folder of the record
+                yield identity
+
+
+def _identity_of_arenas(place: Path, owner: str) -> Identity:
+    """Return the identity of the durable folder that owns these arenas; what the arenas tell if it is gone."""
+    number = place.name[len(PREFIX) :]
+    with contextlib.suppress(StartError):
+        known = DurableFolder(Path(owner)).identity() if owner else None
+        if known is not None and known.id == number:
+            return known
+    made = place.lstat().st_ctime
+    return Identity(FORMAT, number, "", os.geteuid(), owner, str(_record(number)), str(place), "", 0, 0, made)
 
 
 def user_name(user: int) -> str:
