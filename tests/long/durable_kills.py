@@ -30,12 +30,13 @@ import torch
 import transfer_queue as tq
 from transfer_queue.client.control_client import still_runs
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, known_folders
 from transfer_queue.node.system.launcher import start_local
 
 START_SECONDS = 60.0
 NAME = "durable"
+BACKLOG = 64  # rows
 
 
 class Kills(chaos.Chaos):
@@ -134,7 +135,24 @@ class Kills(chaos.Chaos):
         self.start_system()
         self.look()
         self.check_all()
+        self.consume_backlog()
         self.clear(tq.get_client())
+
+    def consume_backlog(self) -> None:
+        """Take what the consumers, which are killed all the time, have not taken, like one of them."""
+        client, lines = tq.get_client(), chaos.Lines(self.folder / "consumer-0")
+        while True:
+            try:
+                meta = client.get_meta(
+                    ["x"], BACKLOG, chaos.PARTITION, task_name=chaos.TASK, sampling_config=chaos.SAMPLING,
+                    lease=chaos.LEASE, timeout=0.0,
+                )  # fmt: skip
+            except WaitTimeoutError:
+                return
+            uids = chaos.uids_of(client.get_data(meta, layout="dense", timeout=chaos.CALL)["x"])
+            lines.say(tried=uids)
+            if client.ack(meta, timeout=chaos.CALL):
+                lines.say(index=meta.global_indexes, ack=uids)
 
     def check_all(self) -> None:
         """Read every row. Each put that was acknowledged before this must be there, unless it was cleared."""
