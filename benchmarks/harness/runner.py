@@ -27,6 +27,7 @@ NAMES = (
     "pipeline",
     "scale",
     "journal",
+    "durability",
     "restart",
     "loader",
     "codec",

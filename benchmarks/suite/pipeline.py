@@ -144,7 +144,8 @@ def run(scale: Scale) -> list[Row]:
         workers(3 + step.ranks, queue.address) as team,
     ):
         for seed in range(steps + 1):
-            seconds, found = _step(step, seed, team)
+            seconds, found = measure_step(step, seed, team)
+            tq.get_client().clear_partition(f"step-{seed}")
             if seed or steps == 1:
                 took.append(seconds)
                 spent.append(found)
@@ -168,8 +169,11 @@ def run(scale: Scale) -> list[Row]:
     return rows
 
 
-def _step(step: Step, seed: int, team: list[Any]) -> tuple[float, dict[str, Spent]]:
-    """Return the seconds from the start of the rollout to the end of the last rank, and the times of each stage."""
+def measure_step(step: Step, seed: int, team: list[Any]) -> tuple[float, dict[str, Spent]]:
+    """Return the seconds from the start of the rollout to the end of the last rank, and the times of each stage.
+
+    The samples stay in the partition "step-<seed>".
+    """
     begin = time.monotonic() + 0.5
     for worker, stage in zip(team, (rollout, reward, reference)):
         worker.begin(stage, step, seed, begin)
@@ -182,5 +186,4 @@ def _step(step: Step, seed: int, team: list[Any]) -> tuple[float, dict[str, Spen
         raise AssertionError("the ranks have not received each sample once")
     end = max(each["end"] for each, _ in found)
     spent["update (mean rank)"] = {k: statistics.mean(each[k] for each, _ in found) for k in found[0][0]}
-    tq.get_client().clear_partition(f"step-{seed}")
     return end - begin, spent

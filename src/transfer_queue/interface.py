@@ -36,6 +36,7 @@ from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
+from transfer_queue.client.control_client import still_runs
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
@@ -150,7 +151,7 @@ def init(
         _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
-            if CURRENT.system.is_alive():
+            if CURRENT.system.is_alive() and still_runs(CURRENT.system):
                 _refuse_running(CURRENT.system, attach)
                 _check_name(conf, CURRENT.system)
                 if CURRENT.client.closed:
@@ -162,19 +163,20 @@ def init(
             _logger.warning(
                 "the system %s has ended; init attaches to another one or starts one", CURRENT.system.describe()
             )
-            close()
+            if not CURRENT.system.will_return():
+                close()
         settings = Settings.from_config(conf)
         sampler = sampler_object(settings, conf)
         warn_of_other_installations()
-        found = find_system(settings)
-        if found is None:
-            found = _start(settings, conf, sampler, attach)
+        found = find_system(settings) or _start(settings, conf, sampler, attach)
+        while not still_runs(found):
+            found = find_system(settings) or _start(settings, conf, sampler, attach)
         if not found.new:
             _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())
         if found.live_address:
             _logger.info("the system is shown at %s", found.live_address)
-        client = TransferQueueClient(found, task=task, rank=rank)
+        client = _client_of_before(found) or TransferQueueClient(found, task=task, rank=rank)
         try:
             in_force = _in_force(found, client, conf)
             client._introduce(task, rank)
@@ -185,6 +187,17 @@ def init(
         CURRENT.system, CURRENT.client = found, client
         _TQ_CONTROLLER = found
         return in_force
+
+
+def _client_of_before(system: RunningSystem) -> TransferQueueClient | None:
+    """Return this process's client if this start continues the durable system that it had, else close that one."""
+    client, before = CURRENT.client, CURRENT.system
+    if client is None or before is None:
+        return None
+    if (before.key, before.folder) == (system.key, system.folder) and not client.closed:
+        return client
+    close()
+    return None
 
 
 def _start(

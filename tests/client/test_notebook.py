@@ -49,7 +49,7 @@ class Unreachable:
     def start_liveness(self, client_id: str) -> None:
         return None
 
-    def is_alive(self) -> bool:
+    def will_return(self) -> bool:
         return self.alive
 
 

@@ -143,10 +143,11 @@ class TestUnknownKeys:
         assert Settings.from_config({"strict": True}).strict
 
 
-class TestKeysOfThePyPIPackage:
+class TestKeysWithOtherNames:
     @pytest.mark.parametrize(("theirs", "ours"), sorted(ALIASES.items()))
     def test_a_key_with_another_name_here_sets_that_key(self, theirs, ours):
-        value = {"enabled": True, "path": "/ssd", "required_node_resource": "mem"}[theirs.rpartition(".")[2]]
+        values = {"enabled": True, "path": "/ssd", "required_node_resource": "mem", "durability": "sync"}
+        value = {**values, "folder": "/kept"}[theirs.rpartition(".")[2]]
         merged = merge(nested(theirs, value))
         for path in (theirs, ours):
             section = merged

@@ -37,10 +37,11 @@ class TestSettings:
             "sampler": "SequentialSampler",
             "sampler_args": {},
             "polling_mode": False,
-            "journal_durability": "async",
-            "journal_folder": None,
             "max_deliveries": 16,
             "storage_backend": "SimpleStorage",
+            "durability_values": "none",
+            "durability_folder": None,
+            "durability_mode": "async",
             "total_storage_size": None,
             "num_data_storage_units": None,
             "replicas": 1,
@@ -117,10 +118,12 @@ class TestSettings:
             ("controller.polling_mode", "yes"),
             ("controller.polling_mode", 1),
             ("controller.polling_mode", None),
-            ("controller.journal", True),
-            ("controller.journal.durability", "maybe"),
-            ("controller.journal.durability", None),
-            ("controller.journal.folder", "relative/path"),
+            ("durability", True),
+            ("durability.values", "disk"),
+            ("durability.values", None),
+            ("durability.mode", "maybe"),
+            ("durability.mode", None),
+            ("durability.folder", "relative/path"),
             ("backend.storage_backend", "Simple"),
             ("backend.storage_backend", None),
             ("backend.SimpleStorage.total_storage_size", 0),
@@ -183,6 +186,30 @@ class TestSettings:
         assert Settings.from_config({"backend": {"SimpleStorage": {"offload": offload}}}).offload_path is None
         with pytest.raises(InvalidArgumentError, match=r"offload\.path is None; allowed: an absolute path"):
             Settings.from_config({"backend": {"SimpleStorage": {"offload": {"enabled": True}}}})
+
+    def test_values_that_survive_need_a_folder_a_journal_and_memory_of_this_machine(self):
+        conf = {"durability": {"values": "processes", "folder": "/kept"}}
+        settings = Settings.from_config(conf)
+        assert (settings.durability_values, settings.durability_folder) == ("processes", "/kept")
+        settings.check_runtime(under_ray=False)
+        with pytest.raises(StartError, match="needs runtime: local"):
+            settings.check_runtime(under_ray=True)
+        for wrong, words in (
+            (
+                {"durability": {"values": "processes"}},
+                r"durability\.folder is None; allowed: an absolute path, because",
+            ),
+            (
+                {"durability": {**conf["durability"], "mode": "none"}},
+                r"durability\.mode is 'none'; allowed: async or sync, because durability\.values is processes",
+            ),
+            (
+                {**conf, "backend": {"storage_backend": "MooncakeStore"}},
+                r"durability\.values is 'processes'; allowed: none with backend\.storage_backend MooncakeStore",
+            ),
+        ):
+            with pytest.raises(InvalidArgumentError, match=words):
+                Settings.from_config(wrong)
 
     @pytest.mark.parametrize(
         ("backend", "key", "value"),

@@ -605,7 +605,7 @@ def test_a_killed_supervisor_and_a_server_that_does_not_react(place: Place) -> N
 def test_a_controller_that_dies_and_cannot_be_resumed_ends_the_system_and_leaves_its_log(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    system = start_local("s", place.config(journal_durability="none"), timeout=SECONDS)
+    system = start_local("s", place.config(durability_mode="none"), timeout=SECONDS)
     session = session_of(system)
 
     def operation() -> Generator[Call, AnyReply, AnyReply]:
@@ -629,7 +629,7 @@ def test_a_controller_that_dies_and_cannot_be_resumed_ends_the_system_and_leaves
 
 
 def test_a_start_after_a_crash_sweeps_the_logs(place: Place) -> None:
-    crashed = start_local("s", place.config(journal_durability="none"), timeout=SECONDS)
+    crashed = start_local("s", place.config(durability_mode="none"), timeout=SECONDS)
     servers_of(crashed)["controller"].kill()
     until(lambda: not place.processes())
     fresh = place.start()

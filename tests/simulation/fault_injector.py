@@ -13,6 +13,8 @@ controller the controller is killed at one of its next records, before it is wri
            led to leaves; and recovered
 unit       a unit is killed and started again
 both       the controller and a unit are killed
+system     all servers are killed, at once or when the controller dies at one of its next records, and most clients; the
+           servers start again together, with the journal and the arenas of before (`durability.values: processes`)
 lose       a unit is killed, and its arena is deleted
 rank       a rank ends permanently, and is declared gone
 """
@@ -31,6 +33,7 @@ from transfer_queue.net.session import Target
 
 MOST_FAULTS = 24  # of a run
 MOST_RECORDS = 12  # until the controller is killed
+KILLED_WITH_SYSTEM = 0.7  # of the clients
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
 
 
@@ -198,6 +201,24 @@ class Faults:
     def _both(self) -> None:
         self._unit()
         self.cluster.crash(CONTROLLER, self.draw.uniform(0, SHORT))
+
+    def _system(self) -> None:
+        if CONTROLLER in self.cluster.stopped:
+            return
+        if self.draw.random() < 0.5:
+            self._kill_system()
+        else:
+            self.cluster.fuse = self.draw.randint(1, MOST_RECORDS)
+            self.cluster.on_burnt = self._kill_system
+
+    def _kill_system(self) -> None:
+        seconds = self.draw.uniform(0, SHORT)
+        servers = [CONTROLLER, *(place.target for place in self.cluster.places)]
+        for target in self.draw.sample(servers, len(servers)):
+            self.cluster.crash(target, seconds)
+        for client in [client for client in self.cluster.clients if not client.dead]:
+            if self.draw.random() < KILLED_WITH_SYSTEM:
+                self._kill(client)
 
     def _lose(self) -> None:
         if len(self.cluster.lost) < self._most_losses:

@@ -110,6 +110,7 @@ class FaultyCluster(Cluster):
     stopped: The servers that do nothing, with the reasons.
     apart: The clients that reach no server.
     fuse: The number of further records after which the controller is killed; None: it is not killed.
+    on_burnt: Called once when the fuse has killed the controller.
     crashes: How often the controller was killed.
     snapshot_every: The number of records after which a snapshot of the journal is taken.
     snapshots: The number of snapshots that were started.
@@ -131,6 +132,7 @@ class FaultyCluster(Cluster):
         self.apart: set[str] = set()
         self.clients: list[RetryingClient] = []
         self.fuse: int | None = None
+        self.on_burnt: Callable[[], object] = lambda: None
         self.crashes = 0
         self.snapshot_every = snapshot_every
         self.snapshots = 0
@@ -375,6 +377,9 @@ class FaultyCluster(Cluster):
             self._journal._segment.close()  # otherwise it would repair the file when it ends
             os.truncate(path, draw.randint(size, whole - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
+        # not within this turn, in which a client or a unit may be at work
+        then, self.on_burnt = self.on_burnt, lambda: None
+        self.later(0.0, then)
 
     def _happened(self, records: list[AnyRecord]) -> None:
         """Handle records that were written."""

@@ -42,7 +42,7 @@ SECONDS = 6.0  # of virtual time in which faults happen
 PATIENCE = 600.0  # seconds of virtual time until all clients have finished after the faults
 KINDS = {
     "break": 6, "slow": 4, "part": 3, "freeze": 6, "tear": 3, "late": 3, "kill_one": 5, "stop": 2, "controller": 6,
-    "unit": 2, "both": 1,
+    "unit": 2, "both": 1, "system": 1,
 }  # fmt: skip
 
 Values = dict[str, Any]

@@ -23,7 +23,7 @@ def test_seeds(first: int) -> None:
         reads += one.ledger.reads
         happened += one.happened
     assert reads > 10 * PART
-    for each in ("break", "controller", "freeze", "snapshots", "moves", "saves"):
+    for each in ("break", "controller", "system", "freeze", "snapshots", "moves", "saves"):
         assert happened[each] > PART // 10, happened
     assert happened["loads"] + happened["lost_values"] + happened["ranks_gone"] > 0, happened
 

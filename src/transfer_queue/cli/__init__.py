@@ -12,13 +12,28 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from transfer_queue.cli import dashboard, demo, doctor, explain, live, start_stop, status, systems, top, trace
+from transfer_queue.cli import dashboard, demo, doctor, durable, explain, live, start_stop, status, systems, top, trace
 from transfer_queue.cli.samples import show, stuck
 from transfer_queue.cli.shell import completion
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.names import did_you_mean
 
-COMMANDS = (demo, start_stop, systems, status, top, show, stuck, explain, trace, live, doctor, dashboard, completion)
+COMMANDS = (
+    demo,
+    start_stop,
+    durable,
+    systems,
+    status,
+    top,
+    show,
+    stuck,
+    explain,
+    trace,
+    live,
+    doctor,
+    dashboard,
+    completion,
+)
 """The modules of the commands, in the order of `tq --help`."""
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended

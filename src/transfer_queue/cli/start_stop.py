@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.cli.options import Commands, add_conf, add_name, read_conf
 from transfer_queue.cli.shell.json_output import add_json, print_json, system_as_json
 from transfer_queue.cli.system_search import find_system
-from transfer_queue.errors import StartError
+from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from transfer_queue.node.system.launcher import RunningSystem
 
 HELP_WIDTH = 100
 
@@ -39,7 +43,19 @@ def add(commands: Commands) -> None:
     add_json(command)
     add_name(command)
     command.set_defaults(run=start)
-    command = commands.add_parser("stop", help="stop a system")
+    command = commands.add_parser(
+        "stop", help="stop a system",
+        description="Stops a system. What a durable system keeps (durability.values) remains for the next system with "
+        "its folder, unless --discard is given.",
+    )  # fmt: skip
+    command.add_argument(
+        "--discard",
+        action="store_true",
+        help="also remove what a durable system keeps, its journal and its values; it need not be running",
+    )
+    command.add_argument(
+        "--folder", type=Path, help="with --discard: the durable folder of a system that is not running"
+    )
     add_json(command)
     add_name(command)
     command.set_defaults(run=stop)
@@ -87,6 +103,7 @@ def _setting(text: str) -> str:
 
 def start(options: argparse.Namespace) -> int:
     """Start a system, or report the one that is already running."""
+    from transfer_queue.client.control_client import still_runs
     from transfer_queue.config.loading import as_json, merge, unknown_keys
     from transfer_queue.config.settings import Settings
     from transfer_queue.node.system.launcher import start_local
@@ -96,13 +113,14 @@ def start(options: argparse.Namespace) -> int:
     unknown_keys(conf, strict=True)
     settings = Settings.from_config(conf)
     settings.check_runtime(under_ray=False)
-    system = start_local(
-        options.name or settings.name,
-        {"settings": settings.to_json(), "conf": as_json(merge(conf))},
-        sampler_object(settings, conf),
-        detached=True,
+    config = {"settings": settings.to_json(), "conf": as_json(merge(conf))}
+    begin = partial(
+        start_local, options.name or settings.name, config, sampler_object(settings, conf), detached=True,
         timeout=settings.start_timeout,
-    )
+    )  # fmt: skip
+    system = begin()
+    while not still_runs(system):
+        system = begin()
     if not system.new:
         _refuse_other_settings(system, conf)
     if options.json:
@@ -114,14 +132,47 @@ def start(options: argparse.Namespace) -> int:
 
 
 def stop(options: argparse.Namespace) -> int:
-    """Stop a system, even if another process started it."""
+    """Stop a system, even if another process started it. With `--discard` also remove what it keeps."""
+    if options.folder is not None and not options.discard:
+        raise InvalidArgumentError("--folder is for --discard: a system that runs is stopped by its name (--name)")
+    if options.discard and (options.folder is not None or _find_local(options.name) is None):
+        return _discard(options)
     system = find_system(options.name)
     system.stop()
+    removed = system.discard() if options.discard else None
     if options.json:
-        print_json({"stopped": True, **system_as_json(system)})
+        print_json({"stopped": True, "discarded": removed, **system_as_json(system)})
         return 0
     print(f"stopped: {system.describe()}")
+    if removed is not None:
+        print(_discarded(system.description.durable, removed))
     return 0
+
+
+def _find_local(name: str | None) -> RunningSystem | None:
+    from transfer_queue.node.system.launcher import find
+
+    return find(name)
+
+
+def _discard(options: argparse.Namespace) -> int:
+    """Remove what a system keeps that does not run."""
+    from transfer_queue.cli.durable import discard
+
+    folder, removed = discard(options.folder, options.name)
+    if options.json:
+        print_json({"stopped": False, "discarded": removed, "folder": folder})
+        return 0
+    print(_discarded(folder, removed))
+    return 0
+
+
+def _discarded(folder: str, nbytes: int) -> str:
+    from transfer_queue.display import size_text
+
+    if not folder:
+        return "nothing to discard: the system keeps no values (durability.values is none)"
+    return f"discarded: {size_text(nbytes)} that {folder} kept"
 
 
 def _refuse_other_settings(system: Any, conf: DictConfig) -> None:

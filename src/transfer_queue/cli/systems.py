@@ -1,9 +1,8 @@
-"""`tq list`: the systems of this user on this machine, and the purpose of each."""
+"""`tq list`: the systems of this user on this machine, and the durable folders of systems that do not run."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from transfer_queue.errors import TransferQueueError
 
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles
+    from transfer_queue.node.system.durable_folder import Identity
     from transfer_queue.node.system.paths import SystemFolder
 
 REPLY_SECONDS = 1.0  # how long to wait for the reply of a controller
@@ -30,8 +30,8 @@ class ListedSystem(msgspec.Struct, frozen=True):
     name: str
     """The name."""
     state: str
-    """"running"; "silent": its controller did not reply within a second; "starting": it starts or ends; "crashed"; or
-    "private": it cannot be read."""
+    """"running"; "silent": its controller did not reply within a second; "starting": it starts or ends; "crashed";
+    "kept": it does not run, and its durable folder keeps its values; or "private": it cannot be read."""
     folder: str
     """The folder of the system."""
     words: str = ""
@@ -52,6 +52,12 @@ class ListedSystem(msgspec.Struct, frozen=True):
     """Whether it outlives the process that started it."""
     memory: int | None = None
     """The bytes of memory that its arenas hold; None if they cannot be read."""
+    durable: str = ""
+    """The durable folder, which keeps its values; "" if none does."""
+    journal: int | None = None
+    """The bytes of the journal in the durable folder; None if there is no durable folder."""
+    used_at: float | None = None
+    """When its durable folder was used last, in Unix seconds; None if the system runs."""
     partitions: int | None = None
     """The number of partitions; None if the controller does not reply."""
     rows: int | None = None
@@ -63,7 +69,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "list", help="the systems of this user on this machine",
         description="Prints each system of this user on this machine: whether it runs, when and by which command it "
-        "was started, where it stores values, and how much memory it holds.",
+        "was started, where it stores values, and how much memory it holds. Systems that do not run, and whose durable "
+        "folder keeps their values (durability.values), are listed with its size and its age.",
     )  # fmt: skip
     add_json(command)
     command.set_defaults(run=run)
@@ -82,17 +89,41 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_systems() -> list[ListedSystem]:
-    """Return the systems in the runtime folder, by name."""
+    """Return the systems in the runtime folder, by name, and the durable folders of systems that do not run."""
+    from transfer_queue.node.system.durable_folder import known_folders
     from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 
     paths = [path for path in runtime_dir().iterdir() if not path.name.startswith(".") and path.is_dir()]
     folders = [SystemFolder(path) for path in sorted(paths)]
     with ThreadPoolExecutor(PARALLEL) as pool:
-        return [each for each in pool.map(_look_at, folders) if each is not None]
+        found = [each for each in pool.map(_look_at, folders) if each is not None]
+    used = {each.durable for each in found}
+    return found + [_kept(identity) for identity in known_folders() if identity.folder not in used]
+
+
+def _kept(identity: Identity) -> ListedSystem:
+    """Return a system that does not run, and whose durable folder keeps its values."""
+    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, used_at
+
+    folder, remove = Path(identity.folder), f"`tq stop --discard --folder {identity.folder}`"
+    if not (folder / "identity.json").exists():
+        words = (
+            f"its durable folder does not exist any more: if it was moved, `tq adopt` its new path; otherwise {remove} "
+            f"removes its values"
+        )
+    elif not Path(identity.arenas).is_dir():
+        words = f"its values are lost, because {identity.arenas} does not exist any more; its state continues"
+    else:
+        words = f"start it with durability.folder to continue, or remove it with {remove}"
+    return ListedSystem(
+        identity.name, "kept", identity.folder, words, units=identity.units, memory=arena_bytes(identity),
+        durable=identity.folder, journal=journal_bytes(folder), used_at=used_at(identity),
+    )  # fmt: skip
 
 
 def _look_at(system: SystemFolder) -> ListedSystem | None:
     """Return what is known of a system; None if the folder is not that of a system."""
+    from transfer_queue.node.system.durable_folder import journal_bytes
     from transfer_queue.node.system.locks import is_alive
 
     name, folder = system.name, str(system.folder)
@@ -101,7 +132,10 @@ def _look_at(system: SystemFolder) -> ListedSystem | None:
         description = system.read_description()
     except TransferQueueError as error:
         return ListedSystem(name, "private", folder, str(error))
+    durable = description.durable if description is not None else ""
     if not is_alive(system.alive):
+        if durable:
+            return None  # `find_systems` lists it by its durable folder
         if system.key.exists():
             words = "all its processes were killed; its files remain until it is started again"
             return ListedSystem(name, "crashed", folder, words, memory=_held_memory(system))
@@ -113,6 +147,7 @@ def _look_at(system: SystemFolder) -> ListedSystem | None:
         name, "silent", folder, pid=description.pid, started_at=description.started_at,
         starter=description.starter_command, detached=description.detached, memory=_held_memory(system),
         words=f"its controller did not reply within {REPLY_SECONDS:g} s; its log is {system.log('controller')}",
+        durable=os.path.realpath(durable) if durable else "", journal=journal_bytes(Path(durable)) if durable else None,
     )  # fmt: skip
     return _ask(known)
 
@@ -145,15 +180,13 @@ def _runtime(setting: str, node: str) -> str:
 
 def _held_memory(system: SystemFolder) -> int | None:
     """Return the bytes that the arenas hold."""
+    from transfer_queue.node.system.paths import allocated_bytes
+
     try:
         arenas = Path(os.readlink(system.arena))
     except OSError:
         return None
-    nbytes = 0
-    for path in arenas.rglob("*"):
-        with contextlib.suppress(OSError):  # removed in the meantime
-            nbytes += path.lstat().st_blocks * 512
-    return nbytes
+    return allocated_bytes(arenas)
 
 
 def lines_of(found: list[ListedSystem], now: float, width: int, style: Styles) -> list[str]:
@@ -163,6 +196,7 @@ def lines_of(found: list[ListedSystem], now: float, width: int, style: Styles) -
     if not found:
         return ["no system of this user is running here; start one with `tq start`"]
     colors = {"running": "green", "silent": "red", "crashed": "red", "starting": "yellow", "private": "yellow"}
+    colors["kept"] = "cyan"
     lines: list[str] = []
     for each, line in zip(found, columns_text([_cells(each, now) for each in found], indent="")):
         before, _, after = cut(line, width).partition(f"  {each.state}")
@@ -173,15 +207,22 @@ def lines_of(found: list[ListedSystem], now: float, width: int, style: Styles) -
     return lines
 
 
-def _cells(system: ListedSystem, now: float) -> tuple[str, ...]:
+def _age(system: ListedSystem, now: float) -> str:
     from transfer_queue.cli.shell.terminal import duration_text
+
+    if system.started_at is not None:
+        return f"for {duration_text(now - system.started_at, units=1)}"
+    return "" if system.used_at is None else f"used {duration_text(now - system.used_at, units=1)} ago"
+
+
+def _cells(system: ListedSystem, now: float) -> tuple[str, ...]:
     from transfer_queue.display import count_text, short_name, size_text
 
     rows = "" if system.partitions is None else f"{count_text(system.partitions, 'partition')}, "
     return (
         short_name(system.name, 24),
         system.state,
-        "" if system.started_at is None else f"for {duration_text(now - system.started_at, units=1)}",
+        _age(system, now),
         "" if system.pid is None else f"pid {system.pid}",
         "" if system.memory is None else size_text(system.memory),
         rows + ("" if system.rows is None else count_text(system.rows, "sample")),
@@ -189,7 +230,7 @@ def _cells(system: ListedSystem, now: float) -> tuple[str, ...]:
 
 
 def _details(system: ListedSystem) -> list[str]:
-    from transfer_queue.display import count_text, printable_name
+    from transfer_queue.display import count_text, printable_name, size_text
 
     lines = []
     parts = [system.runtime, system.backend, "" if system.units is None else count_text(system.units, "unit")]
@@ -200,4 +241,7 @@ def _details(system: ListedSystem) -> list[str]:
     if purpose:
         lines.append(purpose)
     lines.append(printable_name(system.folder))
+    if system.durable:
+        journal = "" if system.journal is None else f", {size_text(system.journal)} of journal"
+        lines.append(f"durable folder {printable_name(system.durable)}{journal}")
     return lines

@@ -109,3 +109,19 @@ class ControlClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def still_runs(system: RunningSystem) -> bool:
+    """Whether a system that was found replies. Only a durable one is asked.
+
+    The processes of a system may have been killed a moment before they end, and a client of a durable system would wait
+    until it is started again.
+    """
+    if system.new or not system.description.durable:
+        return True
+    try:
+        with ControlClient(system) as client:
+            client.topology()
+    except ConnectionLostError:
+        return False
+    return True

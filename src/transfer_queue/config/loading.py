@@ -29,8 +29,10 @@ ALIASES = {
     "backend.SimpleStorage.ssd_offload.enabled": "backend.SimpleStorage.offload.enabled",
     "backend.SimpleStorage.ssd_offload.path": "backend.SimpleStorage.offload.path",
     "backend.SimpleStorage.required_node_resource": "ray.node_resource",
+    "controller.journal.durability": "durability.mode",
+    "controller.journal.folder": "durability.folder",
 }
-"""Keys of TransferQueue 0.1.11 that have another name here."""
+"""Keys of TransferQueue 0.1.11, and of earlier releases of this package, that have another name here."""
 
 _RDMA = "backend.Yuanrong.enable_rdma"
 _WORKER_ARGS = "backend.Yuanrong.worker_args"
@@ -209,7 +211,7 @@ def select(conf: Any, key: str) -> Any:
 
 
 def with_translated_keys(given: Any) -> Any:
-    """Return a copy of a conf in which the values of keys of TransferQueue 0.1.11 are also set under their names here.
+    """Return a copy of a conf in which the values of keys with other names are also set under their names here.
 
     The old keys are kept. If the conf has a setting under both names, the value under the name here stays.
     """

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     "ray": "Settings that apply under Ray.",
-    "controller.journal": (
-        "What is written of the controller's state, so that a controller that was killed continues with it."
+    "durability": (
+        "Which failures the state and the values survive. The state is in a journal, so that a controller that was "
+        "killed continues with it. docs/reliability.md says what each level costs."
     ),
     "backend.SimpleStorage": "The storage that is built in: shared memory of each node.",
     "backend.SimpleStorage.offload": (
@@ -155,27 +156,37 @@ class Settings:
         "Whether a fetch returns an empty BatchMeta at once if there are not enough samples. false: it waits for them, "
         "at most TQ_CONTROLLER_GET_METADATA_TIMEOUT seconds.",
     )
-    journal_durability: str = setting(
-        "controller.journal.durability",
-        "async",
-        Choice("none", "async", "sync"),
-        "Which failures the controller's state survives. async: each change is handed to the operating system before "
-        "the request is answered, so that it survives the death of any process. sync: it is also on the disk, so that "
-        "it survives the failure of the machine. none: nothing is written, and the system ends if the controller dies.",
-    )
-    journal_folder: str | None = setting(
-        "controller.journal.folder",
-        None,
-        OrNull(AbsolutePath()),
-        "The folder of the journal. A journal in a folder that is set here is kept, and a later system with the same "
-        "folder continues where this one ended. null: a folder that is removed with the system.",
-    )
     max_deliveries: int = setting(
         "controller.max_deliveries",
         16,
         WholeNumber(0),
         "After how many leases without an ack a task skips a sample, with the reason `poison`. A partition may have "
         "another number. 0: never.",
+    )
+    durability_values: str = setting(
+        "durability.values",
+        "none",
+        Choice("none", "processes"),
+        "Which failures the values survive. none: the death of single servers; values in memory end with the system. "
+        "processes: the death of all processes at once. The memory of the values belongs to `durability.folder`, and "
+        "the next system with this folder continues with it; `tq stop --discard` removes it. Needs SimpleStorage and "
+        "`runtime: local`.",
+    )
+    durability_folder: str | None = setting(
+        "durability.folder",
+        None,
+        OrNull(AbsolutePath()),
+        "The folder that keeps the system: its journal, and with `durability.values` also the record of its values. It "
+        "remains when the system ends, and a later system with the same folder continues where this one ended. null: "
+        "the journal is in a folder that is removed with the system.",
+    )
+    durability_mode: str = setting(
+        "durability.mode",
+        "async",
+        Choice("none", "async", "sync"),
+        "When a request that changes something is answered. async: when the change was handed to the operating system, "
+        "so that it survives the death of any process. sync: when it is also on the disk, so that it survives the "
+        "failure of the machine. none: there is no journal, and the system ends if the controller dies.",
     )
     storage_backend: str = setting(
         "backend.storage_backend",
@@ -404,6 +415,7 @@ class Settings:
             raise not_allowed(KEYS["offload_path"], None, allowed)
         if not offload_enabled:
             values["offload_path"] = None
+        _check_durability(values)
         settings = cls(**values)
         settings._check_replicas(settings.num_data_storage_units)
         return settings
@@ -422,11 +434,17 @@ class Settings:
         self._check_replicas(self.num_data_storage_units or 1)
 
     def check_runtime(self, under_ray: bool) -> None:
-        """Raise StartError if the backend needs another runtime."""
+        """Raise StartError if the backend or the durability of values needs another runtime."""
         if self.storage_backend == "RayStore" and not under_ray:
             raise StartError(
                 f"{KEYS['storage_backend']} RayStore keeps values in Ray's object store and needs runtime: ray; call "
                 f"ray.init() before tq.init(), or choose SimpleStorage"
+            )
+        if self.durability_values != "none" and under_ray:
+            raise StartError(
+                f"{KEYS['durability_values']} is {self.durability_values}, which keeps the memory of one machine and "
+                f"needs runtime: local; set runtime: local, or set {KEYS['durability_values']} to none and use "
+                f"{KEYS['replicas']}: 2"
             )
 
     def _check_replicas(self, units: int | None) -> None:
@@ -440,6 +458,22 @@ class Settings:
             raise not_allowed(
                 KEYS["replicas"], self.replicas, f"1, or {key} of {self.replicas} or more ({key} is {units})"
             )
+
+
+def _check_durability(values: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentError if `durability.values` needs something that the other settings exclude."""
+    level = values["durability_values"]
+    if level == "none":
+        return
+    if values["durability_folder"] is None:
+        allowed = f"an absolute path, because {KEYS['durability_values']} is {level}"
+        raise not_allowed(KEYS["durability_folder"], None, allowed)
+    if values["durability_mode"] == "none":
+        allowed = f"async or sync, because {KEYS['durability_values']} is {level}"
+        raise not_allowed(KEYS["durability_mode"], "none", allowed)
+    if values["storage_backend"] != "SimpleStorage":
+        allowed = f"none with {KEYS['storage_backend']} {values['storage_backend']}, which keeps the values itself"
+        raise not_allowed(KEYS["durability_values"], level, allowed)
 
 
 def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, wat
     if missing:
         raise JournalError(
             f"the journal in {folder} lacks segment {missing[0]} ({segment_path(folder, missing[0])}), so its state "
-            f"cannot be restored. Bring the file back, or start with an empty folder (controller.journal.folder)"
+            f"cannot be restored. Bring the file back, or start with an empty folder (durability.folder)"
         )
     state = _snapshot(folder, first, clock, capacity, watched) if snapshots else State(capacity)
     state.watched = list(watched)
@@ -132,7 +132,7 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(
             f"the journal's snapshot cannot be read: {error} Bring the file back, or start with an empty folder "
-            f"(controller.journal.folder)"
+            f"(durability.folder)"
         ) from error
     return state
 
@@ -160,7 +160,7 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple
             except Exception as error:  # any error here means that the record is invalid
                 raise JournalError(
                     f"record {count} of the journal's file {path} does not fit the records before it "
-                    f"({type(record).__name__}: {error!r}). Start with an empty folder (controller.journal.folder)"
+                    f"({type(record).__name__}: {error!r}). Start with an empty folder (durability.folder)"
                 ) from error
             count += 1
     return count, reading.end, size, files
@@ -173,7 +173,7 @@ def _read_loaded(states: LoadedStates, state: State, record: StateLoaded, path: 
         raise JournalError(
             f"the journal's file {path} names the state of a loaded checkpoint, but the file of that state, "
             f"{states.path(record.file)}, cannot be read: {error}. Restore the file, or start with an empty folder "
-            f"(controller.journal.folder)"
+            f"(durability.folder)"
         ) from error
 
 

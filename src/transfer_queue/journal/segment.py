@@ -127,6 +127,11 @@ class Reading:
         self.end = 0
         """The number of valid bytes, once all frames have been read."""
         if self.head is None:
+            if data[: len(MAGIC) - 1] == MAGIC[:-1] and data[len(MAGIC) - 1 : len(MAGIC)] not in (b"", MAGIC[-1:]):
+                version = data[len(MAGIC) - 1]
+                raise self._damage(
+                    0, f"another release wrote it, in version {version}, but this release reads version {MAGIC[-1]}"
+                )
             if not last or len(data) >= HEAD_BYTES + _FRAME.size:
                 raise self._damage(0, "its head cannot be read")
         else:
@@ -180,7 +185,7 @@ class Reading:
     def _damage(self, at: int, what: str) -> JournalError:
         return JournalError(
             f"the journal's file {self._path} is damaged at byte {at} of {len(self._data)}: {what}. Its state cannot "
-            f"be restored completely: bring the file back, or start with an empty folder (controller.journal.folder)"
+            f"be restored completely: bring the file back, or start with an empty folder (durability.folder)"
         )
 
 

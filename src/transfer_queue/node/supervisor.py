@@ -35,7 +35,6 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError, StartError
-from transfer_queue.journal.segment import RESERVED_BYTES, check_space
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
@@ -43,12 +42,11 @@ from transfer_queue.node.hosting.child_process import ChildServer
 from transfer_queue.node.hosting.server_log import configure_logging, write_log_to
 from transfer_queue.node.hosting.server_process import Serves, run_server
 from transfer_queue.node.system import launcher_protocol, processes
+from transfer_queue.node.system.data_folders import DataFolders
 from transfer_queue.node.system.locks import StartLock, hold_liveness
 from transfer_queue.node.system.paths import Description, SystemFolder, no_link
 from transfer_queue.node.system.store_process import build_store_server, write_status
-from transfer_queue.node.unit.disk_tier import make_folder
 from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
-from transfer_queue.storage.arena.arena import choose_folder
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.registry import has_server
 from transfer_queue.token_text import find_tokenizer
@@ -83,7 +81,6 @@ class Supervisor:
         self._system = SystemFolder(Path(start.folder))
         self._settings = Settings.from_json(msgspec.json.decode(start.config)["settings"])
         self._deadline = time.monotonic() + start.seconds
-        self._warnings: list[str] = []
         self._children: list[ChildServer] = []
         self._listeners: list[socket.socket] = []
         """The sockets of all servers."""
@@ -142,15 +139,18 @@ class Supervisor:
     def _bring_up(self) -> None:
         start, system, seat, settings = self._start, self._system, self._start.seat, self._settings
         self._controller, self._remote = seat.controller, ""
-        if not self._controller:
-            self._bring_up_controller()
         count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
-        if count or seat.controller:
-            self._bring_store()
-        places = [(self._make_arena_folder(), MEMORY)] * count if count else []
-        if settings.offload_path is not None and count:
-            # one unit per replica of a block, because replicas lie in different units
-            places += [(self._make_offload_folder(Path(settings.offload_path)), DISK)] * settings.replicas
+        self._folders = DataFolders(system, settings, start.key, count)
+        try:
+            if not self._controller:
+                self._bring_up_controller()
+            if count or seat.controller:
+                self._bring_store()
+            places = [(self._folders.arenas(), MEMORY)] * count if count else []
+            seconds = max(0.0, self._deadline - time.monotonic())
+            places += [(folder, DISK) for folder in self._folders.offloads(seconds)] if count else []
+        except StartError as error:
+            raise _ShutdownReason(f"{error} (StartError)") from error
         for number, (arenas, tier) in enumerate(places):
             listeners, remote = self._listen_twice(str(system.unit(number)))
             place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
@@ -159,8 +159,10 @@ class Supervisor:
         if settings.live_enabled and not seat.controller:
             self._bring_page()
         self._is_up = True
+        if self._folders.durable is not None:
+            self._folders.durable.begin(system.folder)
         system.describe(self._description())
-        launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._warnings), RECEIVE_SECONDS)
+        launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._folders.warnings), RECEIVE_SECONDS)
         self._channel.close()
         logger.info("system %s is up: controller at %s and %d units", system.name, self._controller, len(places))
 
@@ -168,7 +170,7 @@ class Supervisor:
         start, system = self._start, self._system
         listeners, self._remote = self._listen_twice(str(system.controller))
         sockets = Sockets(listeners, self._listen_for_metrics())
-        journal = self._make_journal_folder()
+        journal = self._folders.open_journal()
         build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
         self._start_child(self._child("controller", build, restarts=journal is not None))
         self._controller = str(system.controller)
@@ -257,65 +259,6 @@ class Supervisor:
                 f"another port or address (StartError)"
             ) from error
 
-    def _make_journal_folder(self) -> Path | None:
-        """Return the folder of the controller's journal; None if there is no journal. Locks a folder of the user."""
-        if self._settings.journal_durability == "none":
-            return None
-        if self._settings.journal_folder is None:
-            self._system.journal.mkdir(mode=0o700)
-            self._check_space(self._system.journal)
-            return self._system.journal
-        folder = Path(self._settings.journal_folder)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            hold_liveness(folder / "lock")
-        except (OSError, StartError) as error:
-            raise _ShutdownReason(
-                f"the journal's folder {folder} (controller.journal.folder) cannot be used: {error}; stop the system "
-                f"that writes there, or choose another folder"
-            ) from error
-        self._check_space(folder)
-        return folder
-
-    def _check_space(self, folder: Path) -> None:
-        """Stop the start of the system if the disk is full. A running controller would wait for free space."""
-        try:
-            check_space(folder, RESERVED_BYTES)
-        except OSError as error:
-            disk = os.statvfs(folder)
-            free = disk.f_bavail * disk.f_frsize
-            raise _ShutdownReason(
-                f"the journal in {folder} cannot be written: {error}. It needs {RESERVED_BYTES} bytes at the start, "
-                f"but its disk has {free} free bytes: free some space, or choose another folder "
-                f"(controller.journal.folder) (StartError)"
-            ) from error
-
-    def _make_arena_folder(self) -> Path:
-        if self._settings.arena_folder is not None:
-            try:
-                return self._system.create_arena_folder(Path(self._settings.arena_folder))
-            except OSError as error:
-                raise _ShutdownReason(
-                    f"the arena cannot be created in {self._settings.arena_folder} "
-                    f"(backend.SimpleStorage.arena_folder): {error}; choose a folder that exists and that this user "
-                    f"can write to (StartError)"
-                ) from error
-        choice = choose_folder()
-        if choice.warning is not None:
-            logger.warning("%s", choice.warning)
-            self._warnings.append(choice.warning)
-        return self._system.create_arena_folder(choice.folder)
-
-    def _make_offload_folder(self, path: Path) -> Path:
-        try:
-            folder, warning = make_folder(self._system, path, max(0.0, self._deadline - time.monotonic()))
-        except StartError as error:
-            raise _ShutdownReason(f"{error} (StartError)") from error
-        if warning is not None:
-            logger.warning("%s", warning)
-            self._warnings.append(warning)
-        return folder
-
     def _description(self) -> Description:
         start, system = self._start, self._system
         return Description(
@@ -333,6 +276,7 @@ class Supervisor:
             node=start.seat.node,
             remote=self._remote,
             tls=self._settings.tls,
+            durable="" if self._folders.durable is None else str(self._folders.durable.folder),
         )
 
     def _child(self, name: str, build: Callable[[], Serves], restarts: bool = True) -> ChildServer:
@@ -504,6 +448,8 @@ class Supervisor:
     def _end(self, crashed: bool) -> None:
         """Stop every process and remove every file; after a crash, keep the logs."""
         self._system.description.unlink(missing_ok=True)  # from now on no process finds the system
+        if self._asked and self._is_up and self._folders.durable is not None:
+            self._folders.durable.mark_stopped()
         for listener in self._listeners:
             listener.close()
         for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):

@@ -106,7 +106,7 @@ class _Address:
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
 
-    def is_alive(self) -> bool:
+    def will_return(self) -> bool:
         return True
 
     def start_liveness(self, client_id: str) -> None:

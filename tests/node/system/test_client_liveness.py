@@ -101,9 +101,9 @@ def test_a_sweep_checks_a_few_clients(tmp_path: Path) -> None:
     departed = DepartedClients(tmp_path)
     (tmp_path / "dead").touch()
     departed.note_departed("dead")
-    departed.sweep(())
+    departed.sweep({})
     assert (tmp_path / "dead").exists()
-    departed.sweep(())
+    departed.sweep({})
     assert not (tmp_path / "dead").exists()
     for presence in living:
         assert is_client_alive(tmp_path, presence._path.name)
@@ -137,13 +137,23 @@ def test_a_process_that_can_open_no_file_treats_no_client_as_dead(tmp_path: Path
         assert is_client_alive(tmp_path, "c1")
         with pytest.raises(OSError, match="Too many open files"):
             is_alive(tmp_path / "c1")
-        departed.sweep(())
+        departed.sweep({})
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert (tmp_path / "c1").exists()
     alive.end()
-    departed.sweep(())
+    departed.sweep({})
     assert not is_client_alive(tmp_path, "c1")
+
+
+def test_a_client_that_a_restored_state_awaits_and_that_died_is_swept(tmp_path: Path) -> None:
+    """It has no connection, so nothing will report that it departed."""
+    (tmp_path / "dead").touch()
+    alive = ClientLiveness(tmp_path, "alive")
+    departed = DepartedClients(tmp_path)
+    departed.sweep({"dead": set(), "alive": set()})
+    assert [path.name for path in tmp_path.iterdir()] == ["alive"]
+    alive.end()
 
 
 def test_an_id_must_not_be_a_path(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ class SystemAddress(Protocol):
     def start_liveness(self, client_id: str) -> ClientLiveness | None:
         """Report that a client of this process lives, until it ends; None if this cannot be reported."""
 
-    def is_alive(self) -> bool:
-        """Whether the system runs, so that a killed server is restarted."""
+    def will_return(self) -> bool:
+        """Whether a server that cannot be reached will return, because the system restarts it or is durable."""
 
 
 class ReaderNumbers:
@@ -220,7 +220,7 @@ class ClientContext:
 
     def _will_return(self, target: Target) -> bool | None:
         """Whether a server that cannot be reached will return; None for one on another node, where this is unknown."""
-        return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.is_alive()
+        return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.will_return()
 
     @property
     def settings(self) -> Settings:

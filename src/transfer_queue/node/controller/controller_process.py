@@ -93,7 +93,7 @@ def build_controller(
     )  # fmt: skip
     journaling = loaded = None
     if journal is not None and recovered is not None:
-        durable = settings.journal_durability == "sync"
+        durable = settings.durability_mode == "sync"
         loaded = LoadedStates(journal, durable)
         journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
     states = StateFiles(system.states, loaded)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
-from transfer_queue.errors import StartError, TransferQueueError
+from transfer_queue.errors import JournalError, StartError, TransferQueueError
 from transfer_queue.node.hosting.server_log import LOG_SECONDS, LogFile, write_log_to
 from transfer_queue.node.system.locks import StartLock
 from transfer_queue.node.system.paths import SystemFolder
@@ -120,7 +120,7 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
 
 def _error_text(error: BaseException) -> str:
     """Return the text of an error for the starter. It has no traceback if the message is enough; the log has it."""
-    known = isinstance(error, StartError)
+    known = isinstance(error, (StartError, JournalError))
     if known or (isinstance(error, TransferQueueError) and isinstance(error.__cause__, OSError)):
         return f"{error} ({type(error).__name__})"
     return "".join(traceback.format_exception(error))

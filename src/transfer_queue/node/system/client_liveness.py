@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Container
+from collections.abc import Collection, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -70,11 +70,11 @@ class DepartedClients:
         """Note that a client has no connection any more. If it was killed, its lock is free within a moment."""
         self._left[client_id] = None
 
-    def sweep(self, connected: Container[str]) -> None:
-        """Remove the files of clients that are gone, except those in `connected`, which have reconnected."""
+    def sweep(self, connections: Mapping[str, Collection[int]]) -> None:
+        """Remove the files of clients that are gone, except those that have `connections` (again)."""
         for client_id in list(islice(self._left, LOOKS)):
             del self._left[client_id]
-            if client_id in connected:
+            if connections.get(client_id):
                 continue
             if is_client_alive(self._folder, client_id):
                 self._left[client_id] = None  # checked again after all others

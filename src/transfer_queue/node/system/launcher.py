@@ -29,6 +29,7 @@ from transfer_queue.net.session import Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
 from transfer_queue.node.system.client_liveness import ClientLiveness
+from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
 from transfer_queue.node.system.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir
 from transfer_queue.node.system.store_process import read_status
@@ -76,6 +77,8 @@ class RunningSystem:
         self.description = description
         self._system = system
         self._described = system.description_identity()
+        self._folder_identity = system.identity()
+        self._durable = DurableFolder(Path(description.durable)) if description.durable else None
         self._owner = owner
         self._environment = environment
 
@@ -159,12 +162,26 @@ class RunningSystem:
         """Whether the system can be used. False also if a later system of its name has replaced it."""
         return self._system.description.exists() and is_alive(self._system.alive) and self._is_ours()
 
+    def will_return(self) -> bool:
+        """Whether a server that cannot be reached will return: the system runs, or it is durable and was not stopped.
+
+        If all processes of a durable system died, the next start with its folder continues it.
+        """
+        return self.is_alive() or (self._durable is not None and self._durable.will_return(self.key))
+
     def is_running(self) -> bool:
         """Whether the system has not been stopped, by one look at a file, which takes two microseconds.
 
         False for a system that is about to stop; True for one of which every process was killed.
         """
-        return self._system.description_identity() == self._described
+        described = self._system.description_identity()
+        if described == self._described:
+            return True
+        if self._durable is None or not self.will_return():
+            return False
+        if described is not None and self.is_alive():
+            self._described = described  # another start continues the system
+        return True
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Stop the system, whichever process started it. Returns when no process and no file of it is left.
@@ -176,7 +193,7 @@ class RunningSystem:
         self._withdraw_address()
         supervisor = processes.Process(self.description.pid, self.description.started)
         with Liveness(self._system.alive) as liveness:
-            if not self._is_ours():
+            if not self._is_of_this_start():
                 supervisor.reap()
                 supervisor.close()
                 return
@@ -200,10 +217,23 @@ class RunningSystem:
                     logger.error("system %s crashed before it was closed:\n%s", self.name, log_tails(self._system))
             finally:
                 supervisor.close()
+        if self._durable is not None and self._durable.system() == self.folder:
+            self._durable.mark_stopped()  # its supervisor does this, unless it was killed
         self._sweep()
+
+    def discard(self) -> int:
+        """Remove what a durable system keeps, after `stop`. Returns the number of bytes; 0 if it is not durable.
+
+        Raises StartError if another system uses it.
+        """
+        return 0 if self._durable is None else self._durable.discard()
 
     def leave(self) -> None:
         """Detach from the system, which continues."""
+
+    def _is_of_this_start(self) -> bool:
+        """Whether the folder belongs to this system, and not to a later start that continues it."""
+        return self._is_ours() and self._system.identity() == self._folder_identity
 
     def _is_ours(self) -> bool:
         """Whether the folder belongs to this system, and not to a later one of its name."""
@@ -217,7 +247,7 @@ class RunningSystem:
         if self._system.identity() is None:
             return
         with StartLock(self._system.lock, END_SECONDS):
-            if self._is_ours() and not is_alive(self._system.alive):
+            if self._is_of_this_start() and not is_alive(self._system.alive):
                 self._system.sweep()
 
     def _withdraw_address(self) -> None:
@@ -241,7 +271,10 @@ def find_successor(system: str | None, old: RunningSystem | None) -> RunningSyst
         later = find(system)
     except (TransferQueueError, OSError):
         return None  # it is still starting
-    return later if later is not None and (old is None or later.key != old.key) else None
+    if later is None or old is None:
+        return later
+    its, was = later.description, old.description  # a start that continues a durable system has the same key
+    return later if (later.key, its.pid, its.started) != (old.key, was.pid, was.started) else None
 
 
 def _folder_of(system: str | None) -> SystemFolder:
@@ -337,7 +370,8 @@ def _start(
     seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.NodeRole,
     key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
-    key = folder.create(key)
+    durable = _durable_folder(config)
+    key = folder.create(key or (None if durable is None else durable.key()))
     identity = folder.identity()
     assert identity is not None
     supervisor: processes.Process | None = None
@@ -375,6 +409,12 @@ def _start(
     started = RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
     started.new = True
     return started
+
+
+def _durable_folder(config: dict[str, Any]) -> DurableFolder | None:
+    """Return the folder that keeps the values of a system with this configuration; None if none does."""
+    settings = config["settings"]
+    return None if settings["durability_values"] == "none" else DurableFolder(Path(settings["durability_folder"]))
 
 
 def replace_supervisor(system: str) -> RunningSystem | None:

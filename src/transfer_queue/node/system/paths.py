@@ -22,6 +22,7 @@ A folder that another user owns or can read is refused. This module starts and e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -71,6 +72,8 @@ class Description(msgspec.Struct, frozen=True):
     """"host:port" where the controller of this folder listens for other nodes; "" if it does not."""
     tls: dict[str, str] | None = None
     """`Settings.tls`, for connections to other nodes."""
+    durable: str = ""
+    """The folder that keeps the values of the system (`node.system.durable_folder`); "" if none does."""
 
     @property
     def is_outpost(self) -> bool:
@@ -220,6 +223,18 @@ class SystemFolder:
         (folder / OWNER).symlink_to(self.folder.absolute())
         return folder
 
+    def link_arenas(self, arenas: Path, disk: Path | None, units: int) -> None:
+        """Link to arenas that outlive the system, and to the locks of clients and writers beside them."""
+        self.arena.symlink_to(arenas)
+        if disk is not None:
+            self.disk.symlink_to(disk)
+        self.clients.rmdir()
+        self.clients.symlink_to(arenas / "clients")
+        for number in range(units):
+            slots = self.slots(number)
+            (arenas / slots.name).mkdir(mode=0o700, exist_ok=True)
+            slots.symlink_to(arenas / slots.name)
+
     def describe(self, description: Description) -> None:
         """Write system.json atomically: from now on the system is found."""
         draft = self.description.with_suffix(".new")
@@ -243,7 +258,7 @@ class SystemFolder:
 
     def read_live_address(self) -> str:
         """Return the address of the page that shows the system; "" if the system has no page."""
-        return _read_private(self.live).decode() if self.live.exists() else ""
+        return read_private(self.live).decode() if self.live.exists() else ""
 
     def description_identity(self) -> tuple[int, int] | None:
         """Return the inode and modification time of system.json, which identify it; None if there is none."""
@@ -278,7 +293,7 @@ class SystemFolder:
 
     def read_key(self) -> bytes:
         """Return the system's key. Raises AttachError if it is missing, or if other users can access it."""
-        key = _read_private(self.key)
+        key = read_private(self.key)
         if len(key) != KEY_BYTES:
             raise AttachError(
                 f"{self.key} must have {KEY_BYTES} bytes, and has {len(key)}; stop the system and start it again"
@@ -289,7 +304,7 @@ class SystemFolder:
         """Return the content of system.json; None if there is no system, or one that starts or stops."""
         if not self.description.exists():
             return None
-        content = _read_private(self.description)
+        content = read_private(self.description)
         try:
             return msgspec.json.decode(content, type=Description)
         except UNREADABLE as error:
@@ -356,7 +371,8 @@ def _write(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-def _read_private(path: Path) -> bytes:
+def read_private(path: Path) -> bytes:
+    """Return the content of a file of at most a mebibyte. Raises AttachError if other users can access it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -371,6 +387,15 @@ def _read_private(path: Path) -> bytes:
                 f"and is not trusted; stop the system and start it again"
             )
         return stream.read(1 << 20)
+
+
+def allocated_bytes(folder: Path) -> int:
+    """Return the bytes that all files below a folder take of their file system."""
+    nbytes = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed in the meantime
+            nbytes += path.lstat().st_blocks * 512
+    return nbytes
 
 
 def mount_of(folder: Path) -> tuple[str, list[str]]:

@@ -42,10 +42,10 @@ def recover_arena(
         else:
             logger.info("storage unit %d continues with arena %s: %d bytes are leased", number, folder, arena.held)
             return arena, SlotFolder(slots / arena.boot_id)
-    if slots.exists() and folder == arenas / f"unit-{number}":
+    if slots.exists() and any(slots.iterdir()) and folder == arenas / f"unit-{number}":
         logger.error("storage unit %d: all values are lost, because arena %s does not exist any more", number, folder)
     arena = Arena.create(folder, capacity, tier)
-    shutil.rmtree(slots, ignore_errors=True)
+    _remove_slots(slots)
     for lost in arenas.glob(f"unit-{number}*"):
         if lost != folder and lost.name.partition(".")[0] == f"unit-{number}":
             _remove_files(lost)
@@ -64,8 +64,14 @@ def recover_object_names(system: SystemFolder, number: int, arenas: Path) -> tup
         else:
             return names, SlotFolder(slots / names.boot_id)
     names = ObjectNames.create(folder)
-    shutil.rmtree(slots, ignore_errors=True)
+    _remove_slots(slots)
     return names, SlotFolder(slots / names.boot_id)
+
+
+def _remove_slots(slots: Path) -> None:
+    """Remove the slots of a lost arena. The folder itself stays, because it may be a link to a durable one."""
+    for path in slots.iterdir() if slots.exists() else ():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_files(folder: Path) -> None:

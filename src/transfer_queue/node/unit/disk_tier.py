@@ -6,7 +6,8 @@
     <path>/.transfer_queue-disk-<uid>.lock           while a process creates or sweeps such folders
 
 The system removes its folder when it stops. The folders of killed systems outlive even a boot of the machine, so every
-start removes those of this user that no process has locked.
+start removes those of this user that no process has locked. The folder of a durable system has another name and stays
+(`node.system.durable_folder`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,7 @@ def make_folder(system: SystemFolder, path: Path, seconds: float) -> tuple[Path,
 
     `seconds` is the time to wait for other systems that start. Raises StartError if the path cannot be used.
     """
-    if not path.is_dir():
-        raise StartError(f"{KEY} is {path}, which is not a folder; create it on an SSD, or choose another folder")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise StartError(f"{KEY} is {path}, which this user cannot write to; change its mode, or choose another folder")
+    warning = check_path(path)
     try:
         with StartLock(path / f".{_prefix()[:-1]}.lock", seconds):
             sweep(path)
@@ -40,10 +38,19 @@ def make_folder(system: SystemFolder, path: Path, seconds: float) -> tuple[Path,
             hold_liveness(folder / "alive")
     except OSError as error:
         raise StartError(f"{KEY} is {path}, which cannot be used: {error}; choose another folder") from error
+    return folder, warning
+
+
+def check_path(path: Path) -> str | None:
+    """Return a warning if the path is in memory, else None. Raises StartError if it cannot be used."""
+    if not path.is_dir():
+        raise StartError(f"{KEY} is {path}, which is not a folder; create it on an SSD, or choose another folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise StartError(f"{KEY} is {path}, which this user cannot write to; change its mode, or choose another folder")
     kind, _ = mount_of(path)
     if kind not in _IN_MEMORY:
-        return folder, None
-    return folder, f"{KEY} is {path}, which is a {kind}: offloaded blocks stay in memory; choose a folder on an SSD"
+        return None
+    return f"{KEY} is {path}, which is a {kind}: offloaded blocks stay in memory; choose a folder on an SSD"
 
 
 def sweep(path: Path) -> None:

@@ -474,6 +474,36 @@ def _write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def check_files(folder: Path) -> None:
+    """Raise StartError if an arena that was complete once lacks a file, or has one of another size.
+
+    An arena without a header was never complete, so nothing was stored in it.
+    """
+    if not (folder / "header").exists():
+        return
+    try:
+        sizes = _sizes(_parse(folder, _read_header(folder)).capacity)
+    except (AttachError, OSError) as error:
+        raise StartError(f"{error}. {_accept_the_loss(folder)}") from error
+    for name, size in sizes.items():
+        path = folder / name
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            raise StartError(f"the arena in {folder} lacks its file {name!r}. {_accept_the_loss(folder)}") from None
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise StartError(
+                f"{path} has {found.st_size} bytes, but the header of its arena says {size}. {_accept_the_loss(folder)}"
+            )
+
+
+def _accept_the_loss(folder: Path) -> str:
+    return (
+        f"The values in this arena cannot be read. Bring the file back; or remove the folder {folder}, and its values "
+        f"are reported as lost"
+    )
+
+
 def _read_header(folder: Path) -> bytes:
     file = os.open(folder / "header", os.O_RDONLY | _SAFELY)
     try:

@@ -1,0 +1,89 @@
+"""What does it cost that values outlive all processes?
+
+Systems of each level of `durability.values` run at the same time and are measured in turn, so that other load of the
+machine affects all of them equally.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from benchmarks.harness.report import Row, Scale, compared
+from benchmarks.harness.stages import Step
+from benchmarks.harness.systems import Worker, own_folder
+from benchmarks.suite.journal import puts
+from benchmarks.suite.pipeline import measure_step
+from transfer_queue import interface as tq
+from transfer_queue.config.settings import Settings
+from transfer_queue.node.system import launcher
+
+QUESTION = "What does each level of durability.values cost a put and a step of the pipeline?"
+LEVELS = ("none", "processes")
+STEP = Step(prompts=16, group=8, micro_batches=4, ranks=1, rollout=2e-5, reward=1e-5, reference=1e-8, update=1e-8)
+QUICK = Step(prompts=4, group=4, micro_batches=2, ranks=1, tokens=50, rollout=1e-5, reward=1e-5, update=1e-8)
+STAGES = 4  # processes of a step: rollout, reward, reference and one rank
+PAYLOAD = 64 << 20  # bytes of a large put
+
+
+def put_large(nbytes: int) -> float:
+    """Put a batch of 64 rows of this size in all, once; return the seconds. The values are compared."""
+    torch.set_num_threads(1)
+    client, rows = tq.get_client(), 64
+    data = torch.arange(nbytes // 8).reshape(rows, -1)
+    began = time.perf_counter()
+    meta = client.put(TensorDict({"x": data}, [rows]), partition_id="large")
+    took = time.perf_counter() - began
+    if not torch.equal(client.get_data(meta, layout="dense")["x"], data):
+        raise AssertionError("the values of the get differ from those of the put")
+    client.clear_partition("large")
+    return took
+
+
+def clear(partition: str) -> None:
+    """Clear a partition."""
+    tq.get_client().clear_partition(partition)
+
+
+def run(scale: Scale) -> list[Row]:
+    """Measure small puts, large puts and steps in each round."""
+    seconds, rounds, step, nbytes = scale.pick((0.4, 9, STEP, PAYLOAD), (0.1, 1, QUICK, 1 << 20))
+    names = {
+        "small": ("single-row puts", "a second"),
+        "large": (f"a put of {nbytes >> 20} MiB", "ms"),
+        "step": (f"a step of {step.prompts} prompts x {step.group}", "ms"),
+    }
+    found: dict[tuple[str, str], list[float]] = {}
+    with own_folder() as folder, contextlib.ExitStack() as stack:
+        teams = {level: _team(stack, level, Path(folder)) for level in LEVELS}
+        for round_ in range(rounds + 1):
+            for level, team in teams.items():
+                until = time.monotonic() + seconds
+                figures = {
+                    "small": team[0].do(puts, until) / seconds,
+                    "large": team[0].do(put_large, nbytes) * 1e3,
+                    "step": measure_step(step, round_, team)[0] * 1e3,
+                }
+                team[0].do(clear, f"step-{round_}")
+                if round_:
+                    for what, figure in figures.items():
+                        found.setdefault((what, level), []).append(figure)
+    return [
+        compared(f"{names[what][0]}, values {level}", names[what][1], figures, found[what, "none"], "values none")
+        for (what, level), figures in sorted(found.items())
+    ]
+
+
+def _team(stack: contextlib.ExitStack, level: str, folder: Path) -> list[Any]:
+    """Start a system of this level; return the workers that are attached to it."""
+    durability = {"values": level, "folder": str(folder / f"kept-{level}")}
+    settings = Settings.from_config({"durability": durability, "controller": {"sampler": "RankAwareSampler"}})
+    running = launcher.start_local(level, {"settings": settings.to_json(), "conf": {}})
+    stack.callback(running.discard)
+    stack.callback(running.stop)
+    return [stack.enter_context(Worker(str(running.folder))) for _ in range(STAGES)]

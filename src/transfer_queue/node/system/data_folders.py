@@ -1,0 +1,123 @@
+"""The folders in which a system keeps its state and its values: made for it alone, or those of a durable folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from transfer_queue.config.settings import Settings
+from transfer_queue.errors import StartError
+from transfer_queue.journal.segment import RESERVED_BYTES, check_space
+from transfer_queue.node.system.durable_folder import DurableFolder, Identity, Wanted
+from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.unit.disk_tier import check_path, make_folder
+from transfer_queue.storage.arena.arena import choose_folder
+
+logger = logging.getLogger(__name__)
+
+
+class DataFolders:
+    """Makes the folders of one system, once. Every method raises StartError if a folder cannot be used."""
+
+    def __init__(self, system: SystemFolder, settings: Settings, key: bytes, units: int) -> None:
+        self._system = system
+        self._settings = settings
+        self._key = key
+        self._units = units
+        self._identity: Identity | None = None
+        self.durable: DurableFolder | None = None
+        """The folder that keeps the system's values; None if none does."""
+        self.warnings: list[str] = []
+        """Warnings for the user."""
+
+    def open_journal(self) -> Path | None:
+        """Return the folder of the controller's journal; None if there is no journal. Takes the durable folder."""
+        settings = self._settings
+        if settings.durability_mode == "none":
+            return None
+        if settings.durability_folder is None:
+            self._system.journal.mkdir(mode=0o700)
+            folder = self._system.journal
+        else:
+            folder = Path(settings.durability_folder)
+            self._take(DurableFolder(folder))
+        _check_room(folder)
+        return folder
+
+    def _take(self, durable: DurableFolder) -> None:
+        """Lock the folder of the settings, and prepare it if it keeps values."""
+        durable.take()
+        if self._settings.durability_values == "none":
+            durable.refuse_values()
+            return
+        known = durable.identity()
+        self._identity, warning = durable.prepare(self._wanted(known))
+        disk = Path(self._identity.disk) if self._identity.disk else None
+        self._system.link_arenas(Path(self._identity.arenas), disk, self._units + self._disk_units)
+        self.durable = durable
+        self._note(warning)
+
+    @property
+    def _disk_units(self) -> int:
+        # one unit for each replica of a block, because replicas lie in different units
+        return 0 if self._settings.offload_path is None else self._settings.replicas
+
+    def _wanted(self, known: Identity | None) -> Wanted:
+        disk = None if self._settings.offload_path is None else Path(self._settings.offload_path)
+        if disk is not None:
+            self._note(check_path(disk))
+        if self._settings.arena_folder is not None:
+            arenas = Path(self._settings.arena_folder)
+        else:
+            arenas = self._chosen() if known is None else Path(known.arenas).parent
+        return Wanted(self._system.name, self._key, arenas, disk, self._units, self._disk_units)
+
+    def arenas(self) -> Path:
+        """Return the folder of the arenas in memory."""
+        if self._identity is not None:
+            return Path(self._identity.arenas)
+        folder = self._settings.arena_folder
+        if folder is None:
+            return self._system.create_arena_folder(self._chosen())
+        try:
+            return self._system.create_arena_folder(Path(folder))
+        except OSError as error:
+            raise StartError(
+                f"the arena cannot be created in {folder} (backend.SimpleStorage.arena_folder): {error}; choose a "
+                f"folder that exists and that this user can write to"
+            ) from error
+
+    def offloads(self, seconds: float) -> list[Path]:
+        """Return the folder of each unit on disk. Other systems that start are waited for at most this long."""
+        path = self._settings.offload_path
+        if path is None:
+            return []
+        if self._identity is not None:
+            return [Path(self._identity.disk)] * self._disk_units
+        folder, warning = make_folder(self._system, Path(path), seconds)
+        self._note(warning)
+        return [folder] * self._disk_units
+
+    def _chosen(self) -> Path:
+        choice = choose_folder()
+        self._note(choice.warning)
+        return choice.folder
+
+    def _note(self, warning: str | None) -> None:
+        if warning is not None:
+            logger.warning("%s", warning)
+            self.warnings.append(warning)
+
+
+def _check_room(folder: Path) -> None:
+    """Stop the start of the system if the disk is full. A running controller would wait for free space."""
+    try:
+        check_space(folder, RESERVED_BYTES)
+    except OSError as error:
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        raise StartError(
+            f"the journal in {folder} cannot be written: {error}. It needs {RESERVED_BYTES} bytes at the start, but its disk has "
+            f"{free} free bytes: free some space, or choose another folder (durability.folder)"
+        ) from error

@@ -1,0 +1,488 @@
+"""The durable folder of a system (`durability.folder`): what of the system outlives all its processes.
+
+    <durability.folder>/                         this user's
+        lock                                     locked by every process of the system that runs
+        identity.json                            0600, `Identity`: what belongs to the folder, and where it is
+        key                                      0600, the key of the system, with which clients of before connect again
+        running                                  the runtime folder of the system; missing after an orderly stop
+        segment-*, state-*, load-*               the journal (`journal.journal`)
+    <arenas>/transfer_queue-durable-<id>/        0700, in memory; and once more below the path of a disk tier
+        alive                                    locked like `lock`, in case that the durable folder was copied
+        system                                   link to the durable folder that owns these arenas
+        unit-0/, slots-0/                        the arena of a unit, and the locks of its writers
+        clients/                                 locks of the clients that live
+    <runtime dir>/.durable-<id>.json             a copy of the identity, by which `tq list` finds the folder
+
+The identity is written before the arenas are created, so that no arena is without a name and an owner. Nothing of this
+is removed when the system ends, for whatever reason, but only by `discard`. The runtime folder of the system
+(`node.system.paths`) links to the arenas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from transfer_queue.errors import AttachError, StartError
+from transfer_queue.journal.journal import list_numbers
+from transfer_queue.messages.base import UNREADABLE
+from transfer_queue.node.system.locks import hold_liveness, is_alive
+from transfer_queue.node.system.paths import OWNER, allocated_bytes, no_link, read_private, runtime_dir
+from transfer_queue.storage.arena.arena import check_files
+
+FORMAT = 1
+PREFIX = "transfer_queue-durable-"
+SHARED_MEMORY = Path("/dev/shm")
+_KEY = "durability.folder"
+_RECORD = ".durable-{}.json"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """The content of identity.json."""
+
+    format: int
+    id: str
+    """16 hex digits that no other durable folder has."""
+    name: str
+    """The name of the system that used the folder last."""
+    user: int
+    """The user to whom the values belong."""
+    folder: str
+    """The path of the durable folder."""
+    record: str
+    """The path of the copy of this in the runtime folder."""
+    arenas: str
+    """The folder of the arenas in memory."""
+    disk: str
+    """The folder of the arenas on disk; "" if there is no disk tier."""
+    units: int
+    """The number of units in memory."""
+    disk_units: int
+    """The number of units on disk."""
+    created_at: float
+    """Seconds since 1970."""
+
+    @property
+    def places(self) -> list[Path]:
+        """The folders of all arenas."""
+        return [Path(path) for path in (self.arenas, self.disk) if path]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a system that starts with a durable folder wants of it."""
+
+    name: str
+    """The name of the system."""
+    key: bytes
+    """The key of the system, which is that of the folder if the folder has one."""
+    arenas: Path
+    """The folder in which the arenas in memory are created."""
+    disk: Path | None
+    """The same for arenas on disk; None if there is no disk tier."""
+    units: int
+    """The number of units in memory."""
+    disk_units: int
+    """The number of units on disk."""
+
+
+class DurableFolder:
+    """The durable folder at a path. It may not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = folder / "lock"
+        self._identity = folder / "identity.json"
+        self._key = folder / "key"
+        self._running = folder / "running"
+
+    # ------------------------------------------------------------ reading
+
+    def identity(self) -> Identity | None:
+        """Return what belongs to the folder; None if it has kept no values yet.
+
+        Raises StartError if the file cannot be read, or if another release wrote it.
+        """
+        if not self._identity.exists():
+            return None
+        try:
+            content = read_private(self._identity)
+            written = msgspec.json.decode(content, type=_Format).format
+            if written != FORMAT:
+                raise StartError(
+                    f"the durable folder {self.folder} ({_KEY}) was written by another release, in format {written}, "
+                    f"but this release reads format {FORMAT}: use that release, or choose another folder"
+                )
+            return msgspec.json.decode(content, type=Identity)
+        except (AttachError, *UNREADABLE) as error:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) has an identity.json that cannot be read: {error}. Bring "
+                f"the file back, or choose another folder"
+            ) from error
+
+    def key(self) -> bytes | None:
+        """Return the key of the system that used the folder; None if there is none.
+
+        Raises StartError if other users can read it.
+        """
+        if not self._key.exists():
+            return None
+        try:
+            return read_private(self._key)
+        except AttachError as error:
+            raise StartError(f"the key of the durable folder {self.folder} cannot be used: {error}") from error
+
+    def system(self) -> Path | None:
+        """Return the runtime folder of the system that uses the folder and was not stopped; None if there is none."""
+        try:
+            return Path(os.fsdecode(self._running.read_bytes()))
+        except OSError:
+            return None
+
+    def is_in_use(self) -> bool:
+        """Whether a process of a system that uses the folder lives."""
+        identity = self.identity()
+        locks = [self.lock, *(place / "alive" for place in (identity.places if identity is not None else []))]
+        return any(is_alive(lock) for lock in locks)
+
+    def will_return(self, key: bytes) -> bool:
+        """Whether the system with this key was not stopped: if all its processes died, a start continues it."""
+        try:
+            return self.system() is not None and self.key() == key
+        except StartError:
+            return False
+
+    def has_journal(self) -> bool:
+        """Whether the folder contains the state of a system."""
+        return self.folder.is_dir() and any(list_numbers(self.folder))
+
+    # ------------------------------------------------------------ starting
+
+    def take(self) -> None:
+        """Create the folder if it is missing, and lock it for this process and its children.
+
+        Raises StartError if a running system uses it, or if it belongs to another user.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
+            self._hold(self.lock)
+        except OSError as error:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) cannot be used: {error}; make it a folder that this user "
+                f"can write to, or choose another one"
+            ) from error
+
+    def _hold(self, lock: Path) -> None:
+        try:
+            hold_liveness(lock)
+        except StartError as error:
+            raise StartError(self._in_use()) from error
+
+    def _in_use(self) -> str:
+        system = self.system()
+        which = "a running system" if system is None else f"the running system {system.name!r} ({system})"
+        how = "" if system is None else f" (`tq stop --name {system.name}`), attach to it by this name,"
+        return f"the durable folder {self.folder} ({_KEY}) is used by {which}; stop it{how} or choose another folder"
+
+    def _check_owner(self) -> None:
+        found = self.folder.stat()
+        if found.st_uid != os.geteuid():
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) belongs to user {user_name(found.st_uid)}, but this "
+                f"process runs as {user_name(os.geteuid())}: run it as that user, or choose another folder. If the "
+                f"values are to belong to this user, change the owner of the folder and of its arenas as root "
+                f"(chown -R), then run `tq adopt {self.folder}`"
+            )
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) has the mode {stat.S_IMODE(found.st_mode):o}, so that "
+                f"other users could change it; make it private (chmod 700)"
+            )
+
+    def refuse_values(self) -> None:
+        """Raise StartError if the folder keeps values, for a system that would not keep them."""
+        identity = self.identity()
+        if identity is not None:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) keeps the values of the system {identity.name!r} in "
+                f"{identity.arenas}, but durability.values is none: set durability.values to processes, or remove the "
+                f"values with `tq stop --discard --folder {self.folder}`"
+            )
+
+    def prepare(self, wanted: Wanted) -> tuple[Identity, str | None]:
+        """Create or take over what belongs to the folder, which this process has locked.
+
+        Returns the identity, with a warning for the user, or None. Raises StartError if the folder does not fit.
+        """
+        known = self.identity()
+        if known is not None:
+            self._check_fits(known, wanted)
+        key = self.key()
+        if key is None:
+            _write(self._key, wanted.key)
+        elif key != wanted.key:
+            raise StartError(
+                f"another process has started a system with the durable folder {self.folder} ({_KEY}) in the "
+                f"meantime; start again"
+            )
+        identity = self._made(known, wanted)
+        warning = self._missing(identity) if known is not None and self.has_journal() else None
+        _write(self._identity, msgspec.json.encode(identity))
+        _write(Path(identity.record), msgspec.json.encode(identity))
+        for place in identity.places:
+            self._open_arenas(place)
+        (Path(identity.arenas) / "clients").mkdir(mode=0o700, exist_ok=True)
+        return identity, warning
+
+    def _made(self, known: Identity | None, wanted: Wanted) -> Identity:
+        """Return the identity of the folder from now on."""
+        folder = os.path.realpath(self.folder)
+        if known is not None:
+            return msgspec.structs.replace(known, name=wanted.name, folder=folder, record=str(_record(known.id)))
+        number = secrets.token_hex(8)
+        disk = "" if wanted.disk is None else str(wanted.disk / f"{PREFIX}{number}")
+        return Identity(
+            FORMAT, number, wanted.name, os.geteuid(), folder, str(_record(number)),
+            str(wanted.arenas / f"{PREFIX}{number}"), disk, wanted.units, wanted.disk_units, time.time(),
+        )  # fmt: skip
+
+    def _check_fits(self, known: Identity, wanted: Wanted) -> None:
+        """Raise StartError if the folder is of another user, was moved, or has other units than wanted."""
+        if known.user != os.geteuid():
+            raise StartError(
+                f"the values of the durable folder {self.folder} ({_KEY}) belong to user {user_name(known.user)}, but "
+                f"this process runs as {user_name(os.geteuid())}: run `tq adopt {self.folder}` to make them this "
+                f"user's, or choose another folder"
+            )
+        for key, has, asks in (
+            ("backend.SimpleStorage.num_data_storage_units", known.units, wanted.units),
+            ("units on disk (backend.SimpleStorage.offload, replicas)", known.disk_units, wanted.disk_units),
+            ("backend.SimpleStorage.arena_folder", _parent(known.arenas), str(wanted.arenas)),
+            ("backend.SimpleStorage.offload.path", _parent(known.disk), str(wanted.disk or "")),
+        ):
+            if has != asks:
+                raise StartError(
+                    f"the durable folder {self.folder} ({_KEY}) was made with {key} = {has or 'none'}, but the "
+                    f"settings say {asks or 'none'}: start with the former value, or remove its values with `tq stop "
+                    f"--discard --folder {self.folder}`"
+                )
+        for place in known.places:
+            owner = _owner_of(place)
+            if owner not in (None, os.path.realpath(self.folder)):
+                raise StartError(
+                    f"the arenas of the durable folder {self.folder} ({_KEY}), in {place}, belong to the folder "
+                    f"{owner}: if the folder was moved, run `tq adopt {self.folder}`; if it was copied, use the "
+                    f"original"
+                )
+            for unit in sorted(place.glob("unit-*")) if place.is_dir() else ():
+                check_files(unit)
+
+    def _missing(self, identity: Identity) -> str | None:
+        """Return a warning if arenas of the folder are gone, else None."""
+        gone = [str(place) for place in identity.places if not place.is_dir()]
+        if not gone:
+            return None
+        return (
+            f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are lost, because that "
+            f"folder does not exist any more; the machine was probably restarted. The state continues, and tq status "
+            f"shows the lost values, which can be put again"
+        )
+
+    def _open_arenas(self, place: Path) -> None:
+        """Create a folder of arenas if it is missing, and lock it."""
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        found = place.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise StartError(
+                f"{place}, where the durable folder {self.folder} keeps its values, is not a private folder of this "
+                f"user (owner {user_name(found.st_uid)}, mode {stat.filemode(found.st_mode)}): change its owner and "
+                f"mode back, or remove it"
+            )
+        self._hold(place / "alive")
+        if _owner_of(place) is None:
+            (place / OWNER).symlink_to(os.path.realpath(self.folder))
+
+    def begin(self, system: Path) -> None:
+        """Note that a system, whose runtime folder is this one, runs with the folder."""
+        _write(self._running, os.fsencode(system))
+
+    def mark_stopped(self) -> None:
+        """Note that the system was stopped: its clients do not wait for it any longer."""
+        self._running.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ adopting and removing
+
+    def adopt(self, name: str | None = None) -> Identity:
+        """Make the values of a folder that was moved, or whose owner was changed, this folder's and this user's.
+
+        Raises StartError if the folder keeps no values, is in use, or if this user cannot access all of it.
+        """
+        known = self.identity()
+        if known is None:
+            raise StartError(
+                f"{self.folder} keeps no values: it has no identity.json. Name the folder that was the setting "
+                f"{_KEY} of a system with durability.values"
+            )
+        self._check_owner()
+        for place in (place for place in known.places if place.is_dir()):
+            if place.stat().st_uid != os.geteuid():
+                raise StartError(
+                    f"{place}, where the durable folder {self.folder} keeps its values, belongs to user "
+                    f"{user_name(place.stat().st_uid)}: change its owner as root (chown -R {os.geteuid()} {place}), "
+                    f"then run `tq adopt` again"
+                )
+        if self.is_in_use():
+            owner = _owner_of(Path(known.arenas)) or str(self.folder)
+            raise StartError(
+                f"the values of the durable folder {self.folder} are used by a running system, whose durable folder "
+                f"is {owner}; stop that system first"
+            )
+        identity = msgspec.structs.replace(
+            known, name=name or known.name, user=os.geteuid(), folder=os.path.realpath(self.folder),
+            record=str(_record(known.id)),
+        )  # fmt: skip
+        _write(self._identity, msgspec.json.encode(identity))
+        _write(Path(identity.record), msgspec.json.encode(identity))
+        for place in (place for place in identity.places if place.is_dir()):
+            (place / OWNER).unlink(missing_ok=True)
+            (place / OWNER).symlink_to(identity.folder)
+        return identity
+
+    def discard(self) -> int:
+        """Remove everything that the folder keeps, and the folder if it is empty then. Returns the number of bytes.
+
+        Raises StartError if it is in use.
+        """
+        if self.is_in_use():
+            raise StartError(f"the durable folder {self.folder} is in use; stop its system first")
+        identity = self.identity()
+        nbytes = journal_bytes(self.folder) + (0 if identity is None else arena_bytes(identity))
+        if identity is not None:
+            remove_arenas(identity)
+        for path in list(self.folder.iterdir()) if self.folder.is_dir() else ():
+            if path.name in _OWN_FILES or path.name.startswith(_JOURNAL_FILES):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it has other files, or does not exist
+            self.folder.rmdir()
+        return nbytes
+
+
+_OWN_FILES = ("lock", "identity.json", "identity.json.new", "key", "key.new", "running", "running.new")
+_JOURNAL_FILES = ("segment-", "state-", ".state-", "load-", "space-")
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def remove_arenas(identity: Identity) -> None:
+    """Remove the arenas of a durable folder, which may not exist any more, and the record of it."""
+    for place in identity.places:
+        with contextlib.suppress(OSError):
+            if place.lstat().st_uid == os.geteuid() and place.name == f"{PREFIX}{identity.id}":
+                shutil.rmtree(place, ignore_errors=True)
+    for record in (_record(identity.id), Path(identity.record)):
+        with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
+
+
+def known_folders() -> list[Identity]:
+    """Return all durable folders of this user that are known here, also those that do not exist any more, by name.
+
+    They are known by their records in the runtime folder, and by arenas in shared memory that no such record names.
+    """
+    found: dict[str, Identity] = {}
+    for path in sorted(runtime_dir().glob(_RECORD.format("*"))):
+        with contextlib.suppress(AttachError, *UNREADABLE):
+            identity = msgspec.json.decode(read_private(path), type=Identity)
+            found[identity.id] = identity
+    for identity in _in_shared_memory():
+        found.setdefault(identity.id, identity)
+    return sorted(found.values(), key=lambda identity: (identity.name, identity.created_at))
+
+
+def _in_shared_memory() -> Iterator[Identity]:
+    """Yield the durable folders that arenas of this user in shared memory belong to."""
+    for place in SHARED_MEMORY.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if place.lstat().st_uid != os.geteuid():
+                continue
+            identity = _identity_of_arenas(place, _owner_of(place) or "")
+            if not Path(identity.record).is_file():  # otherwise it is listed with the runtime folder of the record
+                yield identity
+
+
+def _identity_of_arenas(place: Path, owner: str) -> Identity:
+    """Return the identity of the durable folder that owns these arenas; what the arenas tell if it is gone."""
+    number = place.name[len(PREFIX) :]
+    with contextlib.suppress(StartError):
+        known = DurableFolder(Path(owner)).identity() if owner else None
+        if known is not None and known.id == number:
+            return known
+    made = place.lstat().st_ctime
+    return Identity(FORMAT, number, "", os.geteuid(), owner, str(_record(number)), str(place), "", 0, 0, made)
+
+
+def user_name(user: int) -> str:
+    """Return the name and number of a user."""
+    try:
+        return f"{pwd.getpwuid(user).pw_name} ({user})"
+    except KeyError:
+        return str(user)
+
+
+def used_at(identity: Identity) -> float:
+    """Return when the folder was used last, in Unix seconds; when it was made if its files are gone."""
+    times = [identity.created_at]
+    with contextlib.suppress(OSError):  # it does not exist, or a file was removed in the meantime
+        times += [path.lstat().st_mtime for path in Path(identity.folder).iterdir()]
+    return max(times)
+
+
+def arena_bytes(identity: Identity) -> int:
+    """Return the bytes that the arenas of a durable folder hold."""
+    return sum(allocated_bytes(place) for place in identity.places)
+
+
+def journal_bytes(folder: Path) -> int:
+    """Return the bytes of the journal in a durable folder."""
+    nbytes = 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # removed in the meantime
+            nbytes += path.lstat().st_size if path.name.startswith(_JOURNAL_FILES) else 0
+    return nbytes
+
+
+def _record(number: str) -> Path:
+    return runtime_dir() / _RECORD.format(number)
+
+
+def _owner_of(place: Path) -> str | None:
+    """Return the durable folder that owns a folder of arenas; None if it has no owner yet."""
+    try:
+        return os.readlink(place / OWNER)
+    except OSError:
+        return None
+
+
+def _parent(place: str) -> str:
+    return str(Path(place).parent) if place else ""
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a private file atomically."""
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    with open(draft, "xb", opener=no_link) as file:
+        file.write(content)
+    draft.replace(path)
