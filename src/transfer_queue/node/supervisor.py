@@ -34,6 +34,7 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.journal.segment import ROOM, check_space
 from transfer_queue.messages.descriptors import DISK, MEMORY
@@ -145,15 +146,20 @@ class Supervisor:
         if not self._controller:
             self._bring_up_controller()
         count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
-        if count or seat.controller:
-            self._bring_store()
-        places = [(self._make_arena_folder(), MEMORY)] * count if count else []
+        if not settings.has_arenas:
+            count = 0
+        for backend in settings.stores:
+            self._bring_store(backend)
+        stores = [] if seat.controller else settings.stores  # a unit on the first node knows the contents of each
+        arenas = self._make_arena_folder() if count or stores else Path()
+        places = [(arenas, MEMORY, SIMPLE)] * count
         if settings.offload_path is not None and count:
             # one unit per replica of a block, because replicas lie in different units
-            places += [(self._make_offload_folder(Path(settings.offload_path)), DISK)] * settings.replicas
-        for number, (arenas, tier) in enumerate(places):
+            places += [(self._make_offload_folder(Path(settings.offload_path)), DISK, SIMPLE)] * settings.replicas
+        places += [(arenas, MEMORY, backend) for backend in stores]
+        for number, (folder, tier, backend) in enumerate(places):
             listeners, remote = self._listen_twice(str(system.unit(number)))
-            place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
+            place = UnitPlace(self._controller, folder, listeners, seat.node, remote, tier, count, backend)
             build = partial(build_unit, system, number, start.config, start.key, place)
             self._start_child(self._child(f"unit-{number}", build))
         if settings.live_enabled and not seat.controller:
@@ -190,16 +196,16 @@ class Supervisor:
             ) from error
         return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
 
-    def _bring_store(self) -> None:
+    def _bring_store(self, backend: str) -> None:
         """Start the server of an external store, or write down where the store is."""
         settings = self._settings
-        if has_server(settings.storage_backend):
+        if has_server(backend):
             # less than the deadline, so that the child itself can report why the store's programs do not start
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
-            build = partial(build_store_server, self._system, settings, seconds, self._start.seat)
-            self._start_child(self._child("store", build))
-        elif settings.storage_backend != "SimpleStorage":
-            write_status(self._system, StoreAddress(settings.storage_backend, settings.store_options))
+            build = partial(build_store_server, self._system, settings, backend, seconds, self._start.seat)
+            self._start_child(self._child("store" if len(settings.stores) == 1 else f"store-{backend}", build))
+        else:
+            write_status(self._system, StoreAddress(backend, settings.store_options[backend]))
 
     def _bring_page(self) -> None:
         """Start the process that shows the system in a browser.
