@@ -73,6 +73,7 @@ class TestSettings:
             "ray_restart_seconds": 60.0,
             "ray_actor_options": {},
             "ray_node_resource": None,
+            "field_backends": {},
             "store_options": {},
             "strict": False,
             "sampler_isolation": "process",
@@ -232,7 +233,7 @@ class TestSettings:
             Settings.from_config(conf)
         del conf["backend"][backend]
         settings = Settings.from_config(conf)
-        assert set(settings.store_options) == set(merge(None).backend[backend])
+        assert set(settings.store_options[backend]) == set(merge(None).backend[backend])
         assert settings.num_data_storage_units == 1
         assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
         conf["backend"]["storage_backend"] = "SimpleStorage"
@@ -242,7 +243,10 @@ class TestSettings:
     def test_the_options_of_a_store_with_an_import_path(self):
         conf = {"backend": {"storage_backend": "mine.store:Store", "options": {"where": "/x"}}}
         settings = Settings.from_config(conf)
-        assert (settings.storage_backend, settings.store_options) == ("mine.store:Store", {"where": "/x"})
+        assert (settings.storage_backend, settings.store_options) == (
+            "mine.store:Store",
+            {"mine.store:Store": {"where": "/x"}},
+        )
         for wrong in ({"options": 5}, {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 2}}):
             with pytest.raises(InvalidArgumentError):
                 Settings.from_config({"backend": {**conf["backend"], **wrong}})
@@ -253,12 +257,51 @@ class TestSettings:
         with pytest.raises(InvalidArgumentError, match=r"backend\.RayStore\.capacity is None; allowed: bytes if"):
             Settings.from_config({"backend": conf})
         conf["RayStore"]["capacity"] = 1 << 30
-        options = Settings.from_config({"backend": conf}).store_options
+        options = Settings.from_config({"backend": conf}).store_options["RayStore"]
         assert options == {"capacity": 1 << 30, "direct_transport": "nixl"}
 
     def test_a_store_that_needs_ray(self):
         settings = Settings.from_config({"backend": {"storage_backend": "RayStore"}})
         settings.check_runtime(under_ray=True)
+        with pytest.raises(StartError, match="needs runtime: ray"):
+            settings.check_runtime(under_ray=False)
+
+    def test_a_backend_for_some_fields(self):
+        """The options of each backend are checked, and the patterns keep their order."""
+        fields = {"pixel_*": "MooncakeStore", "*": "mine:Store", "a.b": "SimpleStorage"}
+        conf = {"fields": fields, "MooncakeStore": {"global_segment_size": 5}, "options": {"where": "/x"}}
+        settings = Settings.from_config({"backend": {**conf, "SimpleStorage": {"num_data_storage_units": 3}}})
+        assert list(settings.field_backends.items()) == list(fields.items())
+        assert settings.backends == ["SimpleStorage", "MooncakeStore", "mine:Store"]
+        assert settings.stores == ["MooncakeStore", "mine:Store"]
+        assert settings.has_arenas
+        assert settings.num_data_storage_units == 3
+        assert settings.store_options["MooncakeStore"]["global_segment_size"] == 5
+        assert settings.store_options["mine:Store"] == {"where": "/x"}
+        again = Settings.from_json(json.loads(json.dumps(settings.to_json())))
+        assert again == settings
+        assert list(again.field_backends) == list(fields)
+        with pytest.raises(InvalidArgumentError, match=r"backend\.MooncakeStore\.global_segment_size is -1"):
+            Settings.from_config({"backend": {**conf, "MooncakeStore": {"global_segment_size": -1}}})
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"fields": 5},
+            {"fields": {"x": "Mooncake"}},
+            {"fields": {"x": None}},
+            {"fields": {"": "Yuanrong"}},
+            {"fields": {"x": "one:Store", "y": "another:Store"}},
+            {"fields": {"x": "Yuanrong"}, "Yuanrong": {"worker_port": 70000}},
+            {"fields": {"x": "RayStore"}, "RayStore": {"direct_transport": "nixl"}},
+        ],
+    )
+    def test_wrong_backends_of_fields(self, wrong):
+        with pytest.raises(InvalidArgumentError, match=r"backend\.(fields|Yuanrong|RayStore)"):
+            Settings.from_config({"backend": wrong})
+
+    def test_a_field_in_a_store_that_needs_ray(self):
+        settings = Settings.from_config({"backend": {"fields": {"x": "RayStore"}}})
         with pytest.raises(StartError, match="needs runtime: ray"):
             settings.check_runtime(under_ray=False)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transfer_queue.client.data.block_groups import BlockGroup
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
@@ -47,6 +49,8 @@ def failure_of(error: TransferQueueError) -> Failure:
 class TornOperations(Operations):
     """Operations whose writes may stop in the middle.
 
+    A put of several fields may be written as several blocks.
+
     interrupt: Called at each write; returns the seconds to stop for, or None. go_on: Called after the stop.
     """
 
@@ -56,6 +60,16 @@ class TornOperations(Operations):
         super().__init__(state)
         self._interrupt = interrupt
         self._go_on = go_on
+        self._draw = Random(state.client_id)
+
+    def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
+        groups = super()._groups(encoded)
+        fields = len(encoded.schema)
+        if len(groups) > 1 or fields < 2 or self._draw.random() < 0.5:
+            return groups
+        cut = self._draw.randrange(1, fields)
+        blocks = [encoded.with_columns(range(cut)), encoded.with_columns(range(cut, fields))]
+        return [BlockGroup(groups[0].backend, blocks)]
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         seconds = self._interrupt()

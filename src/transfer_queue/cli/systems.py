@@ -168,7 +168,7 @@ def _ask(known: ListedSystem) -> ListedSystem:
         return known
     return msgspec.structs.replace(
         known, state="running", words=status.trouble, runtime=_runtime(settings.runtime, running.node),
-        backend=settings.storage_backend, units=len(topology.units), partitions=len(status.partitions),
+        backend=" ".join(settings.backends), units=len(topology.units), partitions=len(status.partitions),
         rows=sum(partition.rows for partition in status.partitions),
     )  # fmt: skip
 

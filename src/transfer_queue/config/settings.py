@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer_queue.config.declaration import Setting, declared_settings, setting
 from transfer_queue.config.loading import merge, select
-from transfer_queue.config.store_options import OPTIONS, SMALLEST_STORAGE, STORE_OPTIONS, validated_store_options
+from transfer_queue.config.store_options import (
+    OPTIONS,
+    SIMPLE,
+    SMALLEST_STORAGE,
+    STORE_OPTIONS,
+    validated_store_options,
+)
 from transfer_queue.config.validators import (
     AbsolutePath,
     Boolean,
     Choice,
+    FieldBackends,
     Fraction,
     OrNull,
     PlainMapping,
@@ -32,6 +39,8 @@ from transfer_queue.errors import StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+_BACKEND = Choice(SIMPLE, *STORE_OPTIONS, or_import_path=True)
 
 SECTIONS = {
     "ray": "Settings that apply under Ray.",
@@ -191,15 +200,25 @@ class Settings:
     storage_backend: str = setting(
         "backend.storage_backend",
         "SimpleStorage",
-        Choice("SimpleStorage", *STORE_OPTIONS, or_import_path=True),
+        _BACKEND,
         "Where values are stored. RayStore needs `runtime: ray`. A store of your own has an import path "
         '"package.module:Class" (docs/backends.md).',
     )
-    store_options: dict[str, Any] = setting(
+    field_backends: dict[str, str] = setting(
+        "backend.fields",
+        {},
+        FieldBackends(_BACKEND),
+        "The fields whose values are stored in another backend, for example {pixel_values: MooncakeStore, "
+        '"logprobs*": SimpleStorage}. A key is the name of a field or a pattern with `*`, `?` and `[...]`; the first '
+        "one that fits decides. A pattern that fits a nested TensorDict fits the fields in it. Fields that none fits "
+        "are stored in `storage_backend`.",
+    )
+    store_options: dict[str, dict[str, Any]] = setting(
         OPTIONS,
         {},
         PlainMapping(),
-        "The arguments with which the class of a store of your own is called, by name.",
+        "The arguments with which the class of a store of your own is called, by name. A system has at most one store "
+        "of your own.",
     )
     total_storage_size: int | None = setting(
         "backend.SimpleStorage.total_storage_size",
@@ -395,7 +414,11 @@ class Settings:
             if each.key != OPTIONS  # checked with the sections of the other stores, of which only one is in use
         }
         offload_enabled = values.pop("offload_enabled")
-        values["store_options"] = validated_store_options(merged, values["storage_backend"])
+        backends = dict.fromkeys((values["storage_backend"], *values["field_backends"].values()))
+        values["store_options"] = {name: validated_store_options(merged, name) for name in backends if name != SIMPLE}
+        own = [name for name in backends if ":" in name]
+        if len(own) > 1:
+            raise not_allowed(KEYS["field_backends"], own, f"one store of your own, because {OPTIONS} are its options")
         _check_sampler_arguments(select(merged, KEYS["sampler"]), values["sampler_args"])
         if values["offload_low"] >= values["offload_high"]:
             allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
@@ -407,7 +430,7 @@ class Settings:
         if values["live_enabled"] and values["live_tokenizer"] is not None and not values["live_values"]:
             allowed = f"null, unless {KEYS['live_values']} is true: text is a value"
             raise not_allowed(KEYS["live_tokenizer"], values["live_tokenizer"], allowed)
-        if values["storage_backend"] != "SimpleStorage":
+        if SIMPLE not in backends:
             values["num_data_storage_units"] = 1  # it knows the contents of the store, wherever the bytes are
             offload_enabled = False
         elif offload_enabled and values["offload_path"] is None:
@@ -429,16 +452,31 @@ class Settings:
         """Return the settings of `to_json`. Entries that only a newer release has are ignored."""
         return cls(**{each.name: values[each.name] for each in fields(cls)})
 
+    @property
+    def backends(self) -> list[str]:
+        """The backends of the system, the one of most fields first."""
+        return list(dict.fromkeys((self.storage_backend, *self.field_backends.values())))
+
+    @property
+    def stores(self) -> list[str]:
+        """Those of the backends that are external stores."""
+        return [name for name in self.backends if name != SIMPLE]
+
+    @property
+    def has_arenas(self) -> bool:
+        """Whether SimpleStorage is one of the backends."""
+        return SIMPLE in self.backends
+
     def refuse_one_node(self) -> None:
         """Raise InvalidArgumentError if these settings need more than one node."""
         self._check_replicas(self.num_data_storage_units or 1)
 
     def check_runtime(self, under_ray: bool) -> None:
         """Raise StartError if the backend or the durability of values needs another runtime."""
-        if self.storage_backend == "RayStore" and not under_ray:
+        if "RayStore" in self.backends and not under_ray:
             raise StartError(
-                f"{KEYS['storage_backend']} RayStore keeps values in Ray's object store and needs runtime: ray; call "
-                f"ray.init() before tq.init(), or choose SimpleStorage"
+                "the backend RayStore keeps values in Ray's object store and needs runtime: ray; call ray.init() "
+                "before tq.init(), or choose SimpleStorage"
             )
         if self.durability_values != "none" and under_ray:
             raise StartError(
@@ -449,7 +487,7 @@ class Settings:
 
     def _check_replicas(self, units: int | None) -> None:
         """Raise InvalidArgumentError if there are fewer units than replicas. None: the number is not known yet."""
-        if self.storage_backend != "SimpleStorage" and self.replicas > 1:
+        if not self.has_arenas and self.replicas > 1:
             raise not_allowed(
                 KEYS["replicas"], self.replicas, f"1 with {KEYS['storage_backend']} {self.storage_backend}"
             )

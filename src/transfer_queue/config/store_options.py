@@ -12,6 +12,8 @@ from transfer_queue.config.validators import Boolean, Choice, OrNull, PlainMappi
 SMALLEST_STORAGE = 64 * 1024
 """Bytes of the smallest storage that can be configured: one granule of an arena."""
 OPTIONS = "backend.options"
+SIMPLE = "SimpleStorage"
+"""The backend that is built in."""
 _DIRECT_TRANSPORT = "backend.RayStore.direct_transport"
 _CAPACITY = "backend.RayStore.capacity"
 
@@ -156,16 +158,14 @@ def validated_store_options(merged: Any, backend: str) -> dict[str, Any]:
 
     Args:
         merged: The merged conf.
-        backend: The value of `backend.storage_backend`.
+        backend: The name or the import path of the store.
 
     Returns:
-        The section of a built-in store, `backend.options` for a store with an import path, {} for SimpleStorage.
+        The section of a built-in store, `backend.options` for a store with an import path.
 
     Raises:
         InvalidArgumentError: An option is not allowed.
     """
-    if backend == "SimpleStorage":
-        return {}
     if backend not in STORE_OPTIONS:
         return PlainMapping().convert(OPTIONS, select(merged, OPTIONS))
     settings = declared_settings(STORE_OPTIONS[backend])

@@ -258,6 +258,24 @@ class PlainMapping(Validator[dict[str, Any]]):
         return options
 
 
+class FieldBackends(Validator[dict[str, str]]):
+    """A mapping from patterns of field names to backends, in the order of the caller.
+
+    Args:
+        backend: The validator of a backend.
+    """
+
+    def __init__(self, backend: Validator[str]) -> None:
+        super().__init__("mapping", f"a mapping from patterns of field names to {backend.allowed}")
+        self._backend = backend
+
+    def _accept(self, key: str, value: object) -> dict[str, str]:
+        found = _resolved(value)
+        if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
+            raise NotAllowedError
+        return {pattern: self._backend.convert(f"{key}.{pattern}", name) for pattern, name in found.items()}
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only processes of this machine can reach an address."""
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None

@@ -34,6 +34,7 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.net.server.sockets import bind_socket
@@ -140,20 +141,25 @@ class Supervisor:
         start, system, seat, settings = self._start, self._system, self._start.seat, self._settings
         self._controller, self._remote = seat.controller, ""
         count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
+        if not settings.has_arenas:
+            count = 0
         self._folders = DataFolders(system, settings, start.key, count)
         try:
             if not self._controller:
                 self._bring_up_controller()
-            if count or seat.controller:
-                self._bring_store()
-            places = [(self._folders.arenas(), MEMORY)] * count if count else []
+            for backend in settings.stores:
+                self._bring_store(backend)
+            stores = [] if seat.controller else settings.stores  # a unit on the first node knows the contents of each
+            arenas = self._folders.arenas() if count or stores else Path()
+            places = [(arenas, MEMORY, SIMPLE)] * count
             seconds = max(0.0, self._deadline - time.monotonic())
-            places += [(folder, DISK) for folder in self._folders.offloads(seconds)] if count else []
+            places += [(folder, DISK, SIMPLE) for folder in self._folders.offloads(seconds)] if count else []
         except StartError as error:
             raise _ShutdownReason(f"{error} (StartError)") from error
-        for number, (arenas, tier) in enumerate(places):
+        places += [(arenas, MEMORY, backend) for backend in stores]
+        for number, (folder, tier, backend) in enumerate(places):
             listeners, remote = self._listen_twice(str(system.unit(number)))
-            place = UnitPlace(self._controller, arenas, listeners, seat.node, remote, tier, count)
+            place = UnitPlace(self._controller, folder, listeners, seat.node, remote, tier, count, backend)
             build = partial(build_unit, system, number, start.config, start.key, place)
             self._start_child(self._child(f"unit-{number}", build))
         if settings.live_enabled and not seat.controller:
@@ -192,16 +198,16 @@ class Supervisor:
             ) from error
         return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
 
-    def _bring_store(self) -> None:
+    def _bring_store(self, backend: str) -> None:
         """Start the server of an external store, or write down where the store is."""
         settings = self._settings
-        if has_server(settings.storage_backend):
+        if has_server(backend):
             # less than the deadline, so that the child itself can report why the store's programs do not start
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
-            build = partial(build_store_server, self._system, settings, seconds, self._start.seat)
-            self._start_child(self._child("store", build))
-        elif settings.storage_backend != "SimpleStorage":
-            write_status(self._system, StoreAddress(settings.storage_backend, settings.store_options))
+            build = partial(build_store_server, self._system, settings, backend, seconds, self._start.seat)
+            self._start_child(self._child("store" if len(settings.stores) == 1 else f"store-{backend}", build))
+        else:
+            write_status(self._system, StoreAddress(backend, settings.store_options[backend]))
 
     def _bring_page(self) -> None:
         """Start the process that shows the system in a browser.

@@ -158,15 +158,15 @@ class ControllerActor:
         if system is not None:
             system.stop()
         settings = self._order.config["settings"]
-        if settings["storage_backend"] == "RayStore":
+        if "RayStore" in settings["store_options"]:
             import ray
 
-            end_store_actor(ray, settings["store_options"])
+            end_store_actor(ray, settings["store_options"]["RayStore"])
 
     def _order_for(self, node: str, address: str, units: int) -> NodeSpec:
         system, order = self._running_now(), self._order
-        store = system.store
-        seat = NodeRole(node, address, units, system.description.remote, "" if store is None else store.join)
+        joins = {backend: address.join for backend, address in system.stores.items()}
+        seat = NodeRole(node, address, units, system.description.remote, joins)
         name = folder_name(order.name, node)
         return NodeSpec(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
@@ -282,7 +282,7 @@ class _Spread:
     def __init__(self, settings: Settings, home: str) -> None:
         self._required = settings.ray_node_resource
         self._each = settings.num_data_storage_units is None
-        if settings.storage_backend != "SimpleStorage":  # one unit records the store's contents, wherever the bytes are
+        if not settings.has_arenas:  # one unit records a store's contents, wherever the bytes are
             self._each, self._planned, self.at_home = False, {}, settings.num_data_storage_units or 1
             return
         nodes = {node["NodeID"]: node["Resources"] for node in all_nodes()}

@@ -244,10 +244,10 @@ def _start_store_actor(ray: Any, settings: Settings, plain: dict[str, Any]) -> t
 
     It does not belong to the controller's actor, so that it continues if that one is killed. It ends with the handle.
     """
-    if settings.storage_backend != "RayStore":
+    if "RayStore" not in settings.stores:
         return plain, None
     name = f"TransferQueueKeeper-{uuid.uuid4().hex[:12]}"
-    given = settings.store_options
+    given = settings.store_options["RayStore"]
     try:
         handle, options = start_store_actor(
             ray, name, settings.ray_namespace, settings.ray_detached, settings.start_timeout, given["capacity"] or 0,
@@ -257,12 +257,13 @@ def _start_store_actor(ray: Any, settings: Settings, plain: dict[str, Any]) -> t
         raise StartError(
             f"the actor {name}, which stores the blocks of RayStore, did not come up: {error}; see the logs of Ray"
         ) from error
-    return {**plain, "settings": {**plain["settings"], "store_options": options}}, handle
+    every = {**plain["settings"]["store_options"], "RayStore": options}
+    return {**plain, "settings": {**plain["settings"], "store_options": every}}, handle
 
 
 def _end_store_actor(ray: Any, settings: Settings, plain: dict[str, Any]) -> None:
-    if settings.storage_backend == "RayStore":
-        end_store_actor(ray, plain["settings"]["store_options"])
+    if "RayStore" in settings.stores:
+        end_store_actor(ray, plain["settings"]["store_options"]["RayStore"])
 
 
 def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ are simulated.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -35,9 +35,11 @@ from transfer_queue.net.session import Target
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.stores.base import StoreAddress, connect
 from transfer_queue.storage.unit import unit_effects as unit_effects
 from transfer_queue.storage.unit.disk_pool import DiskPool
 from transfer_queue.storage.unit.extent_pool import ArenaPool
+from transfer_queue.storage.unit.object_pool import UNLIMITED, ObjectNames, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
@@ -87,6 +89,8 @@ class Cluster:
         conf: The configuration; its `num_data_storage_units`, `replicas` and `offload` have an effect. Default: the
             defaults.
         arena_bytes: The size of the arena of each unit in memory. Default: 64 MiB.
+        stores: Backend -> the address of its running store, for the external stores that `conf` names. Default: stores
+            of your own are connected with `backend.options`.
 
     Example:
         >>> from pathlib import Path
@@ -106,6 +110,7 @@ class Cluster:
         sampler: BaseSampler | None = None,
         conf: dict[str, Any] | Settings | None = None,
         arena_bytes: int = 64 * 1024 * 1024,
+        stores: Mapping[str, StoreAddress] | None = None,
     ) -> None:
         self.clock = VirtualClock()
         """The virtual clock."""
@@ -128,14 +133,18 @@ class Cluster:
             values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
         )
         """The controller."""
-        tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1)
+        tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1) if settings.has_arenas else []
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
         self.units = [
             StorageUnit(n, pool_of(Arena.create(folder / f"unit-{n}", size, tier)), SimulatedSlots(n, self.held))
             for n, (tier, size) in enumerate(tiers)
         ]
-        """The storage units, by their numbers."""
+        """The storage units, by their numbers. Those of external stores are the last ones."""
+        self._addresses: dict[int, StoreAddress] = {}
+        for backend in settings.stores:
+            address = (stores or {}).get(backend) or StoreAddress(backend, settings.store_options[backend])
+            self._add_store(folder, address)
         self.loaded = LoadedStates(folder / "loaded", sync=False)
         """The journal's copies of loaded states."""
         self.states = StateFiles(folder / "states", self.loaded)
@@ -158,8 +167,36 @@ class Cluster:
         """The first storage unit."""
         return self.units[0]
 
+    def _add_store(self, folder: Path, address: StoreAddress) -> None:
+        """Add the unit of an external store."""
+        number, store = len(self.units), connect(address)
+        names = ObjectNames.create(folder / f"unit-{number}")
+
+        def begin(work: Callable[[], Any], then: Callable[[Any], list[unit_effects.Effect]]) -> None:
+            def done() -> None:
+                try:
+                    outcome = work()
+                except Exception as error:
+                    outcome = error
+                self._run_unit_effects(unit, then(outcome))
+
+            self._run_later(done)
+
+        pool = ObjectPool(names, store, begin, address.capacity or store.capacity or UNLIMITED, store.life)
+        unit = StorageUnit(number, pool, SimulatedSlots(number, self.held))
+        self._addresses[number] = address
+        self.units.append(unit)
+
     def _register(self, unit: StorageUnit) -> None:
-        self._deliver_from_unit(unit, registration("unit", f"unit-{unit.number}", arena_of(unit), unit.register()))
+        name, leased, address = f"unit-{unit.number}", unit.register(), self._addresses.get(unit.number)
+        if address is None:
+            self._deliver_from_unit(unit, registration("unit", name, arena_of(unit), leased))
+            return
+        pool, store = unit.pool, msgspec.json.encode(address).decode()
+        about = pool.boot_id, name, "", leased, pool.next_extent
+        self._deliver_from_unit(
+            unit, unit_reports.RegisterUnit("unit", str(pool.folder), *about, capacity=address.capacity, store=store)
+        )
 
     def client(self, name: str) -> Client:
         """Return a new client.
@@ -192,8 +229,9 @@ class Cluster:
         for client in self._clients:
             for arena in client.state._arenas.values():
                 arena.close()
+            client.state.stores.close()
         for unit in self.units:
-            arena_of(unit).close()
+            unit.pool.close() if isinstance(unit.pool, ObjectPool) else arena_of(unit).close()
 
     def __enter__(self) -> Cluster:
         return self

@@ -10,11 +10,14 @@ the store by the same address.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 import zlib
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -300,3 +303,35 @@ class StoreConformance:
         key, content = self.put(step // 2, 8)
         assert _same(self.get(key, step // 2), content)
         self.store.remove([key])
+
+    def test_a_system_with_some_fields_in_the_store(self) -> None:
+        """Some fields of a put are in the store, others in an arena: both are read back and freed together."""
+        import torch
+        from tensordict import TensorDict
+
+        from transfer_queue.testing.cluster import Cluster
+
+        address, _ = self._both()
+        conf = {"backend": {"fields": {"stored*": address.kind}}}
+        values = TensorDict({"here": torch.arange(8), "stored": torch.rand(8, 5000)}, batch_size=[8])
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Cluster(Path(folder), conf=conf, arena_bytes=1 << 20, stores={address.kind: address}) as cluster,
+        ):
+            writer, reader = cluster.client("writer"), cluster.client("reader")
+            store = cluster.units[1].pool
+            for _ in range(2):
+                meta = writer.put(values, partition_id="p")
+                found = reader.get_data(meta, layout="dense")
+                assert torch.equal(found["stored"], values["stored"])
+                assert torch.equal(found["here"], values["here"])
+                before = store.status().leased
+                with contextlib.suppress(CapacityError):  # the arena is full, so nothing may be left in the store
+                    writer.put(
+                        TensorDict({"here": torch.zeros(1, 1 << 19), "stored": torch.rand(1, 9)}, [1]), partition_id="p"
+                    )
+                    raise AssertionError("2 MiB were put into an arena of 1 MiB")
+                assert store.status().leased == before > 0
+                writer.clear_samples(meta)
+                cluster.wait(lambda: store.status().held == 0)
+            cluster.check()

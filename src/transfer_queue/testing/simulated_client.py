@@ -18,6 +18,7 @@ from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Target, raise_failure
 from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlotLock
 
@@ -66,15 +67,17 @@ class Task(Generic[T]):
             raise self.error
         return cast(T, self._value)
 
-    def resume(self, reply: AnyReply | None) -> None:
+    def resume(self, reply: AnyReply | Exception | None) -> None:
         """Continue the operation with the reply to its call.
 
         Args:
-            reply: The reply; None to begin.
+            reply: The reply, or the exception that its work has raised; None to begin.
         """
         try:
             if reply is None:
                 call = next(self._operation)
+            elif isinstance(reply, Exception):
+                call = self._operation.throw(reply)
             else:
                 try:
                     value = raise_failure(reply)
@@ -90,6 +93,15 @@ class Task(Generic[T]):
             self._client._ask(self, call)
 
 
+def _outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
+    """Do the work of a call, and return what continues its operation."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    return Done()
+
+
 class _Address:
     """The address of the simulated system."""
 
@@ -101,7 +113,7 @@ class _Address:
         self.node = ""
         self.shares_states = True
         self.tls = None
-        self.store = None
+        self.stores: dict[str, StoreAddress] = {}
 
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
@@ -273,8 +285,8 @@ class Client(Subscriptions, LockMethods):
         self._paused = True
         self._tasks.clear()
         self._frames.clear()
-        if self.state._space is not None:
-            self.state.space.release()
+        for space in self.state.spaces:
+            space.release()
         self.disconnect()
 
     def next_deadline(self) -> float | None:
@@ -296,8 +308,7 @@ class Client(Subscriptions, LockMethods):
 
     def _ask(self, task: Task[Any], call: Call) -> None:
         if call.work is not None:
-            call.work()
-            task.resume(Done())
+            task.resume(_outcome_of(call.work))
             return
         if call.pause is not None:
             self._cluster.later(call.pause, lambda: task.resume(Done()))

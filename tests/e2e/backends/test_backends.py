@@ -44,13 +44,17 @@ STORE_BYTES = 192 * MIB
 
 @dataclass(frozen=True)
 class Case:
-    """conf: of the system. library: module that must be there. owner: the process that keeps the bytes, by its log."""
+    """conf: of the system. library: module that must be there. owner: the process that keeps the bytes, by its log.
+
+    unit: the storage unit that knows what its store contains.
+    """
 
     name: str
     conf: dict[str, Any] = field(default_factory=dict)
     ray: bool = False
     library: str = ""
     owner: str = ""
+    unit: int = 0
 
 
 MOONCAKE = {
@@ -72,12 +76,20 @@ YUANRONG = {
 RAY = {"backend": {"storage_backend": "RayStore", "RayStore": {"capacity": STORE_BYTES}}}
 SIMPLE = {"backend": {"SimpleStorage": {"arena_bytes": STORE_BYTES}}}
 TWO = {"backend": {"SimpleStorage": {"arena_bytes": STORE_BYTES // 2, "num_data_storage_units": 2}}}
+SOME_FIELDS = {  # "scalar" and "empty" are in shared memory
+    "backend": {
+        "fields": {"[xdro]*": "MooncakeStore"},
+        "MooncakeStore": MOONCAKE["backend"]["MooncakeStore"],
+        "SimpleStorage": {"arena_bytes": STORE_BYTES},
+    }
+}
 CASES = [
     Case("SimpleStorage", SIMPLE),
     Case("two units", TWO),
     Case("SimpleStorage on Ray", SIMPLE, ray=True),
     Case("MooncakeStore", MOONCAKE, library="mooncake", owner="store"),
     Case("MooncakeStore on Ray", MOONCAKE, ray=True, library="mooncake", owner="store"),
+    Case("some fields in MooncakeStore", SOME_FIELDS, library="mooncake", owner="store", unit=1),
     Case("Yuanrong", YUANRONG, library="yr", owner="store"),
     Case("RayStore", RAY, ray=True, library="ray", owner="ray"),
 ]
@@ -144,10 +156,14 @@ def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
     return found
 
 
-def leased(client: tq.TransferQueueClient) -> int:
-    """Bytes that units have leased, or that a store has still to remove."""
-    external = is_external(client)
-    return sum(unit.held if external else unit.leased for unit in status(client))
+def leased(client: tq.TransferQueueClient, of: int | None = None) -> int:
+    """Bytes that units (or one of them) have leased, or that a store has still to remove."""
+    units = client.storage_manager._units.values()
+    return sum(
+        found.held if unit.store else found.leased
+        for unit, found in zip(units, status(client), strict=True)
+        if of in (None, unit.unit)
+    )
 
 
 def is_external(client: tq.TransferQueueClient) -> bool:
@@ -490,7 +506,7 @@ def test_a_store_that_dies_in_the_middle_of_a_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(StoredBlocks, "pieces", killing)
-        with pytest.raises(CheckpointError, match="missing in the store of storage unit 0"):
+        with pytest.raises(CheckpointError, match=f"missing in the store of storage unit {case.unit}"):
             tq.save_checkpoint(tmp_path / "one")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
     until(lambda: not client.check_production_status(["dense"], "p"), "what was lost is told")
@@ -575,10 +591,10 @@ def test_what_is_lost_with_its_owner_is_told(case: Case, client: tq.TransferQueu
     metas = [client.put(data, partition_id="p") for _ in range(3)]
     assert_same(client.get_data(metas[0]), data)
     kill(case.owner)
-    with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 0"):
+    with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {case.unit}"):
         client.get_data(metas[0])
     until(lambda: not client.check_production_status(["dense"], "p"), "all that was lost is not produced any more")
-    until(lambda: leased(client) == 0, "lost blocks take no space")
-    assert "lost with storage unit 0" in client.explain("p", metas[2].global_indexes[0])
+    until(lambda: leased(client, case.unit) == 0, "lost blocks take no space")
+    assert f"lost with storage unit {case.unit}" in client.explain("p", metas[2].global_indexes[0])
     client.put(data, metadata=metas[1])
     assert_same(client.get_data(metas[1]), data)

@@ -68,6 +68,31 @@ def test_a_system_over_it(tmp_path: Path) -> None:
         tq.close()
 
 
+def test_a_system_with_some_fields_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    folder.mkdir()
+    tq.init({"runtime": "local", "backend": {"fields": {"pixels": KIND}, "options": {"folder": str(folder)}}})
+    try:
+        client = tq.get_client()
+        data = TensorDict({"pixels": torch.rand(8, 1000), "reward": torch.rand(8)}, batch_size=8)
+        meta = client.put(data, partition_id="p")
+        assert len(list(folder.iterdir())) == 1
+        assert CURRENT.system is not None
+        with ControlClient(CURRENT.system) as onlooker:
+            status = onlooker.status()
+        assert [unit.tier for unit in status.units] == ["memory", "store"]
+        assert set(status.partitions[0].stored) == {"memory", "store"}
+        found = client.get_data(meta, layout="dense")
+        assert all(torch.equal(found[name], data[name]) for name in data.keys())  # noqa: SIM118
+        for path in folder.iterdir():
+            path.unlink()
+        with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 1"):
+            client.get_data(meta)
+        assert torch.equal(client.get_data(meta.select_fields(["reward"]))["reward"], data["reward"])
+    finally:
+        tq.close()
+
+
 def test_a_store_that_is_not_there() -> None:
     conf = {"runtime": "local", "backend": {"storage_backend": "no_such_module:Store"}}
     with pytest.raises(StartError, match=r"no_such_module:Store .*cannot be used"):

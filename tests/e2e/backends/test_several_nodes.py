@@ -19,7 +19,7 @@ from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.system import NodeGone
 from transfer_queue.metadata.batch_meta import BatchMeta
-from transfer_queue.node.system.launcher import start_local
+from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import check_all_objects
@@ -36,6 +36,10 @@ YUANRONG = {
 BACKENDS = {"MooncakeStore": MOONCAKE, "Yuanrong": YUANRONG}
 
 
+def _joins(home: RunningSystem) -> dict[str, str]:
+    return {backend: address.join for backend, address in home.stores.items()}
+
+
 class Nodes:
     """A system over so many nodes. systems: as processes of each see it; the first has controller and unit."""
 
@@ -47,9 +51,9 @@ class Nodes:
         self.systems = [start_local(name, config, seat=NodeRole("node-0", LOOPBACK, 1), timeout=SECONDS)]
         try:
             home = self.systems[0]
-            assert home.store is not None
+            assert home.stores
             for at in range(1, count):
-                seat = NodeRole(f"node-{at}", LOOPBACK, 0, home.description.remote, home.store.join)
+                seat = NodeRole(f"node-{at}", LOOPBACK, 0, home.description.remote, _joins(home))
                 self.systems.append(start_local(f"{name}-{at}", config, seat=seat, key=home.key, timeout=SECONDS))
         except BaseException:
             self.stop()
@@ -101,7 +105,7 @@ def test_values_go_from_any_node_to_any_until_a_node_is_killed(nodes: Nodes) -> 
     with contextlib.ExitStack() as ending:
         for client in clients:
             ending.callback(client.close)
-        assert len({msgspec.json.encode(system.store) for system in nodes.systems}) == 3
+        assert len({msgspec.json.encode(list(system.stores.values())) for system in nodes.systems}) == 3
         metas = {10 * at + n: client.put(rows(10 * at + n), partition_id=f"p{at}")
                  for at, client in enumerate(clients) for n in range(2)}  # fmt: skip
         for client in clients:
@@ -126,7 +130,7 @@ def test_values_go_from_any_node_to_any_until_a_node_is_killed(nodes: Nodes) -> 
 
 def test_a_node_that_joins_nothing_is_told() -> None:
     """A keeper whose first node is not there does not come up, in words."""
-    seat = NodeRole("node-1", LOOPBACK, 0, "127.0.0.1:9", "127.0.0.1:9")
+    seat = NodeRole("node-1", LOOPBACK, 0, "127.0.0.1:9", {"Yuanrong": "127.0.0.1:9"})
     conf = {"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": MOONCAKE}}
     config = {"settings": Settings.from_config(conf).to_json()}
     with pytest.raises(StartError, match=r"no Mooncake master responds at 127\.0\.0\.1:9"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, space_of_blocks, write_blocks
-from transfer_queue.client.checkpoint.checkpoint_folder import SUFFIX, BlockFileEntry, write_manifest
+from transfer_queue.client.checkpoint.checkpoint_folder import (
+    SUFFIX,
+    BlockFileEntry,
+    read_manifest,
+    write_manifest,
+)
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.serialization import Columns
 from transfer_queue.core.tables.block_table import PLACE
@@ -55,7 +61,13 @@ class CheckpointSave:
     """What is saved; None if it is everything, and no value is lost."""
 
 
-def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: Callable[[int], BlockSource]) -> None:
+def save_blocks(
+    draft: Path,
+    cut: CheckpointSave,
+    previous: Path | None,
+    held: Callable[[int], BlockSource],
+    backend_of: Callable[[int], str] = lambda unit: "",
+) -> None:
     """Fill a folder with the files of all blocks of a pending save, and with a manifest of these files.
 
     Everything except the folder itself is synced.
@@ -65,6 +77,7 @@ def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: C
         cut: The pending save.
         previous: The folder of an older checkpoint, whose files are linked to if they contain enough needed blocks.
         held: Returns the blocks of a unit.
+        backend_of: Returns the backend of a unit. The blocks of each backend have files of their own.
 
     Raises:
         OSError: The disk is full or cannot be written to.
@@ -72,18 +85,31 @@ def save_blocks(draft: Path, cut: CheckpointSave, previous: Path | None, held: C
     numbers = cut.blocks["number"]
     left = np.ones(len(numbers), bool)
     entries: list[BlockFileEntry] = []
+    before = {} if previous is None else _backends_of_files(previous)
     for path, shared in reusable_files(previous, cut) if previous is not None else ():
         with contextlib.suppress(OSError):  # a file system without links: its blocks are written again
             os.link(path, draft / path.name, follow_symlinks=False)
             left[np.searchsorted(numbers, shared)] = False
-            entries.append(BlockFileEntry(len(entries), path.stem, path.name, len(shared), path.stat().st_size))
-    if left.any():
-        name = uuid.uuid4().hex
-        columns = [cut.blocks[column][left] for column in ("number", "unit", "offset", "nbytes")]
+            size, backend = path.stat().st_size, before.get(path.name, "")
+            entries.append(BlockFileEntry(len(entries), path.stem, path.name, len(shared), size, backend))
+    units: dict[str, list[int]] = {}
+    for each in np.unique(cut.blocks["unit"][left]).tolist():
+        units.setdefault(backend_of(each), []).append(each)
+    for backend, its in units.items():
+        name, mine = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], its)
+        columns = [cut.blocks[column][mine] for column in ("number", "unit", "offset", "nbytes")]
         number, unit, offset, nbytes = columns
         size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
-        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(left.sum()), size))
+        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(mine.sum()), size, backend))
     write_manifest(draft, entries)
+
+
+def _backends_of_files(storage: Path) -> dict[str, str]:
+    """Return the backend of each file of a checkpoint; {} if there is no checkpoint that can be read."""
+    try:
+        return {entry.file: entry.backend for entry in read_manifest(storage)}
+    except (TransferQueueError, OSError):
+        return {}
 
 
 def shared_below(origin: str, own: str, origins: Mapping[str, int]) -> int:
@@ -203,6 +229,27 @@ def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.n
     return piece, within, (sizes if external else np.maximum(sizes, LEAST_PIECE)).tolist()
 
 
+def layout_by_backend(
+    source: BlockLoadSource, backends: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, list[tuple[str, int]]]:
+    """Divide the blocks into pieces of space in the backend of each file.
+
+    Returns:
+        The piece of each block, its offset there, and the backend and the bytes of each piece.
+    """
+    piece, within = np.zeros(len(source.number), "i8"), np.zeros(len(source.number), "i8")
+    sizes: list[tuple[str, int]] = []
+    of_file = np.array(backends, object)
+    for backend in dict.fromkeys(backends):
+        mine = np.flatnonzero((of_file == backend)[source.file])
+        if len(mine):
+            columns = (source.file[mine], source.number[mine], source.position[mine], source.nbytes[mine])
+            its, starts, lengths = layout_pieces(BlockLoadSource(source.files, *columns), backend != SIMPLE)
+            piece[mine], within[mine] = its + len(sizes), starts
+            sizes += [(backend, length) for length in lengths]
+    return piece, within, sizes
+
+
 def copy_blocks(
     source: BlockLoadSource,
     piece: np.ndarray,
@@ -251,14 +298,17 @@ def copy_blocks(
 def block_locations(
     source: BlockLoadSource, piece: np.ndarray, within: np.ndarray, reserved: list[Reserved]
 ) -> list[Columns]:
-    """Return the locations of the loaded blocks, ascending by number, and those of their copies."""
+    """Return the locations of the loaded blocks, ascending by number, and those of the copies that some have."""
     order = np.argsort(source.number)
     found = []
-    for spaces in zip(*(space.places for space in reserved), strict=True):
+    for copy in range(max((len(space.places) for space in reserved), default=0)):
+        there = np.array([len(space.places) > copy for space in reserved])
+        spaces = [space.places[min(copy, len(space.places) - 1)] for space in reserved]
         columns = {name: np.array([getattr(space, name) for space in spaces], "i8")[piece] for name in PLACE}
         columns["offset"] = columns["offset"] + within
         columns["number"] = source.number
-        found.append({name: column[order] for name, column in columns.items()})
+        chosen = order[there[piece][order]]
+        found.append({name: column[chosen] for name, column in columns.items()})
     return found or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
 
 

@@ -52,6 +52,8 @@ class BlockFileEntry(msgspec.Struct, frozen=True):
     file: str = ""
     blocks: int = 0
     nbytes: int = 0
+    backend: str = ""
+    """The backend that the blocks were in; "" if it is not known."""
 
 
 # ------------------------------------------------------------ saving

@@ -13,7 +13,7 @@ import struct
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -24,6 +24,7 @@ import numpy as np
 from transfer_queue.client.checkpoint.block_file import BlockSource, Mapped
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loaded
 from transfer_queue.client.data import store_io
+from transfer_queue.client.data.block_groups import BackendRoutes
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.extent_allocator import SlotLockProtocol as HeldSlot
 from transfer_queue.client.data.known_fields import FieldKinds
@@ -34,6 +35,7 @@ from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections
 from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.client.tracing import find_tracing
 from transfer_queue.config.settings import Settings
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
     AttachError,
     ConnectionLostError,
@@ -95,8 +97,8 @@ class SystemAddress(Protocol):
         """The node of this process; "" if the system has only one."""
 
     @property
-    def store(self) -> StoreAddress | None:
-        """The address of its external store for this node; None if the address of its units is used."""
+    def stores(self) -> Mapping[str, StoreAddress]:
+        """Backend -> the address of its store for this node; the address of its unit is used if there is none."""
 
     @property
     def shares_states(self) -> bool:
@@ -114,6 +116,11 @@ class SystemAddress(Protocol):
 
     def will_return(self) -> bool:
         """Whether a server that cannot be reached will return, because the system restarts it or is durable."""
+
+
+def _backend_of(unit: UnitInfo) -> str:
+    """Return the backend of the blocks of a unit."""
+    return msgspec.json.decode(unit.store, type=StoreAddress).kind if unit.store else SIMPLE
 
 
 class ReaderNumbers:
@@ -183,9 +190,13 @@ class ClientContext:
         self.unreachable: set[int] = set()
         """The units on other nodes that could not be reached at the last request."""
         self.stores = StoreConnections()
-        self._near: StoreAddress | None = None
-        """The address of the system's external store for this node."""
-        self._space: ExtentAllocator | None = None
+        self._near: Mapping[str, StoreAddress] = {}
+        """Backend -> the address of its external store for this node."""
+        self._kinds: dict[int, str] = {}
+        """Unit -> the backend of its blocks."""
+        self._spaces: dict[str, ExtentAllocator] = {}
+        """Backend -> the space into which this client writes; empty before `learn` has run."""
+        self._routes: BackendRoutes | None = None
         self._presence: ClientLiveness | None = None
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
@@ -240,11 +251,31 @@ class ClientContext:
         return self._units
 
     @property
-    def space(self) -> ExtentAllocator:
-        """The space into which this client writes. `learn` must have run."""
-        if self._space is None:
+    def routes(self) -> BackendRoutes:
+        """The backend of each field. `learn` must have run."""
+        if self._routes is None:
             raise NotInitializedError("the client has not reached its system yet")
-        return self._space
+        return self._routes
+
+    @property
+    def spaces(self) -> Collection[ExtentAllocator]:
+        """The space into which this client writes, one for each backend. Empty before `learn` has run."""
+        return self._spaces.values()
+
+    def backend_of(self, unit: int) -> str:
+        """Return the backend of the blocks of a unit."""
+        return self._kinds[unit]
+
+    def space(self, backend: str) -> ExtentAllocator:
+        """Return the space of a backend. `learn` must have run."""
+        return self._spaces[backend]
+
+    def space_of(self, reserved: Reserved) -> ExtentAllocator:
+        """Return the space of a reservation."""
+        spaces = self._spaces
+        if len(spaces) == 1:
+            return next(iter(spaces.values()))
+        return spaces[self._kinds[reserved.unit]]
 
     def warn(self, words: str) -> None:
         """Log a warning, unless this client has already logged the same one."""
@@ -256,7 +287,7 @@ class ClientContext:
 
     def learn(self) -> Generator[Call, AnyReply, None]:
         """Request units and settings, once."""
-        if self._space is not None:
+        if self._spaces:
             return
         reply = yield Call(CONTROLLER, Topology())
         if not isinstance(reply, TopologyReply):
@@ -264,19 +295,23 @@ class ClientContext:
         config = msgspec.json.decode(reply.config)
         yield from self.introduce()
         with self._lock:
-            if self._space is None:
+            if not self._spaces:
                 self._presence = self.system.start_liveness(self.client_id)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
+                self._routes = BackendRoutes(self._settings.storage_backend, self._settings.field_backends)
                 self._take(reply.units)
-                numbers = self._units_of_tier(MEMORY)
-                first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
-                self._space = ExtentAllocator(
-                    self.client_id, numbers[first:] + numbers[:first], self._hold, self._settings.replicas,
-                    self._units_of_tier(DISK), self._nodes(), self.system.node,
-                    self._settings.storage_backend != "SimpleStorage",
-                )  # fmt: skip
+                self._spaces = {backend: self._make_space(backend) for backend in self._settings.backends}
+
+    def _make_space(self, backend: str) -> ExtentAllocator:
+        numbers = self._units_of_tier(backend, MEMORY)
+        first = zlib.crc32(self.client_id.encode()) % max(1, len(numbers))  # clients spread over the units
+        external = backend != SIMPLE
+        return ExtentAllocator(
+            self.client_id, numbers[first:] + numbers[:first], self._hold, 1 if external else self.settings.replicas,
+            self._units_of_tier(backend, DISK), self._nodes(), self.system.node, external,
+        )  # fmt: skip
 
     def introduce(self) -> Generator[Call, AnyReply, None]:
         """Send the introduction, if there is one that this process has not sent."""
@@ -289,9 +324,10 @@ class ClientContext:
     def _take(self, units: list[UnitInfo]) -> None:
         self._units = {unit.unit: unit for unit in units}
         self._remote = frozenset(unit.unit for unit in units if unit.node != self.system.node)
-        self._near = self.system.store if any(unit.store for unit in units) else None
+        self._kinds.update({unit.unit: _backend_of(unit) for unit in units})
+        self._near = self.system.stores if any(unit.store for unit in units) else {}
         self._elsewhere = self._remote | {unit.unit for unit in units if unit.store}
-        self._keepers = sorted(unit for unit in self._units_of_tier(MEMORY) if unit not in self._elsewhere)
+        self._keepers = [unit for unit in self._units_of_tier(SIMPLE, MEMORY) if unit not in self._elsewhere]
 
     def _nodes(self) -> dict[int, str]:
         return {unit.unit: unit.node for unit in self._units.values()}
@@ -305,10 +341,12 @@ class ClientContext:
             self._take(reply.units)
             for unit in self._arenas.keys() - self._units.keys():
                 del self._arenas[unit]
-        self.space.set_units(self._units_of_tier(MEMORY), self._units_of_tier(DISK), self._nodes())
+        for backend, space in self._spaces.items():
+            memory, disk = (self._units_of_tier(backend, tier) for tier in (MEMORY, DISK))
+            space.set_units(memory, disk, self._nodes())
 
-    def _units_of_tier(self, tier: str) -> list[int]:
-        return sorted(unit for unit, info in self._units.items() if info.tier == tier)
+    def _units_of_tier(self, backend: str, tier: str) -> list[int]:
+        return sorted(unit for unit, info in self._units.items() if info.tier == tier and self._kinds[unit] == backend)
 
     def fetch_values(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
         """Return a lookup's reply with the memory to gather its values from. Fetches values that are elsewhere.
@@ -400,7 +438,9 @@ class ClientContext:
     def external_store(self, unit: int) -> tuple[Store, UnitInfo] | None:
         """Return the external store of a unit; None if its blocks are in an arena."""
         info = self._units.get(unit)
-        return (self.stores.store_of(info, self._near), info) if info is not None and info.store else None
+        if info is None or not info.store:
+            return None
+        return self.stores.store_of(info, self._near.get(self._kinds[unit])), info
 
     def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
         """Return the external store that has all blocks of a lookup, and its unit; None if there is no such store."""
@@ -503,20 +543,21 @@ class ClientContext:
 
     def return_extents(self) -> Generator[Call, AnyReply, None]:
         """Return every extent into which no block is being written."""
-        space = self.space
-        space.drain()
-        yield from space.return_extents()
+        for space in self.spaces:
+            space.drain()
+            yield from space.return_extents()
         yield from self.report_closed_extents()
 
     def report_closed_extents(self) -> Generator[Call, AnyReply, None]:
         """Report to the controller which extents take no more blocks."""
-        closes = self.space.take_closes()
-        if closes:
-            try:
-                yield Call(CONTROLLER, CloseExtents(closes))
-            except BaseException:
-                self.space.restore_closes(closes)
-                raise
+        for space in self.spaces:
+            closes = space.take_closes()
+            if closes:
+                try:
+                    yield Call(CONTROLLER, CloseExtents(closes))
+                except BaseException:
+                    space.restore_closes(closes)
+                    raise
 
     def leave(self, in_order: bool = True) -> Generator[Call, AnyReply, None]:
         """Return every leased extent, and say that this client closes. A client sends these requests last.
@@ -524,7 +565,7 @@ class ClientContext:
         Args:
             in_order: False if it closes because of an error: then it counts as gone, like one whose process died.
         """
-        if self._space is not None:
+        if self._spaces:
             yield from self.return_extents()
             if in_order:
                 yield Call(CONTROLLER, Leave())
@@ -533,8 +574,8 @@ class ClientContext:
         """Close connections and release the locks of slots."""
         self.session.close()
         self.stores.close()
-        if self._space is not None:
-            self._space.release()
+        for space in self.spaces:
+            space.release()
         if self._presence is not None:
             self._presence.end()
 

@@ -21,9 +21,10 @@ from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser
 from transfer_queue.client.conversion.data_parser import checked_parser_result, parser_columns
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.block_groups import describe_block, group_bytes, place_blocks
+from transfer_queue.client.data.block_groups import BlockGroup, describe_block, group_bytes, place_blocks
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
+from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_io import write_remote
 from transfer_queue.client.data.timeline_reader import EVENTS_OF_A_LONG_WAIT, TimelineReader
@@ -186,12 +187,13 @@ class DataPath:
             reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, arguments.validated_seconds(within))
             return _publish_reply(reply)
         groups = self._groups(encoded)
-        if len(groups) == len(groups[0]) == 1:  # the usual put
-            spaces = [(yield from self._reserve(groups[0][0].nbytes, wait))]
-            placed = [(groups[0][0], spaces[0])]
+        if len(groups) == len(groups[0].blocks) == 1:  # the usual put
+            (block,) = groups[0].blocks
+            spaces = [(yield from self._reserve(groups[0].backend, block.nbytes, wait))]
+            placed = [(block, spaces[0])]
         else:
-            spaces = yield from self._reserve_all([group_bytes(group) for group in groups], wait)
-            placed = [each for group, reserved in zip(groups, spaces) for each in place_blocks(group, reserved)]
+            spaces = yield from self._reserve_all(groups, wait)
+            placed = [each for group, space in zip(groups, spaces) for each in place_blocks(group.blocks, space)]
         try:
             for block, reserved in placed:
                 yield from self._write(block, reserved, max(wait or 0.0, FREEING_SECONDS))
@@ -210,22 +212,22 @@ class DataPath:
         try:
             reply = yield Call(CONTROLLER, put, wait, within)
         except TransferQueueError as error:
-            self._state.space.restore_closes(closes)
+            self._restore_closes(spaces, closes)
             if isinstance(error, UNCERTAIN):
                 self._mark_published(spaces, certain=False)
             else:
                 yield from self._abandon(spaces, lost=isinstance(error, UnitLostError))
             raise
         except BaseException:  # cancelled or interrupted: the reply may still arrive
-            self._state.space.restore_closes(closes)
+            self._restore_closes(spaces, closes)
             self._mark_published(spaces, certain=False)
             raise
         self._mark_published(spaces)
         return _publish_reply(reply)
 
-    def _groups(self, encoded: EncodedBlock) -> list[list[EncodedBlock]]:
-        """Return the blocks as which a put is written, in groups that get one reservation each (`block_groups`)."""
-        return [[encoded]]
+    def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
+        """Return the blocks as which a put is written, in groups that get one reservation each."""
+        return self._state.routes.group(encoded)
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         """Write a block into its reserved space. The simulation stops writers in the middle of this method.
@@ -249,53 +251,57 @@ class DataPath:
             if place.session:
                 yield from self._state.watch_lost_units(write_remote(place, written))
 
-    def _reserve_all(self, sizes: Sequence[int], wait: float | None) -> Operation[list[Reserved]]:
-        """Reserve space of each of these sizes, or none.
+    def _reserve_all(self, groups: Sequence[BlockGroup], wait: float | None) -> Operation[list[Reserved]]:
+        """Reserve space for each group, or for none.
 
         While a put waits for space beyond FREEING_SECONDS, it has none of its other reservations, so that no two puts
         wait for each other.
         """
         clock = self._state.session.clock
         end = None if wait is None else clock() + wait
-        order = list(range(len(sizes)))
+        order = list(range(len(groups)))
         while True:
             made: dict[int, Reserved] = {}
             try:
                 for at in order:
                     patience = None if made or end is None else max(0.0, end - clock())
-                    made[at] = yield from self._reserve(sizes[at], patience)
-                return [made[at] for at in range(len(sizes))]
+                    made[at] = yield from self._reserve(groups[at].backend, group_bytes(groups[at].blocks), patience)
+                return [made[at] for at in range(len(groups))]
             except BaseException as error:
                 yield from self._abandon(list(made.values()), interrupted=not isinstance(error, Exception))
                 full = isinstance(error, CapacityError) and not isinstance(error, DeadlockError)
                 if not full or not made or end is None or clock() >= end:
                     raise
-            order.sort(key=lambda at: at != order[len(made)])  # the next attempt begins with what is full
+            full_at = order[len(made)]
+            order.sort(key=lambda at: at != full_at)  # the next attempt begins with what is full
 
-    def _reserve(self, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS) -> Operation[Reserved]:
-        """Reserve space for a block. If there is none, this client first returns its leased and unfilled extents.
+    def _reserve(
+        self, backend: str, nbytes: int, wait: float | None, patience: float = OFFLOAD_SECONDS
+    ) -> Operation[Reserved]:
+        """Reserve space in a backend. If there is none, this client first returns its leased and unfilled extents.
 
         It then waits at least FREEING_SECONDS, because space that was cleared just before becomes free within this
         time. If there are units on disk, blocks are moved there meanwhile. If this frees no space within `patience`,
         this block is written to disk.
         """
-        space, minding = self._state.space, self._state.watch_lost_units
+        space, minding = self._state.space(backend), self._state.watch_lost_units
         try:
             return (yield from minding(space.reserve(nbytes)))
         except CapacityError:
             yield from self._state.return_extents()
         try:
             if space.disks:
-                return (yield from minding(self._reserve_beside_disk(nbytes, wait, patience)))
+                return (yield from minding(self._reserve_beside_disk(space, nbytes, wait, patience)))
             return (yield from minding(space.reserve(nbytes, max(wait or 0.0, FREEING_SECONDS))))
         except CapacityError:
             with contextlib.suppress(TransferQueueError):  # return an extent that was leased for one of two replicas
                 yield from space.return_extents()
             raise
 
-    def _reserve_beside_disk(self, nbytes: int, wait: float | None, patience: float) -> Operation[Reserved]:
+    def _reserve_beside_disk(
+        self, space: ExtentAllocator, nbytes: int, wait: float | None, patience: float
+    ) -> Operation[Reserved]:
         """Reserve space in memory when blocks were moved out of it, else on disk, else in memory within the wait."""
-        space = self._state.space
         first = patience if wait is None else min(max(wait, FREEING_SECONDS), patience)
         with contextlib.suppress(CapacityError):
             return (yield from space.reserve(nbytes, first))
@@ -316,12 +322,16 @@ class DataPath:
         """Take the extents that get no more blocks after this put. See `ExtentAllocator.take_closes`."""
         closes: list[tuple[int, int]] = []
         for reserved in spaces:
-            closes += self._state.space.take_closes(reserved)
+            closes += self._state.space_of(reserved).take_closes(reserved)
         return closes
+
+    def _restore_closes(self, spaces: Sequence[Reserved], closes: list[tuple[int, int]]) -> None:
+        for space in {id(found): found for found in map(self._state.space_of, spaces)}.values():
+            space.restore_closes(closes)
 
     def _mark_published(self, spaces: Sequence[Reserved], certain: bool = True) -> None:
         for reserved in spaces:
-            self._state.space.mark_published(reserved, certain)
+            self._state.space_of(reserved).mark_published(reserved, certain)
 
     def _abandon(
         self, spaces: Sequence[Reserved], *, lost: bool = False, interrupted: bool = False, sent: bool = False
@@ -335,17 +345,17 @@ class DataPath:
             sent: Whether units on other nodes may still write the bytes that were sent, so that this space is only
                 closed.
         """
-        space = self._state.space
         for reserved in spaces:
+            space = self._state.space_of(reserved)
             if sent and any(place.session for place in reserved.places):
                 space.mark_published(reserved, certain=False)
                 continue
             if lost:
                 space.forget_remote_units(reserved)
             space.abandon(reserved)
-        if spaces and not interrupted:
+        for reserved in () if interrupted else spaces:
             with contextlib.suppress(TransferQueueError):  # it stays queued; the error of the put is more important
-                yield from space.return_extents()
+                yield from self._state.space_of(reserved).return_extents()
 
     def _read(
         self,

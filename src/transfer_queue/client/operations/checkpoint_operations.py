@@ -234,8 +234,9 @@ class CheckpointOperations(DataPath):
             with checkpoint_folder.replace_folder(folder / checkpoint_folder.STORAGE) as draft:
                 try:
                     checkpoint_data.save_blocks(
-                        draft, made, older / checkpoint_folder.STORAGE, self._state.block_source
-                    )
+                        draft, made, older / checkpoint_folder.STORAGE, self._state.block_source,
+                        self._state.backend_of,
+                    )  # fmt: skip
                 except (UnitLostError, AttachError, ConnectionLostError) as error:
                     raise (yield from self._lost_or(made, error)) from error
                 if cut is None and not (yield from self.end_checkpoint(made, timeout=timeout)):
@@ -316,13 +317,16 @@ class CheckpointOperations(DataPath):
                 opened.enter_context(BlockFile(folder / checkpoint_folder.STORAGE / entry.file)) for entry in entries
             ]
             source = sources(files)
-            external = self._state.settings.storage_backend != "SimpleStorage"
-            piece, within, sizes = checkpoint_data.layout_pieces(source, external)
+            settings = self._state.settings
+            backends = [
+                entry.backend if entry.backend in settings.backends else settings.storage_backend for entry in entries
+            ]
+            piece, within, sizes = checkpoint_data.layout_by_backend(source, backends)
             reserved: list[Reserved] = []
             try:
-                for size in sizes:
+                for backend, size in sizes:
                     # loaded blocks are not published yet, so waiting until they are moved to disk would not help
-                    reserved.append((yield from self._reserve(size, timeout, patience=0.0)))
+                    reserved.append((yield from self._reserve(backend, size, timeout, patience=0.0)))
                 spaces = [
                     [self._state.reserved_space(place, space.nbytes, seconds) for place in space.places]
                     for space in reserved
@@ -331,12 +335,12 @@ class CheckpointOperations(DataPath):
             except Exception as error:
                 for space in reserved:
                     if isinstance(error, UnitLostError):
-                        self._state.space.forget_remote_units(space)
+                        self._state.space_of(space).forget_remote_units(space)
                     yield from self._abandon([space])
                 raise
             except BaseException:  # interrupted: the operation must not make further calls
                 for space in reserved:
-                    self._state.space.abandon(space)
+                    self._state.space_of(space).abandon(space)
                 raise
         return Loaded(checkpoint_data.block_locations(source, piece, within, reserved), reserved, pickled)
 
@@ -390,7 +394,6 @@ class CheckpointOperations(DataPath):
         timeout: float | None,
     ) -> Operation[None]:
         """Let the controller load a state whose blocks are written. `merge` adds its partitions to the present ones."""
-        space = self._state.space
         name = uuid.uuid4().hex
         sent = self._state.system.states / name
         try:
@@ -411,14 +414,13 @@ class CheckpointOperations(DataPath):
                 if refused:
                     yield from self._abandon([each])
                 else:  # the controller may have loaded the state, or may still do so
-                    space.mark_published(each, certain=False)
+                    self._mark_published([each], certain=False)
             raise
         finally:
             sent.unlink(missing_ok=True)
             if not self._state.system.shares_states:
                 remove_sent(self._state.session, name)
-        for each in loaded.reserved:
-            space.mark_published(each)
+        self._mark_published(loaded.reserved)
         yield from self._state.report_closed_extents()
 
     def load_samples(

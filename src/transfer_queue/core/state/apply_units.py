@@ -43,6 +43,7 @@ def _apply_unit_registered(state: State, record: r.UnitRegistered) -> None:
 def _apply_unit_lost(state: State, record: r.UnitLost) -> None:
     state.units.pop(record.unit)
     state.disks.discard(record.unit)
+    state.stores.discard(record.unit)
     state.draining.discard(record.unit)
     state.lost_units[record.unit] = record.when
     _lose(state, lambda units, extents: units == record.unit, record.unit, record.when)

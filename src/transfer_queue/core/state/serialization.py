@@ -104,7 +104,8 @@ def set_locations(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple
 
     Args:
         blocks: The table, whose extents are replaced.
-        placed: For each replica, the numbers of these and other blocks, ascending, and the columns of `PLACE`.
+        placed: For each replica, the numbers of these and other blocks, ascending, and the columns of `PLACE`. The
+            first one has all blocks, the second those that have a second location.
         lengths: The lengths of all extents in `placed`.
         writer: The writer of these extents, which are still open.
     """
@@ -119,8 +120,11 @@ def set_locations(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple
         chunk.second = {}
         if len(chosen) > 1:
             chunk.second = {name: np.zeros(chunk.capacity, chunk.columns[name].dtype) for name in PLACE}
+            numbers = at + (key << CHUNK_BITS)
+            twice = np.isin(numbers, chosen[1]["number"])
+            where = np.searchsorted(chosen[1]["number"], numbers[twice])
             for name in PLACE:
-                chunk.second[name][at] = chosen[1][name][where]
+                chunk.second[name][at[twice]] = chosen[1][name][where]
     blocks.freed, blocks.untold = {}, {}
     blocks.extents = {}
     for columns in chosen:

@@ -174,6 +174,8 @@ class State(Persisted):
         self.waiting = WaitQueues()
         self.disks: set[int] = set()
         """The units on disk. Derived."""
+        self.stores: set[int] = set()
+        """The units of external stores. Derived."""
 
     @property
     def row_count(self) -> int:
@@ -181,8 +183,8 @@ class State(Persisted):
         return self.counted.count(self.partitions)
 
     def units_of(self, tier: str) -> set[int]:
-        """Return the storage units of a tier (`MEMORY` or `DISK`)."""
-        return self.disks if tier == DISK else self.units.keys() - self.disks
+        """Return the storage units with arenas of a tier (`MEMORY` or `DISK`)."""
+        return self.disks if tier == DISK else self.units.keys() - self.disks - self.stores
 
     def add_partition(self, partition: Partition) -> None:
         """Add a partition that is made or restored."""
@@ -195,6 +197,7 @@ class State(Persisted):
         """Add a storage unit, or replace its description."""
         self.units[unit.unit] = unit
         (self.disks.add if unit.tier == DISK else self.disks.discard)(unit.unit)
+        (self.stores.add if unit.store else self.stores.discard)(unit.unit)
 
     def new_version(self, name: str) -> Partition:
         """Give a partition a new version, and return the partition."""

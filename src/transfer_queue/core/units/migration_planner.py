@@ -197,7 +197,7 @@ class MigrationPlanner:
 
     def _plan_steps(self) -> Iterator[bool]:
         """Make and run a plan. Yields True after a step if it can continue at once, False if it waits for a unit."""
-        blocks = self.state.blocks
+        blocks, stores = self.state.blocks, self.state.stores  # blocks in an external store are not moved
         before, offloads = blocks.leased, self._offloads
         live: Extents = {}
         ages: dict[tuple[int, int], int] = {}
@@ -206,6 +206,7 @@ class MigrationPlanner:
             if chunk is not None:
                 self._tally(key, chunk, live, ages)
             yield True
+        live = {place: size for place, size in live.items() if place[0] not in stores} if stores else live
         cold = tiering_policy.oldest_extents(blocks, self._excess(), ages)
         victims = _as_numbers(self._victims(live) - cold)
         leaving_memory = _as_numbers(cold)
@@ -270,8 +271,9 @@ class MigrationPlanner:
         blocks, draining = self.state.blocks, self.state.draining
         chosen = {place for place in live if place[0] in draining and place in blocks.extents and self._healthy_units()}
         alive = sum(live.values())
-        over = blocks.leased - 1.25 * alive - SPARE / 2
-        if blocks.leased <= 1.5 * alive + SPARE and not self.short:
+        leased = blocks.leased - sum(blocks.leased_in.get(unit, 0) for unit in self.state.stores)
+        over = leased - 1.25 * alive - SPARE / 2
+        if leased <= 1.5 * alive + SPARE and not self.short:
             return chosen
         least = 0.9 if self.short else 0.5
         units = (self.short or self.units) & self.units - draining
@@ -324,7 +326,10 @@ class MigrationPlanner:
             sparse.append(at[few] + (key << CHUNK_BITS))
         moves = [(hits[0] & ~few, first, second), (hits[1] & ~few, second, first)]
         if self._may_copy():
-            moves.append(((second < 0) & ~hits[0] & ~few, np.full(len(at), -1), first))
+            alone = (second < 0) & ~hits[0] & ~few
+            if self.state.stores:
+                alone &= ~np.isin(first >> _UNIT, list(self.state.stores))
+            moves.append((alone, np.full(len(at), -1), first))
         for chosen, leaving, other in moves:
             if not chosen.any():
                 continue

@@ -42,7 +42,7 @@ class DataFolders:
         else:
             folder = Path(settings.durability_folder)
             self._take(DurableFolder(folder))
-        _check_room(folder)
+        _check_space(folder)
         return folder
 
     def _take(self, durable: DurableFolder) -> None:
@@ -110,7 +110,7 @@ class DataFolders:
             self.warnings.append(warning)
 
 
-def _check_room(folder: Path) -> None:
+def _check_space(folder: Path) -> None:
     """Stop the start of the system if the disk is full. A running controller would wait for free space."""
     try:
         check_space(folder, RESERVED_BYTES)
@@ -118,6 +118,6 @@ def _check_room(folder: Path) -> None:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         raise StartError(
-            f"the journal in {folder} cannot be written: {error}. It needs {RESERVED_BYTES} bytes at the start, but its disk has "
-            f"{free} free bytes: free some space, or choose another folder (durability.folder)"
+            f"the journal in {folder} cannot be written: {error}. It needs {RESERVED_BYTES} bytes at the start, but "
+            f"its disk has {free} free bytes: free some space, or choose another folder (durability.folder)"
         ) from error

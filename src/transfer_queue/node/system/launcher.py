@@ -94,11 +94,14 @@ class RunningSystem:
         return client_context(self.description.tls)
 
     @property
-    def store(self) -> StoreAddress | None:
-        """Where processes of this node reach the external store; None if it is the same on all nodes."""
-        with contextlib.suppress(OSError):
-            return read_status(self._system)
-        return None
+    def stores(self) -> dict[str, StoreAddress]:
+        """Where processes of this node reach the external stores, by backend."""
+        found = {}
+        for path in self._system.stores:
+            with contextlib.suppress(OSError):
+                address = read_status(path)
+                found[address.kind] = address
+        return found
 
     @property
     def live_address(self) -> str:

@@ -32,8 +32,8 @@ class NodeRole(msgspec.Struct, frozen=True):
     """Number of storage units on this node; None for the number in the settings."""
     controller: str = ""
     """"host:port" of a controller on another node, in which case this node runs only units; else ""."""
-    store: str = ""
-    """What the store server of this node joins (`StoreAddress.join`)."""
+    stores: dict[str, str] = {}
+    """Backend -> what its store server on this node joins (`StoreAddress.join`)."""
 
 
 HERE = NodeRole()

@@ -165,10 +165,14 @@ class SystemFolder:
         """Return the socket of a storage unit."""
         return self.folder / f"unit-{number}.sock"
 
+    def store(self, backend: str) -> Path:
+        """Return the file that says where an external store of the system is."""
+        return self.folder / f"store-{backend}.json"
+
     @property
-    def store(self) -> Path:
-        """The file that says where the system's external store is."""
-        return self.folder / "store.json"
+    def stores(self) -> list[Path]:
+        """The files of all external stores."""
+        return sorted(self.folder.glob("store-*.json"))
 
     def slots(self, number: int) -> Path:
         """Return the folder of slot locks of a storage unit."""

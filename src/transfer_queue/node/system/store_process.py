@@ -54,40 +54,41 @@ class StoreOwner:
         self._stopped.set()
 
 
-def build_store_server(system: SystemFolder, settings: Settings, seconds: float, seat: NodeRole) -> StoreOwner:
-    """Start the server of the store and write down where the store is. Raises StartError if it does not start."""
+def build_store_server(
+    system: SystemFolder, settings: Settings, backend: str, seconds: float, seat: NodeRole
+) -> StoreOwner:
+    """Start the server of a store and write down where the store is. Raises StartError if it does not start."""
     # imported here, because the module takes a megabyte of each process
     from transfer_queue.storage.stores.store_server import StoreServerRole, start_store_server
 
-    place = StoreServerRole(seat.host, seat.store)
-    keeper = start_store_server(settings.storage_backend, settings.store_options, system.logs, seconds, place)
+    place = StoreServerRole(seat.host, seat.stores.get(backend, ""))
+    keeper = start_store_server(backend, settings.store_options[backend], system.logs, seconds, place)
     if keeper is None:
-        raise StartError(
-            f"the backend {settings.storage_backend} has no server that a system could start; set storage_backend to "
-            f"one that has"
-        )
+        raise StartError(f"the backend {backend} has no server that a system could start; name a backend that has one")
     write_status(system, keeper.address)
     return StoreOwner(keeper)
 
 
 def write_status(system: SystemFolder, address: StoreAddress) -> None:
-    """Write down where the system's store is."""
-    draft = system.store.with_name("store.new")
+    """Write down where a store of the system is."""
+    path = system.store(address.kind)
+    draft = path.with_suffix(".new")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(file, "wb") as out:
         out.write(msgspec.json.encode(address))
-    draft.replace(system.store)
+    draft.replace(path)
 
 
-def read_status(system: SystemFolder) -> StoreAddress:
-    """Return where the system's store is. Raises OSError if that has not been written yet."""
-    return msgspec.json.decode(system.store.read_bytes(), type=StoreAddress)
+def read_status(path: Path) -> StoreAddress:
+    """Return where a store is, as its file says. Raises OSError if that has not been written yet."""
+    return msgspec.json.decode(path.read_bytes(), type=StoreAddress)
 
 
 def check_all_objects(system: SystemFolder) -> None:
-    """Make the storage unit check all its objects, because some may be gone with a node."""
-    with contextlib.suppress(FileNotFoundError):  # a system without an external store
-        os.utime(system.store)
+    """Make the storage units of external stores check all their objects, because some may be gone with a node."""
+    for path in system.stores:
+        with contextlib.suppress(FileNotFoundError):  # it was replaced at this moment
+            os.utime(path)
 
 
 def store_lifetime(store: Path) -> str:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import DISK, MEMORY
@@ -68,6 +69,8 @@ class UnitPlace:
     """See `RegisterUnit`."""
     sharers: int = 1
     """The number of units in memory that share the memory of the node."""
+    backend: str = SIMPLE
+    """The backend of the unit's blocks."""
 
     @property
     def address(self) -> str | tuple[str, int]:
@@ -175,14 +178,13 @@ def _open_pool(
     system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
 ) -> tuple[ExtentPool, SlotFolder, int, str]:
     """Return the unit's extent pool, its writer slots, how many bytes it may use, and its external store (JSON)."""
-    if settings.storage_backend != "SimpleStorage":
-        address = read_status(system)
+    if place.backend != SIMPLE:
+        path = system.store(place.backend)
+        address = read_status(path)
         names, slots = recover_object_names(system, number, place.arenas)
         store = connect(address)
         known = address.capacity or store.capacity
-        pool = ObjectPool(
-            names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(system.store)} {store.life()}"
-        )
+        pool = ObjectPool(names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(path)} {store.life()}")
         return pool, slots, known, msgspec.json.encode(address).decode()
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier == DISK:

@@ -12,6 +12,7 @@ import torch
 
 from simulated import Start, numbers, rows_of, same, table
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
+from transfer_queue.client.data.block_groups import BlockGroup
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.units import migration_planner
@@ -37,8 +38,9 @@ class SplitOperations(Operations):
         super().__init__(state)
         self.shared = shared or {}
 
-    def _groups(self, encoded: EncodedBlock) -> list[list[EncodedBlock]]:
-        return [[self._block(encoded, at, spec.name) for at, spec in enumerate(encoded.schema)]]
+    def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
+        blocks = [self._block(encoded, at, spec.name) for at, spec in enumerate(encoded.schema)]
+        return [BlockGroup("SimpleStorage", blocks)]
 
     def _block(self, encoded: EncodedBlock, at: int, name: str) -> EncodedBlock:
         slots = self.shared.get(name)
@@ -181,9 +183,10 @@ def test_the_report_of_a_sample_names_the_writer_of_each_field(a: Client) -> Non
 
 def test_a_wide_put_of_several_blocks(cluster: Cluster) -> None:
     class Halves(SplitOperations):
-        def _groups(self, encoded: EncodedBlock) -> list[list[EncodedBlock]]:
+        def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
             half = len(encoded.schema) // 2
-            return [[encoded.with_columns(range(half)), encoded.with_columns(range(half, len(encoded.schema)))]]
+            first, second = range(half), range(half, len(encoded.schema))
+            return [BlockGroup("SimpleStorage", [encoded.with_columns(first), encoded.with_columns(second)])]
 
     a = cluster.client("a")
     a.operations = Halves(a.state)
