@@ -25,6 +25,7 @@ import transfer_queue as tq
 import warm
 from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
 from transfer_queue.interface import CURRENT
+from transfer_queue.journal.segment import MARKER
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, Identity
 
 SECONDS = 60
@@ -195,6 +196,20 @@ def test_values_on_a_disk_tier_survive_too(lasting: Lasting) -> None:
     tq.init(lasting.conf(backend={"SimpleStorage": storage}))
     assert torch.equal(read(800), values)
     assert any(unit.tier == "disk" and unit.leased for unit in tq.get_client().status().units)
+
+
+def test_a_journal_that_is_torn_at_any_point_of_its_last_write_is_cut_there(lasting: Lasting) -> None:
+    tq.init(lasting.conf())
+    values = put()
+    for position in (1, 4, 12, 23, 24, 60):  # of the frame: within the marker, the number, the length, the body
+        kill_all()
+        segment = max(lasting.folder.glob("segment-*"))
+        content = segment.read_bytes()
+        segment.write_bytes(content + content[content.rindex(MARKER) :][:position])
+        tq.init(lasting.conf())
+        assert torch.equal(read(), values)
+        tq.kv_put(f"after-{position}", "p", {"x": values[0]})
+    assert len(tq.kv_list("p")["p"]) == 26
 
 
 # ---------------------------------------------------------------- what is refused, and what is gone
@@ -393,9 +408,9 @@ def test_only_a_durable_folder_can_be_adopted_or_discarded(lasting: Lasting) -> 
     assert (other / "file").exists()
     tq.init(lasting.conf())
     done = command("adopt", str(lasting.folder))
-    assert "are used by a running system" in done.stderr
+    assert f"is used by the running system {NAME!r}" in done.stderr
     done = command("stop", "--discard", "--folder", str(lasting.folder))
-    assert "is in use; stop its system first" in done.stderr
+    assert f"is used by the running system {NAME!r}" in done.stderr
 
 
 @pytest.mark.parametrize("file", ["lock", "key", "identity.json", "arenas", "slots-0", "unit-0/arena", "unit-0/header"])
