@@ -170,6 +170,18 @@ def test_a_process_that_attached_without_init_keeps_its_client(
     assert command("stop", "--name", NAME).returncode == 0
 
 
+def test_the_process_that_started_it_first_does_not_stop_what_another_one_continues(lasting: Lasting) -> None:
+    tq.init(lasting.conf())
+    put()
+    kill_all()
+    assert command("start", "--name", NAME, *lasting.words()).returncode == 0
+    tq.close()
+    tq.init({"system": {"name": NAME}}, attach="require")
+    assert len(read()) == 20
+    tq.close()
+    assert command("stop", "--name", NAME).returncode == 0
+
+
 def test_an_orderly_stop_keeps_the_values_and_clients_do_not_wait(lasting: Lasting) -> None:
     command("start", "--name", NAME, *lasting.words())
     tq.init({"system": {"name": NAME}}, attach="require")
@@ -255,6 +267,10 @@ def test_an_arena_file_that_is_missing_or_has_another_size_is_named(lasting: Las
     shutil.move(moved, lasting.arena / "generations")
     tq.init(lasting.conf())
     assert len(read()) == 20
+    tq.close()
+    shutil.rmtree(lasting.arena)
+    tq.init(lasting.conf())
+    assert tq.get_client().status().partitions[0].fields[0].lost == 20
 
 
 def test_the_number_of_units_may_not_change(lasting: Lasting) -> None:
@@ -343,6 +359,8 @@ def test_a_durable_folder_is_listed_with_its_sizes_and_age_while_it_exists(lasti
     assert kept["memory"] > 20_000 * 8
     assert kept["journal"] > 0
     assert begun - 5 < kept["used_at"] < time.time() + 5
+    findings = json.loads(command("doctor", "--no-test", "--json").stdout)["findings"]
+    assert [f["values"]["folder"] for f in findings if f["name"] == f"durable {NAME}"] == [str(lasting.folder)]
     text = command("list").stdout
     assert "ago" in text
     assert f"durable folder {lasting.folder}, " in text

@@ -14,7 +14,7 @@ from transfer_queue.config import environment
 from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
-from transfer_queue.node.system.durable_folder import DurableFolder, arena_bytes, known_folders, used_at
+from transfer_queue.node.system.durable_folder import arena_bytes, known_folders, used_at
 from transfer_queue.node.system.locks import is_alive
 from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, Description, SystemFolder, runtime_dir
 
@@ -113,24 +113,16 @@ def _system(system: SystemFolder) -> Iterator[Finding]:
 def _durable_folders() -> Iterator[Finding]:
     """Report the durable folders of systems that do not run."""
     for identity in known_folders():
-        name, durable = f"durable {printable_name(identity.name)}", DurableFolder(Path(identity.folder))
+        name = f"durable {printable_name(identity.name)}"
         size, values = size_text(arena_bytes(identity)), {"folder": identity.folder, "memory": arena_bytes(identity)}
-        if not durable.folder.is_dir():
+        if not Path(identity.folder).is_dir():
             words = f"{identity.folder} does not exist any more, and {size} of its values are in {identity.arenas}"
             advice = f"tq adopt its new path if it was moved, or tq stop --discard --folder {identity.folder}"
             yield Finding(name, WARNING, words, advice, values)
-        elif not _is_in_use(durable):
+        elif not identity.is_in_use():
             age = _duration(max(0.0, time.time() - used_at(identity)))
             words = f"{identity.folder} keeps {size} of values in {identity.arenas}; it was used last {age} ago"
             yield Finding(name, OK, words, values=values)
-
-
-def _is_in_use(durable: DurableFolder) -> bool:
-    """Return whether a system uses a folder. A folder that cannot be read counts as not used."""
-    try:
-        return durable.is_in_use()
-    except (TransferQueueError, OSError):
-        return False
 
 
 def _running(system: SystemFolder, name: str, description: Description | None) -> Finding:

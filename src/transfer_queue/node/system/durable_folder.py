@@ -75,6 +75,10 @@ class Identity(msgspec.Struct, frozen=True):
         """The folders of all arenas."""
         return [Path(path) for path in (self.arenas, self.disk) if path]
 
+    def is_in_use(self) -> bool:
+        """Whether a process of a system that uses the folder lives."""
+        return any(is_alive(lock) for lock in (Path(self.folder) / "lock", *(place / "alive" for place in self.places)))
+
 
 class Wanted(msgspec.Struct, frozen=True):
     """What a system that starts with a durable folder wants of it."""
@@ -145,12 +149,6 @@ class DurableFolder:
             return Path(os.fsdecode(self._running.read_bytes()))
         except OSError:
             return None
-
-    def is_in_use(self) -> bool:
-        """Whether a process of a system that uses the folder lives."""
-        identity = self.identity()
-        locks = [self.lock, *(place / "alive" for place in (identity.places if identity is not None else []))]
-        return any(is_alive(lock) for lock in locks)
 
     def will_return(self, key: bytes) -> bool:
         """Whether the system with this key was not stopped: if all its processes died, a start continues it."""
@@ -437,7 +435,7 @@ def _identity_of_arenas(place: Path, owner: str) -> Identity:
         if known is not None and known.id == number:
             return known
     made = place.lstat().st_ctime
-    return Identity(FORMAT, number, "", os.geteuid(), owner, str(_record(number)), str(place), "", 0, 0, made)
+    return Identity(FORMAT, number, "unknown", os.geteuid(), owner, str(_record(number)), str(place), "", 0, 0, made)
 
 
 def user_name(user: int) -> str:
