@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -30,6 +30,7 @@ help:
 	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of that)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails if a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
+	@echo "make durable   a durable system of which all processes are killed at once, 200 times (15 minutes; ARGS='--kills 20')"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain; then random puts and"
 	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows' runs only these)"
 	@echo "make docs      runs the tutorials, and the code blocks of README.md and docs/"
@@ -119,6 +120,9 @@ chaos: venv
 	.venv/bin/python -W ignore -m tests.simulation.chaos --seeds 0..10000 --processes 2
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
 	.venv/bin/python -m pytest tests/testing/test_ends_by_schedule.py --schedules 1000
+
+durable: venv
+	.venv/bin/python -W ignore tests/long/durable_kills.py $(ARGS)
 
 torn: venv
 	.venv/bin/python -W ignore tests/long/torn_reads.py $(ARGS)

@@ -25,6 +25,7 @@ import transfer_queue as tq
 import warm
 from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
 from transfer_queue.interface import CURRENT
+from transfer_queue.journal.segment import MARKER
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, Identity
 
 SECONDS = 60
@@ -169,6 +170,18 @@ def test_a_process_that_attached_without_init_keeps_its_client(
     assert command("stop", "--name", NAME).returncode == 0
 
 
+def test_the_process_that_started_it_first_does_not_stop_what_another_one_continues(lasting: Lasting) -> None:
+    tq.init(lasting.conf())
+    put()
+    kill_all()
+    assert command("start", "--name", NAME, *lasting.words()).returncode == 0
+    tq.close()
+    tq.init({"system": {"name": NAME}}, attach="require")
+    assert len(read()) == 20
+    tq.close()
+    assert command("stop", "--name", NAME).returncode == 0
+
+
 def test_an_orderly_stop_keeps_the_values_and_clients_do_not_wait(lasting: Lasting) -> None:
     command("start", "--name", NAME, *lasting.words())
     tq.init({"system": {"name": NAME}}, attach="require")
@@ -195,6 +208,20 @@ def test_values_on_a_disk_tier_survive_too(lasting: Lasting) -> None:
     tq.init(lasting.conf(backend={"SimpleStorage": storage}))
     assert torch.equal(read(800), values)
     assert any(unit.tier == "disk" and unit.leased for unit in tq.get_client().status().units)
+
+
+def test_a_journal_that_is_torn_at_any_point_of_its_last_write_is_cut_there(lasting: Lasting) -> None:
+    tq.init(lasting.conf())
+    values = put()
+    for position in (1, 4, 12, 23, 24, 60):  # of the frame: within the marker, the number, the length, the body
+        kill_all()
+        segment = max(lasting.folder.glob("segment-*"))
+        content = segment.read_bytes()
+        segment.write_bytes(content + content[content.rindex(MARKER) :][:position])
+        tq.init(lasting.conf())
+        assert torch.equal(read(), values)
+        tq.kv_put(f"after-{position}", "p", {"x": values[0]})
+    assert len(tq.kv_list("p")["p"]) == 26
 
 
 # ---------------------------------------------------------------- what is refused, and what is gone
@@ -240,6 +267,10 @@ def test_an_arena_file_that_is_missing_or_has_another_size_is_named(lasting: Las
     shutil.move(moved, lasting.arena / "generations")
     tq.init(lasting.conf())
     assert len(read()) == 20
+    tq.close()
+    shutil.rmtree(lasting.arena)
+    tq.init(lasting.conf())
+    assert tq.get_client().status().partitions[0].fields[0].lost == 20
 
 
 def test_the_number_of_units_may_not_change(lasting: Lasting) -> None:
@@ -328,6 +359,8 @@ def test_a_durable_folder_is_listed_with_its_sizes_and_age_while_it_exists(lasti
     assert kept["memory"] > 20_000 * 8
     assert kept["journal"] > 0
     assert begun - 5 < kept["used_at"] < time.time() + 5
+    findings = json.loads(command("doctor", "--no-test", "--json").stdout)["findings"]
+    assert [f["values"]["folder"] for f in findings if f["name"] == f"durable {NAME}"] == [str(lasting.folder)]
     text = command("list").stdout
     assert "ago" in text
     assert f"durable folder {lasting.folder}, " in text
@@ -393,9 +426,9 @@ def test_only_a_durable_folder_can_be_adopted_or_discarded(lasting: Lasting) -> 
     assert (other / "file").exists()
     tq.init(lasting.conf())
     done = command("adopt", str(lasting.folder))
-    assert "are used by a running system" in done.stderr
+    assert f"is used by the running system {NAME!r}" in done.stderr
     done = command("stop", "--discard", "--folder", str(lasting.folder))
-    assert "is in use; stop its system first" in done.stderr
+    assert f"is used by the running system {NAME!r}" in done.stderr
 
 
 @pytest.mark.parametrize("file", ["lock", "key", "identity.json", "arenas", "slots-0", "unit-0/arena", "unit-0/header"])

@@ -36,8 +36,8 @@ def adopt(options: argparse.Namespace) -> int:
     from transfer_queue.node.system.durable_folder import DurableFolder
 
     durable = DurableFolder(Path(os.path.abspath(options.folder)))
-    identity = durable.adopt(options.name)
-    content = _content(durable.folder, identity)
+    with durable.adopt(options.name) as identity:
+        content = _content(durable.folder, identity)
     if options.json:
         print_json(content)
         return 0

@@ -98,7 +98,8 @@ def find_systems() -> list[ListedSystem]:
     with ThreadPoolExecutor(PARALLEL) as pool:
         found = [each for each in pool.map(_look_at, folders) if each is not None]
     used = {each.durable for each in found}
-    return found + [_kept(identity) for identity in known_folders() if identity.folder not in used]
+    kept = [identity for identity in known_folders() if identity.folder not in used and not identity.is_in_use()]
+    return found + [_kept(identity) for identity in kept]
 
 
 def _kept(identity: Identity) -> ListedSystem:

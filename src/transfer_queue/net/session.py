@@ -329,16 +329,23 @@ class RetryPolicy:
         return log and f"; its log: {log}"
 
     def _timed_out(self) -> WaitTimeoutError:
+        why = "is overloaded or stopped"
+        if self._lost_at is not None:
+            why = (
+                f"has not been reachable since {self._lost_since()}; if all processes of its system were killed, start "
+                f"the system again"
+            )
         return WaitTimeoutError(
             f"Timeout: {self._server()} gave no reply to {type(self._call.request).__name__} within "
-            f"{self._seconds:g} s; it "
-            f"is overloaded or stopped{self._log()}"
+            f"{self._seconds:g} s; it {why}{self._log()}"
         )
 
+    def _lost_since(self) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._lost_at))
+
     def _lost(self, error: OSError) -> ConnectionLostError:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._lost_at))
         return ConnectionLostError(
-            f"{self._server()} has not been reachable since {since} ({error}), tried {self._tries} times for "
-            f"{type(self._call.request).__name__}; its system was closed or has crashed{self._log()}. "
+            f"{self._server()} has not been reachable since {self._lost_since()} ({error}), tried {self._tries} times "
+            f"for {type(self._call.request).__name__}; its system was closed or has crashed{self._log()}. "
             f"Start it again, then attach to it with tq.close() and tq.init()"
         )

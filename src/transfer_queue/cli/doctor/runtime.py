@@ -14,6 +14,7 @@ from transfer_queue.config import environment
 from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
+from transfer_queue.node.system.durable_folder import arena_bytes, known_folders, used_at
 from transfer_queue.node.system.locks import is_alive
 from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, Description, SystemFolder, runtime_dir
 
@@ -85,6 +86,7 @@ def check_systems() -> Iterator[Finding]:
                 yield from _system(system)
         if not any(not path.name.startswith(".") for path in folder.iterdir()):
             yield Finding("systems", OK, "none is running")
+        yield from _durable_folders()
     yield from _arenas(linked)
 
 
@@ -98,12 +100,29 @@ def _system(system: SystemFolder) -> Iterator[Finding]:
         return
     if is_alive(system.alive):
         yield _running(system, name, description)
+    elif description is not None and description.durable:
+        return  # see `_durable_folders`
     elif system.key.exists():
         words = f"all its processes were killed, and their files are still in {system.folder}"
         yield _leftover(name, words, f"tq start --name {name} removes them and starts the system again")
     elif system.logs.exists():
         words = f"it crashed; its logs are in {system.logs}"
         yield _leftover(name, words, f"read them, then rm -r {system.folder}, or start it again under its name")
+
+
+def _durable_folders() -> Iterator[Finding]:
+    """Report the durable folders of systems that do not run."""
+    for identity in known_folders():
+        name = f"durable {printable_name(identity.name)}"
+        size, values = size_text(arena_bytes(identity)), {"folder": identity.folder, "memory": arena_bytes(identity)}
+        if not Path(identity.folder).is_dir():
+            words = f"{identity.folder} does not exist any more, and {size} of its values are in {identity.arenas}"
+            advice = f"tq adopt its new path if it was moved, or tq stop --discard --folder {identity.folder}"
+            yield Finding(name, WARNING, words, advice, values)
+        elif not identity.is_in_use():
+            age = _duration(max(0.0, time.time() - used_at(identity)))
+            words = f"{identity.folder} keeps {size} of values in {identity.arenas}; it was used last {age} ago"
+            yield Finding(name, OK, words, values=values)
 
 
 def _running(system: SystemFolder, name: str, description: Description | None) -> Finding:

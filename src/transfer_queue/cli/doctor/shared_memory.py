@@ -12,7 +12,7 @@ from pathlib import Path
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.display import size_text
-from transfer_queue.node.system.paths import ARENA_PREFIX, mount_of
+from transfer_queue.node.system.paths import ARENA_PREFIX, DURABLE_PREFIX, allocated_bytes, mount_of
 from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -36,10 +36,10 @@ def file_system_space(folder: Path) -> tuple[int, int]:
 def held(folder: Path) -> int:
     """Return the bytes that arenas of this user hold in a folder."""
     nbytes = 0
-    for arenas in folder.glob(f"{ARENA_PREFIX}{os.geteuid()}-*"):
-        for path in arenas.rglob("*"):
+    for pattern in (f"{ARENA_PREFIX}{os.geteuid()}-*", f"{DURABLE_PREFIX}*"):
+        for arenas in folder.glob(pattern):
             with contextlib.suppress(OSError):  # removed in the meantime
-                nbytes += path.lstat().st_blocks * 512
+                nbytes += allocated_bytes(arenas) if arenas.lstat().st_uid == os.geteuid() else 0
     return nbytes
 
 

@@ -47,8 +47,9 @@ class DataFolders:
 
     def _take(self, durable: DurableFolder) -> None:
         """Lock the folder of the settings, and prepare it if it keeps values."""
-        durable.take()
-        if self._settings.durability_values == "none":
+        keeps_values = self._settings.durability_values != "none"
+        durable.take(keeps_values)
+        if not keeps_values:
             durable.refuse_values()
             return
         known = durable.identity()

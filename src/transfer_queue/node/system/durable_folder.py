@@ -36,11 +36,10 @@ from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.locks import hold_liveness, is_alive
-from transfer_queue.node.system.paths import OWNER, allocated_bytes, no_link, read_private, runtime_dir
+from transfer_queue.node.system.paths import DURABLE_PREFIX, OWNER, allocated_bytes, no_link, read_private, runtime_dir
 from transfer_queue.storage.arena.arena import check_files
 
 FORMAT = 1
-PREFIX = "transfer_queue-durable-"
 SHARED_MEMORY = Path("/dev/shm")
 _KEY = "durability.folder"
 _RECORD = ".durable-{}.json"
@@ -75,6 +74,10 @@ class Identity(msgspec.Struct, frozen=True):
     def places(self) -> list[Path]:
         """The folders of all arenas."""
         return [Path(path) for path in (self.arenas, self.disk) if path]
+
+    def is_in_use(self) -> bool:
+        """Whether a process of a system that uses the folder lives."""
+        return any(is_alive(lock) for lock in (Path(self.folder) / "lock", *(place / "alive" for place in self.places)))
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -147,12 +150,6 @@ class DurableFolder:
         except OSError:
             return None
 
-    def is_in_use(self) -> bool:
-        """Whether a process of a system that uses the folder lives."""
-        identity = self.identity()
-        locks = [self.lock, *(place / "alive" for place in (identity.places if identity is not None else []))]
-        return any(is_alive(lock) for lock in locks)
-
     def will_return(self, key: bytes) -> bool:
         """Whether the system with this key was not stopped: if all its processes died, a start continues it."""
         try:
@@ -166,32 +163,35 @@ class DurableFolder:
 
     # ------------------------------------------------------------ starting
 
-    def take(self) -> None:
+    def take(self, keeps_values: bool) -> None:
         """Create the folder if it is missing, and lock it for this process and its children.
 
-        Raises StartError if a running system uses it, or if it belongs to another user.
+        Raises StartError if a running system uses it, or if it is to keep values and belongs to another user.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_owner()
+            if keeps_values:
+                self._check_owner()
             self._hold(self.lock)
+            for path in self.folder.glob("room-*"):
+                path.unlink(missing_ok=True)  # its process was killed in `journal.segment.check_space`
         except OSError as error:
             raise StartError(
                 f"the durable folder {self.folder} ({_KEY}) cannot be used: {error}; make it a folder that this user "
                 f"can write to, or choose another one"
             ) from error
 
-    def _hold(self, lock: Path) -> None:
+    def _hold(self, lock: Path) -> int:
         try:
-            hold_liveness(lock)
+            return hold_liveness(lock)
         except StartError as error:
             raise StartError(self._in_use()) from error
 
     def _in_use(self) -> str:
         system = self.system()
         which = "a running system" if system is None else f"the running system {system.name!r} ({system})"
-        how = "" if system is None else f" (`tq stop --name {system.name}`), attach to it by this name,"
-        return f"the durable folder {self.folder} ({_KEY}) is used by {which}; stop it{how} or choose another folder"
+        how = "" if system is None else f" (`tq stop --name {system.name}`)"
+        return f"the durable folder {self.folder} ({_KEY}) is used by {which}; stop it{how}, or name another folder"
 
     def _check_owner(self) -> None:
         found = self.folder.stat()
@@ -249,10 +249,10 @@ class DurableFolder:
         if known is not None:
             return msgspec.structs.replace(known, name=wanted.name, folder=folder, record=str(_record(known.id)))
         number = secrets.token_hex(8)
-        disk = "" if wanted.disk is None else str(wanted.disk / f"{PREFIX}{number}")
+        disk = "" if wanted.disk is None else str(wanted.disk / f"{DURABLE_PREFIX}{number}")
         return Identity(
             FORMAT, number, wanted.name, os.geteuid(), folder, str(_record(number)),
-            str(wanted.arenas / f"{PREFIX}{number}"), disk, wanted.units, wanted.disk_units, time.time(),
+            str(wanted.arenas / f"{DURABLE_PREFIX}{number}"), disk, wanted.units, wanted.disk_units, time.time(),
         )  # fmt: skip
 
     def _check_fits(self, known: Identity, wanted: Wanted) -> None:
@@ -322,10 +322,12 @@ class DurableFolder:
 
     # ------------------------------------------------------------ adopting and removing
 
-    def adopt(self, name: str | None = None) -> Identity:
+    @contextlib.contextmanager
+    def adopt(self, name: str | None = None) -> Iterator[Identity]:
         """Make the values of a folder that was moved, or whose owner was changed, this folder's and this user's.
 
-        Raises StartError if the folder keeps no values, is in use, or if this user cannot access all of it.
+        No system can start with the folder before the context ends. Raises StartError if the folder keeps no values, is
+        in use, or if this user cannot access all of it.
         """
         known = self.identity()
         if known is None:
@@ -341,39 +343,42 @@ class DurableFolder:
                     f"{user_name(place.stat().st_uid)}: change its owner as root (chown -R {os.geteuid()} {place}), "
                     f"then run `tq adopt` again"
                 )
-        if self.is_in_use():
-            owner = _owner_of(Path(known.arenas)) or str(self.folder)
-            raise StartError(
-                f"the values of the durable folder {self.folder} are used by a running system, whose durable folder "
-                f"is {owner}; stop that system first"
-            )
         identity = msgspec.structs.replace(
             known, name=name or known.name, user=os.geteuid(), folder=os.path.realpath(self.folder),
             record=str(_record(known.id)),
         )  # fmt: skip
-        _write(self._identity, msgspec.json.encode(identity))
-        _write(Path(identity.record), msgspec.json.encode(identity))
-        for place in (place for place in identity.places if place.is_dir()):
-            (place / OWNER).unlink(missing_ok=True)
-            (place / OWNER).symlink_to(identity.folder)
-        return identity
+        with self._held(known):
+            _write(self._identity, msgspec.json.encode(identity))
+            _write(Path(identity.record), msgspec.json.encode(identity))
+            for place in (place for place in identity.places if place.is_dir()):
+                (place / OWNER).unlink(missing_ok=True)
+                (place / OWNER).symlink_to(identity.folder)
+            yield identity
+
+    @contextlib.contextmanager
+    def _held(self, identity: Identity | None) -> Iterator[None]:
+        """Keep systems from using the folder and its arenas. Raises StartError if one does."""
+        places = [] if identity is None else [place for place in identity.places if place.is_dir()]
+        with contextlib.ExitStack() as stack:
+            for lock in (self.lock, *(place / "alive" for place in places)):
+                stack.callback(os.close, self._hold(lock))
+            yield
 
     def discard(self) -> int:
         """Remove everything that the folder keeps, and the folder if it is empty then. Returns the number of bytes.
 
         Raises StartError if it is in use.
         """
-        if self.is_in_use():
-            raise StartError(f"the durable folder {self.folder} is in use; stop its system first")
         identity = self.identity()
         nbytes = journal_bytes(self.folder) + (0 if identity is None else arena_bytes(identity))
-        if identity is not None:
-            remove_arenas(identity)
-        for path in list(self.folder.iterdir()) if self.folder.is_dir() else ():
-            if path.name in _OWN_FILES or path.name.startswith(_JOURNAL_FILES):
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it has other files, or does not exist
-            self.folder.rmdir()
+        with self._held(identity):
+            if identity is not None:
+                remove_arenas(identity)
+            for path in list(self.folder.iterdir()):
+                if path.name in _OWN_FILES or path.name.startswith(_JOURNAL_FILES):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it has other files
+                self.folder.rmdir()
         return nbytes
 
 
@@ -389,7 +394,7 @@ def remove_arenas(identity: Identity) -> None:
     """Remove the arenas of a durable folder, which may not exist any more, and the record of it."""
     for place in identity.places:
         with contextlib.suppress(OSError):
-            if place.lstat().st_uid == os.geteuid() and place.name == f"{PREFIX}{identity.id}":
+            if place.lstat().st_uid == os.geteuid() and place.name == f"{DURABLE_PREFIX}{identity.id}":
                 shutil.rmtree(place, ignore_errors=True)
     for record in (_record(identity.id), Path(identity.record)):
         with contextlib.suppress(OSError):
@@ -413,7 +418,7 @@ def known_folders() -> list[Identity]:
 
 def _in_shared_memory() -> Iterator[Identity]:
     """Yield the durable folders that arenas of this user in shared memory belong to."""
-    for place in SHARED_MEMORY.glob(f"{PREFIX}*"):
+    for place in SHARED_MEMORY.glob(f"{DURABLE_PREFIX}*"):
         with contextlib.suppress(OSError):
             if place.lstat().st_uid != os.geteuid():
                 continue
@@ -424,13 +429,13 @@ def _in_shared_memory() -> Iterator[Identity]:
 
 def _identity_of_arenas(place: Path, owner: str) -> Identity:
     """Return the identity of the durable folder that owns these arenas; what the arenas tell if it is gone."""
-    number = place.name[len(PREFIX) :]
+    number = place.name[len(DURABLE_PREFIX) :]
     with contextlib.suppress(StartError):
         known = DurableFolder(Path(owner)).identity() if owner else None
         if known is not None and known.id == number:
             return known
     made = place.lstat().st_ctime
-    return Identity(FORMAT, number, "", os.geteuid(), owner, str(_record(number)), str(place), "", 0, 0, made)
+    return Identity(FORMAT, number, "unknown", os.geteuid(), owner, str(_record(number)), str(place), "", 0, 0, made)
 
 
 def user_name(user: int) -> str:

@@ -17,6 +17,7 @@ from types import TracebackType
 
 from transfer_queue.errors import StartError
 
+LIVENESS_SECONDS = 5.0  # for which a start waits for a liveness file that another process checks
 PAUSE = 0.005  # seconds between two attempts to get a lock that another process holds
 
 
@@ -87,10 +88,10 @@ class StartLock:
 def hold_liveness(path: Path) -> int:
     """Show that the supervisor lives, by a lock. Returns its descriptor, which the children inherit.
 
-    It tries for up to 5 s, because a process that checks the lock shares it for an instant.
+    It tries for LIVENESS_SECONDS, because a process that checks the lock shares it for an instant.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    limit = time.monotonic() + 5.0
+    limit = time.monotonic() + LIVENESS_SECONDS
     while not _try_lock(file):
         if time.monotonic() > limit:
             os.close(file)

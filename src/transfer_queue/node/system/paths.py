@@ -41,6 +41,7 @@ DEFAULT_NAME = "default"
 KEY_BYTES = 32
 ARENA_PREFIX = "transfer_queue-"
 DISK_PREFIX = "transfer_queue-disk-"
+DURABLE_PREFIX = "transfer_queue-durable-"  # of arenas that no sweep removes (`node.system.durable_folder`)
 OWNER = "system"  # in a folder of arenas: a link to the folder of the system that owns it
 
 _Heir = tuple[int, int | None]  # pid, and see `processes.start_time`

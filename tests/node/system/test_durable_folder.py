@@ -1,0 +1,201 @@
+"""What belongs to a durable folder, and who may use it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from transfer_queue.errors import StartError
+from transfer_queue.node.system.durable_folder import (
+    DurableFolder,
+    Identity,
+    Wanted,
+    known_folders,
+    remove_arenas,
+    used_at,
+)
+from transfer_queue.node.system.locks import hold_liveness
+from transfer_queue.node.system.paths import OWNER
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DurableFolder]:
+    monkeypatch.setattr("transfer_queue.node.system.durable_folder.SHARED_MEMORY", tmp_path)  # not that of others
+    made = DurableFolder(tmp_path / "kept")
+    yield made
+    if made.identity() is not None:
+        made.discard()
+    assert known_folders() == []
+
+
+def wanted(durable: DurableFolder, **changes: object) -> Wanted:
+    return msgspec.structs.replace(Wanted("s", KEY, durable.folder.parent, None, 1, 0), **changes)
+
+
+class Start:
+    """What a supervisor does at its start; `end` is the end of all its processes."""
+
+    def __init__(self, durable: DurableFolder, **changes: object) -> None:
+        before = _descriptors()
+        try:
+            durable.take(True)
+            self.identity, self.warning = durable.prepare(wanted(durable, **changes))
+        finally:
+            self._locks = _descriptors() - before
+        durable.begin(Path("/run/s"))
+
+    def end(self) -> None:
+        for descriptor in self._locks:
+            os.close(descriptor)
+
+
+def _descriptors() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:  # of the listing itself
+            continue
+        found.add(int(name))
+    return found
+
+
+def ended(durable: DurableFolder, **changes: object) -> Identity:
+    start = Start(durable, **changes)
+    start.end()
+    return start.identity
+
+
+def refused(durable: DurableFolder, **changes: object) -> str:
+    before = _descriptors()
+    with pytest.raises(StartError) as error:
+        Start(durable, **changes)
+    for descriptor in _descriptors() - before:
+        os.close(descriptor)
+    return str(error.value)
+
+
+def test_the_next_start_finds_the_same_arenas_and_the_same_key(durable: DurableFolder) -> None:
+    first = ended(durable)
+    assert Path(first.arenas).name == f"transfer_queue-durable-{first.id}"
+    assert os.readlink(Path(first.arenas) / OWNER) == str(durable.folder)
+    assert durable.key() == KEY
+    second = ended(durable, name="t")
+    assert second == msgspec.structs.replace(first, name="t")
+    assert "another process has started a system" in refused(durable, key=bytes(32))
+
+
+def test_a_client_waits_while_the_system_was_not_stopped(durable: DurableFolder) -> None:
+    ended(durable)
+    assert durable.system() == Path("/run/s")
+    assert durable.will_return(KEY)
+    assert not durable.will_return(bytes(32)), "a later system with another key is not the one of the client"
+    durable.mark_stopped()
+    assert not durable.will_return(KEY)
+    assert not DurableFolder(durable.folder / "missing").will_return(KEY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"units": 2}, "num_data_storage_units = 1, but the settings say 2"),
+        ({"disk": Path("/ssd"), "disk_units": 1}, "units on disk (backend.SimpleStorage.offload, replicas) = none"),
+        ({"arenas": Path("/elsewhere")}, "backend.SimpleStorage.arena_folder = "),
+    ],
+)
+def test_other_settings_are_refused(durable: DurableFolder, changes: dict[str, object], words: str) -> None:
+    before = ended(durable)
+    assert words in refused(durable, **changes)
+    assert durable.identity() == before
+
+
+def test_a_folder_in_use_can_be_neither_taken_nor_adopted_nor_discarded(
+    durable: DurableFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.node.system.locks.LIVENESS_SECONDS", 0.0)
+    start = Start(durable)
+    assert start.identity.is_in_use()
+    words = r"is used by the running system 's' \(/run/s\); stop it \(`tq stop --name s`\)"
+    with pytest.raises(StartError, match=words):
+        durable.take(True)
+    with pytest.raises(StartError, match=words):
+        durable.discard()
+    with pytest.raises(StartError, match=words), durable.adopt():
+        pass
+    start.end()
+    assert not start.identity.is_in_use()
+
+
+def test_a_copy_of_a_folder_is_refused_while_the_original_has_the_arenas(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    copy = DurableFolder(durable.folder.with_name("copy"))
+    shutil.copytree(durable.folder, copy.folder)
+    assert f"belong to the folder {durable.folder}: if the folder was moved, run `tq adopt {copy.folder}`" in (
+        refused(copy)
+    )
+    shutil.rmtree(durable.folder)
+    with copy.adopt("renamed") as adopted:
+        assert (adopted.name, adopted.folder, adopted.id) == ("renamed", str(copy.folder), identity.id)
+    assert ended(copy).id == identity.id
+    copy.discard()
+    assert not Path(identity.arenas).exists()
+
+
+def test_a_folder_that_others_can_change_is_refused(durable: DurableFolder) -> None:
+    durable.folder.mkdir()
+    durable.folder.chmod(0o777)
+    assert "has the mode 777, so that other users could change it" in refused(durable)
+    durable.take(False)  # a journal alone is no risk that was not there before
+
+
+def test_arenas_that_are_gone_are_a_warning_if_there_was_state(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    shutil.rmtree(identity.arenas)
+    again = Start(durable)
+    assert again.warning is None, "nothing was stored yet"
+    again.end()
+    shutil.rmtree(identity.arenas)
+    (durable.folder / "segment-000000000001").touch()
+    again = Start(durable)
+    assert f"kept in {identity.arenas} are lost" in str(again.warning)
+    again.end()
+
+
+def test_a_folder_is_known_until_it_is_discarded_even_if_it_was_removed(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    assert known_folders() == [identity]
+    assert used_at(identity) >= identity.created_at
+    shutil.rmtree(durable.folder)
+    assert known_folders() == [identity]
+    assert used_at(identity) == identity.created_at
+    Path(identity.record).unlink()
+    (found,) = known_folders()
+    assert (found.id, found.folder, found.arenas) == (identity.id, identity.folder, identity.arenas)
+    remove_arenas(identity)
+    assert not Path(identity.arenas).exists()
+    assert known_folders() == []
+
+
+def test_a_discarded_folder_keeps_what_is_not_of_the_system(durable: DurableFolder) -> None:
+    ended(durable)
+    for name in ("segment-000000000001", "load-x", "room-7", ".state-000000000001.draft", "mine"):
+        (durable.folder / name).write_bytes(b"x" * 100)
+    assert durable.discard() >= 400
+    assert [path.name for path in durable.folder.iterdir()] == ["mine"]
+
+
+def test_files_that_a_killed_start_left_are_removed(durable: DurableFolder) -> None:
+    durable.folder.mkdir(mode=0o700)
+    (durable.folder / "room-1").touch()
+    (durable.folder / "identity.json.new").write_bytes(b"half")
+    os.close(hold_liveness(durable.lock))
+    ended(durable)
+    assert not (durable.folder / "room-1").exists()
+    assert not (durable.folder / "identity.json.new").exists()
