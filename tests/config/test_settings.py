@@ -206,7 +206,11 @@ class TestSettings:
             ),
             (
                 {**conf, "backend": {"storage_backend": "MooncakeStore"}},
-                r"durability\.values is 'processes'; allowed: none with backend\.storage_backend MooncakeStore",
+                r"durability\.values is 'processes'; allowed: none with the backend MooncakeStore",
+            ),
+            (
+                {**conf, "backend": {"fields": {"pixels": "MooncakeStore"}}},
+                r"durability\.values is 'processes'; allowed: none with the backend MooncakeStore",
             ),
         ):
             with pytest.raises(InvalidArgumentError, match=words):

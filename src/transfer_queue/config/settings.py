@@ -509,9 +509,10 @@ def _check_durability(values: Mapping[str, Any]) -> None:
     if values["durability_mode"] == "none":
         allowed = f"async or sync, because {KEYS['durability_values']} is {level}"
         raise not_allowed(KEYS["durability_mode"], "none", allowed)
-    if values["storage_backend"] != "SimpleStorage":
-        allowed = f"none with {KEYS['storage_backend']} {values['storage_backend']}, which keeps the values itself"
-        raise not_allowed(KEYS["durability_values"], level, allowed)
+    for backend in (values["storage_backend"], *values["field_backends"].values()):
+        if backend != SIMPLE:
+            allowed = f"none with the backend {backend}, which keeps the values itself"
+            raise not_allowed(KEYS["durability_values"], level, allowed)
 
 
 def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:
