@@ -209,7 +209,7 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
             kill()
             second = client.put(values(3), partition_id="p").global_indexes
             assert first + second == list(range(6 * turn, 6 * turn + 6)), "indexes go on"
-            with pytest.raises(tq.StartError, match=r"another system is using this folder"):
+            with pytest.raises(tq.StartError, match=r"kept \(durability\.folder\) is used by a running system"):
                 launcher.start_local("other", config, detached=True)
         finally:
             tq.close()

@@ -236,7 +236,12 @@ class RunningSystem:
 
     def _is_of_this_start(self) -> bool:
         """Whether the folder belongs to this system, and not to a later start that continues it."""
-        return self._is_ours() and self._system.identity() == self._folder_identity
+        if not self._is_ours():
+            return False
+        found, its = self._system.read_description(), self.description
+        if found is None:  # it starts, ends or crashed
+            return self._system.identity() == self._folder_identity
+        return (found.pid, found.started) == (its.pid, its.started)
 
     def _is_ours(self) -> bool:
         """Whether the folder belongs to this system, and not to a later one of its name."""
