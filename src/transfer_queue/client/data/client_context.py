@@ -196,6 +196,8 @@ class ClientContext:
         """Unit -> the backend of its blocks."""
         self._spaces: dict[str, ExtentAllocator] = {}
         """Backend -> the space into which this client writes; empty before `learn` has run."""
+        self._only_space: ExtentAllocator | None = None
+        """The space of the backend if there is only one."""
         self._routes: BackendRoutes | None = None
         self._presence: ClientLiveness | None = None
         self._settings: Settings | None = None
@@ -272,10 +274,7 @@ class ClientContext:
 
     def space_of(self, reserved: Reserved) -> ExtentAllocator:
         """Return the space of a reservation."""
-        spaces = self._spaces
-        if len(spaces) == 1:
-            return next(iter(spaces.values()))
-        return spaces[self._kinds[reserved.unit]]
+        return self._only_space or self._spaces[self._kinds[reserved.unit]]
 
     def warn(self, words: str) -> None:
         """Log a warning, unless this client has already logged the same one."""
@@ -302,7 +301,9 @@ class ClientContext:
                 self.session.grace = self._settings.call_timeout
                 self._routes = BackendRoutes(self._settings.storage_backend, self._settings.field_backends)
                 self._take(reply.units)
-                self._spaces = {backend: self._make_space(backend) for backend in self._settings.backends}
+                spaces = {backend: self._make_space(backend) for backend in self._settings.backends}
+                self._only_space = next(iter(spaces.values())) if len(spaces) == 1 else None
+                self._spaces = spaces
 
     def _make_space(self, backend: str) -> ExtentAllocator:
         numbers = self._units_of_tier(backend, MEMORY)
