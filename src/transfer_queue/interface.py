@@ -111,6 +111,10 @@ def init(
     then TQ_SYSTEM, then one default name for each user. Under Ray (`runtime`) it looks for the actor
     TransferQueueController. The process that started a system stops it with `close`, or when the process ends.
 
+    With the setting `durability.values`, a system that starts continues with the state and the values that its
+    `durability.folder` keeps, also if all processes of the system before it were killed. If this process had a client
+    of that system, it keeps the client.
+
     If the running system has other settings than `conf`, its settings stay in force, and a warning names each
     difference. Unknown keys are kept, and a warning names them.
 

@@ -238,7 +238,9 @@ class RunningSystem:
         """Whether the folder belongs to this system, and not to a later start that continues it."""
         if not self._is_ours():
             return False
-        found, its = self._system.read_description(), self.description
+        found, its = None, self.description
+        with contextlib.suppress(AttachError):  # it cannot be read
+            found = self._system.read_description()
         if found is None:  # it starts, ends or crashed
             return self._system.identity() == self._folder_identity
         return (found.pid, found.started) == (its.pid, its.started)
