@@ -181,7 +181,7 @@ class TestStuckAndSystems:
         found = [
             ListedSystem(
                 "a", "running", "/run/a", "", "local", "SimpleStorage", 2, 12, 40.0, "python train.py", False, 1 << 20,
-                3, 1200,
+                partitions=3, rows=1200,
             ),
             ListedSystem("b", "crashed", "/run/b", "the last one crashed; its logs are in /run/b/logs"),
         ]  # fmt: skip

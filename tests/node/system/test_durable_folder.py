@@ -185,7 +185,7 @@ def test_a_folder_is_known_until_it_is_discarded_even_if_it_was_removed(durable:
 
 def test_a_discarded_folder_keeps_what_is_not_of_the_system(durable: DurableFolder) -> None:
     ended(durable)
-    for name in ("segment-000000000001", "load-x", "room-7", ".state-000000000001.draft", "mine"):
+    for name in ("segment-000000000001", "load-x", "space-7", ".state-000000000001.draft", "mine"):
         (durable.folder / name).write_bytes(b"x" * 100)
     assert durable.discard() >= 400
     assert [path.name for path in durable.folder.iterdir()] == ["mine"]
@@ -193,9 +193,9 @@ def test_a_discarded_folder_keeps_what_is_not_of_the_system(durable: DurableFold
 
 def test_files_that_a_killed_start_left_are_removed(durable: DurableFolder) -> None:
     durable.folder.mkdir(mode=0o700)
-    (durable.folder / "room-1").touch()
+    (durable.folder / "space-1").touch()
     (durable.folder / "identity.json.new").write_bytes(b"half")
     os.close(hold_liveness(durable.lock))
     ended(durable)
-    assert not (durable.folder / "room-1").exists()
+    assert not (durable.folder / "space-1").exists()
     assert not (durable.folder / "identity.json.new").exists()
