@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
-from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
 from transfer_queue.storage.protocols import ArenaMemory, Bytes
@@ -108,7 +108,7 @@ class Arena(ArenaMemory):
     ) -> None:
         self.folder = folder
         self.tier = tier
-        """Its medium (`messages.descriptors.MEMORY`, `messages.descriptors.DISK`; for the unit only).
+        """Its tier: `MEMORY`, or `DISK` or `MIRROR` (`messages.descriptors`; for the unit only).
 
         On disk no page is made resident, and written pages are dropped from memory.
         """
@@ -258,6 +258,14 @@ class Arena(ArenaMemory):
             self._mapping.madvise(mmap.MADV_DONTNEED, offset, length)
             os.posix_fadvise(self._files[0], offset, length, os.POSIX_FADV_DONTNEED)
 
+    def sync(self) -> None:
+        """Wait until the disk has all that was written, and the generations and extents that belong to it.
+
+        Raises OSError if the disk cannot write. Another thread than the unit's may call it.
+        """
+        for file in self._files:
+            os.fsync(file)
+
     def generation(self, offset: int) -> int:
         """See `ArenaMemory.generation`."""
         granule = offset // GRANULE
@@ -347,7 +355,7 @@ class Arena(ArenaMemory):
 
         It changes no byte, so it may run over leased space.
         """
-        if self.tier == DISK:
+        if self.tier != MEMORY:
             return False
         end = min(self.held, self.warm + max_bytes)
         if end > self.warm:
