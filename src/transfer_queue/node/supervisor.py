@@ -35,7 +35,7 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError, StartError
-from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.hosting.child_process import ChildServer
@@ -149,6 +149,8 @@ class Supervisor:
             places = [(self._folders.arenas(), MEMORY)] * count if count else []
             seconds = max(0.0, self._deadline - time.monotonic())
             places += [(folder, DISK) for folder in self._folders.offloads(seconds)] if count else []
+            mirror = self._folders.mirror()
+            places += [] if mirror is None else [(mirror, MIRROR)]
         except StartError as error:
             raise _ShutdownReason(f"{error} (StartError)") from error
         for number, (arenas, tier) in enumerate(places):

@@ -245,9 +245,7 @@ class Life(RuleBasedStateMachine):
         m = self.m
         unit = m.number[place]
         known = m.h.state.blocks
-        alone = {
-            number for number, _, places, _ in known.live_blocks() if [place.unit for place in places] == [unit]
-        }
+        alone = {number for number, _, places, _ in known.live_blocks() if [place.unit for place in places] == [unit]}
         before = {(row, field): m.block(row, field) for row, values in m.values.items() for field in values}
         m.lose(place)
         lost = m.note_lost()

@@ -425,7 +425,11 @@ class MigrationPlanner:
         numbers = blocks.needed_of(numbers)
         for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
             there = blocks.needed_of(numbers[a:b])
-            to = self._roomiest() if leaving < 0 and other in self.state.mirrors else self._target(leaving, {other, leaving})
+            to = (
+                self._roomiest()
+                if leaving < 0 and other in self.state.mirrors
+                else self._target(leaving, {other, leaving})
+            )
             if to is None or not len(there):
                 continue
             if (yield from self._bring(leaving, to, there)) is None:

@@ -136,7 +136,7 @@ class MirrorWriter:
     def _prune(self, now: float) -> None:
         """Forget blocks that no row needs any more, since replies are held that they should not delay."""
         changes, before = self.state.blocks.changes, self._pruned
-        if changes == before[0] or before[0] >= 0 and now < before[1] + PAUSE / 2:
+        if changes == before[0] or (before[0] >= 0 and now < before[1] + PAUSE / 2):
             return
         self._pruned = changes, now
         numbers = np.fromiter(self._behind, "i8", len(self._behind))

@@ -17,6 +17,7 @@ import msgspec
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -89,6 +90,7 @@ def build_controller(
         marks=Watermarks(settings.offload_high, settings.offload_low),
         strict=settings.strict,
         timeline_events=settings.timeline_events,
+        max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
     journaling = loaded = None

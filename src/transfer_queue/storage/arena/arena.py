@@ -127,6 +127,8 @@ class Arena(ArenaMemory):
         """
         self.hole_bytes = 0
         """The size of the holes (for the unit only)."""
+        self.spared = 0
+        """Bytes of its file system that the arena leaves free, for the journal beside it (for the unit only)."""
         self._punches = hasattr(mmap, "MADV_REMOVE")
         self._populates = True
         # The mmap object is freed with the last array that views it. It is never closed explicitly, because closing it
@@ -295,7 +297,7 @@ class Arena(ArenaMemory):
         room = self.capacity - self.held
         if least > room:
             raise self._full(least, f"its capacity is {self.capacity} bytes")
-        available = _available(self.folder)
+        available = _available(self.folder) - self.spared
         if least > available:
             raise self._full(least, f"its file system has {available} bytes left")
         step = max(least, min(SEGMENT, room, available // GRANULE * GRANULE))
@@ -331,7 +333,7 @@ class Arena(ArenaMemory):
         count = int(np.count_nonzero(self.holes[first:end])) if self.hole_bytes else 0
         if not count:
             return True
-        if not self._files or count * GRANULE > _available(self.folder):
+        if not self._files or count * GRANULE > _available(self.folder) - self.spared:
             return False
         try:
             _allocate(self._files[0], offset, length)
