@@ -27,6 +27,7 @@ from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.tables.block_table import CHUNK, CHUNK_BITS
 from transfer_queue.core.units.location_checks import check_moved, close_reported_extents
 from transfer_queue.core.units.migration_planner import MigrationPlanner, move_order
+from transfer_queue.messages.reports.progress import MirrorProgress
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 ORDER_BYTES = 32 << 20
@@ -66,9 +67,8 @@ class MirrorWriter:
         self.lag = lag
         self.behind_bytes = 0
         """The bytes of the blocks that no mirror has."""
-        self.copied_blocks = 0
-        """The blocks that were copied since the controller started."""
         self.copied_bytes = 0
+        """The bytes that were copied since the controller started."""
         self.full = False
         """Whether the mirror had no space for the last order."""
         self._planner = planner
@@ -195,10 +195,22 @@ class MirrorWriter:
         sent = [self._held.pop(key).send for key in ready]
         return [send for send in sent if send is not None]
 
-    @property
-    def held(self) -> int:
-        """The number of held replies."""
-        return len(self._held)
+    def progress(self, now: float) -> MirrorProgress | None:
+        """Return what status shows; None if the system has no mirror."""
+        if self.lag is None:
+            return None
+        mirrors, blocks = self.state.mirrors, self.state.blocks
+        return MirrorProgress(
+            stored=sum(count for stored in blocks.stored.values() for unit, count in stored.items() if unit in mirrors),
+            leased=sum(blocks.leased_in.get(unit, 0) for unit in mirrors),
+            behind_bytes=self.behind_bytes,
+            behind_seconds=self.lag_seconds(now),
+            most_bytes=self.lag.nbytes,
+            most_seconds=self.lag.seconds,
+            waiting=len(self._held),
+            full=self.full,
+            connected=bool(self._planner.units & mirrors),
+        )
 
     # ------------------------------------------------------------ orders
 
@@ -246,7 +258,6 @@ class MirrorWriter:
             return close_reported_extents(self.state, reply.unit, [reply.extent])
         self._planner.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
-        self.copied_blocks += len(done)
         self.copied_bytes += sum(self._behind.get(number, (0, 0.0))[0] for number in done.tolist())
         self._forget(done.tolist())
         return [

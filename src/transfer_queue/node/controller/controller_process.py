@@ -26,6 +26,7 @@ from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
 from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.journal_sync import JournalSync
 from transfer_queue.node.controller.metrics_collector import Collector
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
@@ -96,8 +97,10 @@ def build_controller(
     journaling = loaded = None
     if journal is not None and recovered is not None:
         durable = settings.durability_mode == "sync"
-        loaded = LoadedStates(journal, durable)
-        journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
+        late = settings.max_lag is not None and not durable
+        loaded = LoadedStates(journal, durable or late)
+        writer = Journal(journal, recovered, clock, durable or late, late)
+        journaling = Journaling(controller, writer, clock, durable or late, JournalSync(writer) if late else None)
     states = StateFiles(system.states, loaded)
     service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files)
     server = ServerLoop(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
