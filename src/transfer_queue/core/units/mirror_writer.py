@@ -295,7 +295,8 @@ class MirrorWriter:
 
     def _oldest(self) -> np.ndarray:
         """Return the oldest blocks that are behind, for one order. Forgets blocks that no row needs any more."""
-        blocks, found, total = self.state.blocks, [], 0
+        blocks, total = self.state.blocks, 0
+        found: list[int] = []
         for number, (nbytes, _) in self._behind.items():
             if found and (total + nbytes > self._limit or len(found) == ORDER_BLOCKS):
                 break
