@@ -531,6 +531,8 @@ class MigrationPlanner:
         """
         if unit in self.units and unit not in self.state.draining:
             return unit
+        if unit in self.state.mirrors:  # copies of a mirror stay in it
+            return None
         tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
         free = [other for other in self._healthy_units(tier) if other not in taken]
         over = self._excess()

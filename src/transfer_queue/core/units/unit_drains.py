@@ -80,6 +80,11 @@ def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None
     """
     if request.unit not in state.units:
         raise InvalidArgumentError(f"{no_unit_text(request.unit, state.units)}; pass the number of one that exists")
+    if request.unit in state.mirrors:
+        raise InvalidArgumentError(
+            f"storage unit {request.unit} has the copies on disk (durability.values: machine) and cannot be drained; "
+            f"drain a unit in memory"
+        )
     others = state.units_of(MEMORY) - state.draining - {request.unit}
     if not request.undo and len(others) < replicas:
         raise InvalidArgumentError(
