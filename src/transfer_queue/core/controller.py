@@ -175,10 +175,15 @@ class Controller:
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
         if context.mirror.lag is not None:
             log.observe([r.StateLoaded], lambda record: context.mirror.forget(log.now))
-            log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: context.mirror.rescan(log.now))
+            log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
             new = [r.RowsPut, r.Published, r.BlocksMoved]
             log.observe(new, lambda record: context.mirror.note_new_blocks(log.now))
         context.timeline.observe(log.observe)
+
+    def _on_lost_locations(self) -> None:
+        """Blocks may have lost their location in memory, or that in the mirror."""
+        self.context.migrations.restores = True
+        self.context.mirror.rescan(self.context.now)
 
     def take_records(self) -> list[r.AnyRecord]:
         """Return the records that were applied since the last call, for the journal."""

@@ -74,6 +74,9 @@ class MigrationPlanner:
         """The units whose writers wait for space."""
         self.reserved: set[int] = set()
         """The units that carry out an order of `core.units.mirror_writer`, so that they can take no other one."""
+        self.restores = True
+        """Whether some blocks may be in a mirror only, so that they are copied back into memory."""
+        self._in_mirror_only = False  # the plan has found such a block
         self._wanted: int | None = None  # the unit for the next order of the plan
         self._plan: Iterator[bool] | None = None
         self._records: list[r.AnyRecord] = []
@@ -109,6 +112,7 @@ class MigrationPlanner:
     def forget(self) -> None:
         """Forget the plan, because another state with other blocks was loaded."""
         self._plan = self._job = self._reply = self._wanted = None
+        self.restores = True
         self._orders = [order for order in self._orders if isinstance(order[1], DrainFinished)]
         self._records.clear()
         self._nudges += 1
@@ -165,7 +169,8 @@ class MigrationPlanner:
             return None
         if self._is_urgent():
             return 0.0
-        wanted = self.state.blocks.leased > SPARE or self.state.draining or self.replicas > 1 or self.state.mirrors
+        wanted = self.state.blocks.leased > SPARE or self.state.draining or self.replicas > 1
+        wanted = wanted or (self.restores and self.state.mirrors)
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:
@@ -228,13 +233,17 @@ class MigrationPlanner:
         sparse: list[np.ndarray] = []
         to_disk: dict[int, list[np.ndarray]] = {}  # unit to leave
         left = PLAN_BLOCKS
-        copies = self._may_copy() or self._roomiest() is not None
+        restores = self.restores and self._roomiest() is not None
+        self._in_mirror_only = False
+        copies = self._may_copy() or restores
         for key in sorted(blocks.chunks) if len(victims) or cold or copies else ():
             chunk = blocks.chunks.get(key)
             if chunk is not None and left > 0:
                 left -= self._collect_cold(key, chunk, leaving_memory, to_disk)
                 left -= self._collect(key, chunk, victims, whole, sparse)
             yield True
+        if restores and left > 0:
+            self.restores = self._in_mirror_only
         if left <= 0:
             self._nudges += 1  # the next plan handles the rest
         for leaving, found in to_disk.items():
@@ -354,8 +363,9 @@ class MigrationPlanner:
         if self._may_copy():
             moves.append((single, np.full(len(at), -1), first))
         elif self.state.mirrors:
-            in_mirror = np.isin(first >> _UNIT, list(self.state.mirrors))
-            moves.append((single & in_mirror, np.full(len(at), -1), first))
+            alone = single & np.isin(first >> _UNIT, list(self.state.mirrors))
+            self._in_mirror_only |= bool(alone.any())
+            moves.append((alone, np.full(len(at), -1), first))
         for chosen, leaving, other in moves:
             if not chosen.any():
                 continue

@@ -33,8 +33,8 @@ from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 ORDER_BYTES = 32 << 20
 """Bytes of one order, which the unit writes one after the other and then writes through at once."""
 ORDER_BLOCKS = 4096
-GATHER_SECONDS = 0.2
-"""Seconds for which blocks are collected for an order if no reply is held."""
+GATHER_SECONDS = 1.0
+"""Seconds for which blocks are collected for an order if no reply is held; a quarter of `MaxLag.seconds` if less."""
 PAUSE = 0.25
 """Seconds until the next order after one that copied nothing."""
 
@@ -271,7 +271,8 @@ class MirrorWriter:
         if not self._behind or self._job is not None or self._mirror() is None:
             return None
         oldest = next(iter(self._behind.values()))[1]
-        wait = 0.0 if self._held or self.behind_bytes >= self._limit else oldest + GATHER_SECONDS
+        gather = 0.0 if self.lag is None else min(GATHER_SECONDS, self.lag.seconds / 4)
+        wait = 0.0 if self._held or self.behind_bytes >= self._limit else oldest + gather
         return max(self._retry, wait)
 
     def _mirror(self) -> int | None:

@@ -266,7 +266,7 @@ class Arena(ArenaMemory):
         Raises OSError if the disk cannot write. Another thread than the unit's may call it.
         """
         for file in self._files:
-            os.fsync(file)
+            _sync_data(file)
 
     def generation(self, offset: int) -> int:
         """See `ArenaMemory.generation`."""
@@ -413,6 +413,9 @@ class Arena(ArenaMemory):
     def _full(self, wanted: int, why: str) -> CapacityError:
         return CapacityError(f"no capacity in the arena {self.folder}: {wanted} bytes more wanted, {self.held} held, "
                              f"and {why}; clear samples or give storage more space")  # fmt: skip
+
+
+_sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 def _capacity(folder: Path, wanted: int | None) -> int:
