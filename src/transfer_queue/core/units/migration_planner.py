@@ -148,10 +148,9 @@ class MigrationPlanner:
         self._number = max(self._number, int(now * 1e6)) + 1  # larger than the numbers before a restart
         return self._number
 
-    @property
-    def ordered(self) -> set[int]:
-        """The unit that carries out an order of the plan, or is to get the next one."""
-        return {unit for unit in (self._wanted, None if self._job is None else self._job[1]) if unit is not None}
+    def needs(self, unit: int) -> bool:
+        """Whether this unit carries out an order of the plan, or is to get the next one."""
+        return unit == self._wanted or (self._job is not None and unit == self._job[1])
 
     @property
     def active(self) -> bool:

@@ -278,8 +278,10 @@ class MirrorWriter:
     def _mirror(self) -> int | None:
         """Return the mirror that can take an order; None if there is none, or the plan waits for it."""
         planner = self._planner
-        free = (planner.units & self.state.mirrors) - planner.reserved - planner.ordered
-        return min(free, default=None)
+        for unit in self.state.mirrors:
+            if unit in planner.units and unit not in planner.reserved and not planner.needs(unit):
+                return unit
+        return None
 
     def step(self, now: float) -> list[tuple[int, Move]]:
         """Begin an order if one is due."""

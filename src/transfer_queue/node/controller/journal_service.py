@@ -93,7 +93,7 @@ class Journaling:
         began = 0.0
         if records:
             self._commits_so_far += 1
-            if self._sync or self._commits_so_far % EACH == 1:
+            if (self._sync and self.late is None) or self._commits_so_far % EACH == 1:
                 began = time.monotonic()
             self._journal.append(records)
         try:
