@@ -8,8 +8,8 @@ and consumers, at a random moment. Then another process starts the system again 
 row, whose checksum covers its bytes and its number. Clients that were not killed continue by themselves, and
 acknowledge what they had leased before the kill. The ledger is that of `chaos.py`, after every round.
 
-With `--machine` each round is a failure of the machine: all producers and consumers are killed, too, and everything that
-the system had in memory is removed. Puts wait for the disk (`durability.values: machine`, `mode: sync`).
+With `--machine` each round is a failure of the machine: all producers and consumers are killed, too, and everything
+that the system had in memory is removed. Puts wait for the disk (`durability.values: machine`, `mode: sync`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.client.control_client import still_runs
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError, WaitTimeoutError
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, known_folders
 from transfer_queue.node.system.launcher import start_local
 
@@ -173,14 +173,30 @@ class Kills(chaos.Chaos):
         cleared = self.cleared_uids()
         client = tq.get_client()
         meta = client.get_meta(["x"], None, chaos.PARTITION, mode="force_fetch", timeout=chaos.CALL)
-        there = set(chaos.uids_of(client.get_data(meta, layout="dense")["x"])) if len(meta) else set()
+        there = self.read(client, meta) if len(meta) else set()
         self.rows += len(there)
         if lost := sorted(put - there - cleared):
             raise SystemExit(f"{len(lost)} rows of acknowledged puts are not there: {lost[:8]}")
         status = client.status()
-        # with `machine`, values of puts that were not acknowledged are lost with the memory
+        # with `machine`, the values of puts that were not acknowledged are lost with the memory
         if not self.machine and any(field.lost for partition in status.partitions for field in partition.fields):
             raise SystemExit(f"values are reported as lost: {status}")
+
+    def read(self, client: Any, meta: Any) -> set[int]:
+        """Return the numbers of the rows whose values are there. Those that were lost are cleared."""
+        try:
+            return set(chaos.uids_of(client.get_data(meta, layout="dense")["x"]))
+        except StorageKeyNotFoundError:
+            if not self.machine:
+                raise
+        there: set[int] = set()
+        for row in meta.chunk(len(meta)):
+            try:
+                there |= set(chaos.uids_of(client.get_data(row, layout="dense")["x"]))
+            except StorageKeyNotFoundError:
+                self.faults["unacknowledged rows lost"] += 1
+                client.clear_samples(row)
+        return there
 
     def cleared_uids(self) -> set[int]:
         """Return the numbers of the rows that were acknowledged by a consumer: they may be cleared."""
