@@ -27,7 +27,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.progress import MirrorProgress
 from transfer_queue.metrics.families import FAMILIES
-from transfer_queue.node.system.durable_folder import DurableFolder
+from transfer_queue.node.system.durable_folder import DurableFolder, mirror_bytes
 
 SECONDS = 60
 MIB = 1 << 20
@@ -101,6 +101,7 @@ def mirrored(parent: Path | None = None) -> Iterator[Mirrored]:
         tq.close()
         if made.folder.exists():
             made.durable.discard()
+            assert not made.folder.exists(), "nothing is left behind"
         shutil.rmtree(root)
 
 
@@ -121,6 +122,7 @@ def test_every_acknowledged_put_survives_a_failure_of_the_machine_if_puts_wait_f
     numbers = [number for number in range(8) if number != 3]
     kept.check(numbers)
     assert tq.get_client().status().partitions[0].fields[0].lost == 0
+    assert mirror_bytes(kept.folder) >= 7 * MIB
     # everything is copied back into memory, from where it is read when the disk is gone
     until(lambda: sum(unit.leased for unit in tq.get_client().status().units if unit.tier == "memory") >= 7 * MIB)
     kept.put(8)

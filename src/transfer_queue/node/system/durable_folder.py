@@ -379,7 +379,8 @@ class DurableFolder:
         Raises StartError if it is in use.
         """
         identity = self.identity()
-        nbytes = journal_bytes(self.folder) + (0 if identity is None else arena_bytes(identity))
+        nbytes = journal_bytes(self.folder) + mirror_bytes(self.folder)
+        nbytes += 0 if identity is None else arena_bytes(identity)
         with self._held(identity):
             if identity is not None:
                 remove_arenas(identity)
@@ -467,6 +468,12 @@ def used_at(identity: Identity) -> float:
 def arena_bytes(identity: Identity) -> int:
     """Return the bytes that the arenas of a durable folder hold."""
     return sum(allocated_bytes(place) for place in identity.places)
+
+
+def mirror_bytes(folder: Path) -> int:
+    """Return the bytes that the mirror in a durable folder takes on disk; 0 if there is none."""
+    mirror = folder / "mirror"
+    return allocated_bytes(mirror) if mirror.is_dir() else 0
 
 
 def journal_bytes(folder: Path) -> int:
