@@ -19,7 +19,7 @@ from transfer_queue.journal.journal import Journal
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.hosting.service_base import BackgroundThread
 
-SYNC_SECONDS = 0.5
+SYNC_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
