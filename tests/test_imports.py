@@ -64,7 +64,13 @@ SERVICES = {
     *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
     *("locks.lock_decisions", "locks.lock_holders"),
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
-    *("units.unit_drains", "timeline.event_ring", "timeline.number_tables", "timeline.publication_times"),
+    *(
+        "units.mirror_writer",
+        "units.unit_drains",
+        "timeline.event_ring",
+        "timeline.number_tables",
+        "timeline.publication_times",
+    ),
     *("timeline.recorder", "timeline.row_history", "timeline.task_measures"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.

@@ -1,4 +1,4 @@
-"""What does it cost that values outlive all processes?
+"""What does it cost that values outlive all processes, or the machine?
 
 Systems of each level of `durability.values` run at the same time and are measured in turn, so that other load of the
 machine affects all of them equally.
@@ -24,7 +24,13 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.node.system import launcher
 
 QUESTION = "What does each level of durability.values cost a put and a step of the pipeline?"
-LEVELS = ("none", "processes")
+LEVELS = {
+    "none": ("none", "async"),
+    "processes": ("processes", "async"),
+    "machine, async": ("machine", "async"),
+    "machine, sync": ("machine", "sync"),
+}
+"""Level -> `durability.values` and `durability.mode`."""
 STEP = Step(prompts=16, group=8, micro_batches=4, ranks=1, rollout=2e-5, reward=1e-5, reference=1e-8, update=1e-8)
 QUICK = Step(prompts=4, group=4, micro_batches=2, ranks=1, tokens=50, rollout=1e-5, reward=1e-5, update=1e-8)
 STAGES = 4  # processes of a step: rollout, reward, reference and one rank
@@ -81,9 +87,11 @@ def run(scale: Scale) -> list[Row]:
 
 def _team(stack: contextlib.ExitStack, level: str, folder: Path) -> list[Any]:
     """Start a system of this level; return the workers that are attached to it."""
-    durability = {"values": level, "folder": str(folder / f"kept-{level}")}
+    values, mode = LEVELS[level]
+    name = f"{values}-{mode}"
+    durability = {"values": values, "mode": mode, "folder": str(folder / f"kept-{name}")}
     settings = Settings.from_config({"durability": durability, "controller": {"sampler": "RankAwareSampler"}})
-    running = launcher.start_local(level, {"settings": settings.to_json(), "conf": {}})
+    running = launcher.start_local(name, {"settings": settings.to_json(), "conf": {}})
     stack.callback(running.discard)
     stack.callback(running.stop)
     return [stack.enter_context(Worker(str(running.folder))) for _ in range(STAGES)]

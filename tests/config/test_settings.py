@@ -42,6 +42,8 @@ class TestSettings:
             "durability_values": "none",
             "durability_folder": None,
             "durability_mode": "async",
+            "max_lag_bytes": 1 << 30,
+            "max_lag_seconds": 10.0,
             "total_storage_size": None,
             "num_data_storage_units": None,
             "replicas": 1,
@@ -215,6 +217,17 @@ class TestSettings:
         ):
             with pytest.raises(InvalidArgumentError, match=words):
                 Settings.from_config(wrong)
+
+    def test_values_on_disk_are_the_second_copy_and_their_lag_has_two_limits(self):
+        kept = {"values": "machine", "folder": "/kept"}
+        assert Settings.from_config({"durability": kept}).max_lag == (1 << 30, 10.0)
+        assert Settings.from_config({"durability": {**kept, "mode": "sync"}}).max_lag == (-1, 0.0)
+        assert Settings.from_config({"durability": {**kept, "values": "processes"}}).max_lag is None
+        limits = {"bytes": 0, "seconds": 0.5}
+        assert Settings.from_config({"durability": {**kept, "max_lag": limits}}).max_lag == (0, 0.5)
+        units = {"SimpleStorage": {"num_data_storage_units": 2, "replicas": 2}}
+        with pytest.raises(InvalidArgumentError, match=r"replicas is 2; allowed: 1 with durability\.values machine"):
+            Settings.from_config({"durability": kept, "backend": units})
 
     @pytest.mark.parametrize(
         ("backend", "key", "value"),

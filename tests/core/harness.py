@@ -32,6 +32,7 @@ from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, 
 from transfer_queue.core.state import invariants, serialization, validation
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure
@@ -126,14 +127,17 @@ class Harness:
     isolated = False
     """Whether a user's sampler is called as if it were in a process of its own: through effects and messages."""
 
-    def __init__(self, sampler: BaseSampler | None = None, capacity: int | None = None) -> None:
+    def __init__(
+        self, sampler: BaseSampler | None = None, capacity: int | None = None, max_lag: MaxLag | None = None
+    ) -> None:
         self.users = sampler or SequentialSampler()
         self.sampler: AnySampler = self.users
         if self.isolated and not built_in(self.users):
             self.sampler = UserSampler(HostedRunner(describe(self.users)))
         self.asks: list[AskSampler] = []  # emitted and not answered; one at a time
         self.asks_wait = False  # until `answer` is called
-        self.controller = Controller(self.sampler, capacity=capacity)
+        self.max_lag = max_lag
+        self.controller = Controller(self.sampler, capacity=capacity, max_lag=max_lag)
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
@@ -295,7 +299,7 @@ class Harness:
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
         self.asks.clear()
-        self.controller = Controller(self.sampler, restored=state, now=self.now)
+        self.controller = Controller(self.sampler, restored=state, now=self.now, max_lag=self.max_lag)
         for name in self.clients:
             self.connect(name)
         invariants.check_invariants(state)

@@ -1,12 +1,15 @@
 """A durable system of which all processes are killed at once, again and again: `make durable`.
 
-    python tests/long/durable_kills.py [--kills 200] [--seed 0]
+    python tests/long/durable_kills.py [--kills 200] [--seed 0] [--machine]
 
 Each round kills the supervisor, all servers, the process that started the system, and a random part of the producers
 and consumers, at a random moment. Then another process starts the system again with the same `durability.folder`, by
 `init` or as `tq start` does. This process is a client of before: it attached once, and reads after each round every
 row, whose checksum covers its bytes and its number. Clients that were not killed continue by themselves, and
 acknowledge what they had leased before the kill. The ledger is that of `chaos.py`, after every round.
+
+With `--machine` each round is a failure of the machine: all producers and consumers are killed, too, and everything
+that the system had in memory is removed. Puts wait for the disk (`durability.values: machine`, `mode: sync`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -30,7 +34,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.client.control_client import still_runs
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError, WaitTimeoutError
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, known_folders
 from transfer_queue.node.system.launcher import start_local
 
@@ -42,12 +46,17 @@ BACKLOG = 64  # rows
 class Kills(chaos.Chaos):
     """The run: `chaos.Chaos` with another fault, and a system that other processes start."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, machine: bool = False) -> None:
         super().__init__(folder, seed)
+        self.machine = machine
         self.durable = DurableFolder(folder / "kept")
         self.conf: dict[str, Any] = {
             "system": {"name": NAME},
-            "durability": {"values": "processes", "folder": str(self.durable.folder)},
+            "durability": {
+                "values": "machine" if machine else "processes",
+                "mode": "sync" if machine else "async",
+                "folder": str(self.durable.folder),
+            },
             "backend": {"SimpleStorage": {"num_data_storage_units": self.draw.choice([1, 2])}},
         }
         self.starter = 0
@@ -107,7 +116,7 @@ class Kills(chaos.Chaos):
         processes = self.servers()
         if self.starter:
             processes.append(self.starter)
-        processes += [pid for pid in self.roles.values() if self.draw.random() < 0.6]
+        processes += [pid for pid in self.roles.values() if self.machine or self.draw.random() < 0.6]
         self.draw.shuffle(processes)
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -131,6 +140,10 @@ class Kills(chaos.Chaos):
         """Kill all, start again, and compare the ledger with what is there."""
         time.sleep(self.draw.choice([0.0, self.draw.uniform(0, 0.1), self.draw.uniform(0, 0.5)]))
         self.kill_all()
+        if self.machine:
+            identity = self.durable.identity()
+            assert identity is not None
+            shutil.rmtree(identity.arenas)
         time.sleep(self.draw.choice([0.0, self.draw.uniform(0, 0.3)]))
         self.start_system()
         self.look()
@@ -160,13 +173,30 @@ class Kills(chaos.Chaos):
         cleared = self.cleared_uids()
         client = tq.get_client()
         meta = client.get_meta(["x"], None, chaos.PARTITION, mode="force_fetch", timeout=chaos.CALL)
-        there = set(chaos.uids_of(client.get_data(meta, layout="dense")["x"])) if len(meta) else set()
+        there = self.read(client, meta) if len(meta) else set()
         self.rows += len(there)
         if lost := sorted(put - there - cleared):
             raise SystemExit(f"{len(lost)} rows of acknowledged puts are not there: {lost[:8]}")
         status = client.status()
-        if any(field.lost for partition in status.partitions for field in partition.fields):
+        # with `machine`, the values of puts that were not acknowledged are lost with the memory
+        if not self.machine and any(field.lost for partition in status.partitions for field in partition.fields):
             raise SystemExit(f"values are reported as lost: {status}")
+
+    def read(self, client: Any, meta: Any) -> set[int]:
+        """Return the numbers of the rows whose values are there. Those that were lost are cleared."""
+        try:
+            return set(chaos.uids_of(client.get_data(meta, layout="dense")["x"]))
+        except StorageKeyNotFoundError:
+            if not self.machine:
+                raise
+        there: set[int] = set()
+        for row in meta.chunk(len(meta)):
+            try:
+                there |= set(chaos.uids_of(client.get_data(row, layout="dense")["x"]))
+            except StorageKeyNotFoundError:
+                self.faults["unacknowledged rows lost"] += 1
+                client.clear_samples(row)
+        return there
 
     def cleared_uids(self) -> set[int]:
         """Return the numbers of the rows that were acknowledged by a consumer: they may be cleared."""
@@ -202,13 +232,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--machine", action="store_true", help="each kill is a failure of the machine")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="tq-durable-") as folder:
         runtime = Path(folder) / "run"
         runtime.mkdir(mode=0o700)
         os.environ["TQ_RUNTIME_DIR"] = str(runtime)
-        kills = Kills(Path(folder), given.seed)
+        kills = Kills(Path(folder), given.seed, given.machine)
         try:
             begun = time.monotonic()
             kills.begin()

@@ -37,7 +37,7 @@ PATIENCE = 400.0  # seconds of virtual time until all clients have finished afte
 MOST_LOSSES = 3  # of arenas
 KINDS = {
     "break": 6, "slow": 4, "part": 2, "freeze": 3, "tear": 4, "late": 4, "kill_one": 3, "stop": 2, "unlink": 1,
-    "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "rank": 2,
+    "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
 }  # fmt: skip
 
 

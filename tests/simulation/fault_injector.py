@@ -16,6 +16,7 @@ both       the controller and a unit are killed
 system     all servers are killed, at once or when the controller dies at one of its next records, and most clients; the
            servers start again together, with the journal and the arenas of before (`durability.values: processes`)
 lose       a unit is killed, and its arena is deleted
+reboot     all servers are killed and the arenas in memory are deleted, if there is a mirror
 rank       a rank ends permanently, and is declared gone
 """
 
@@ -223,6 +224,11 @@ class Faults:
     def _lose(self) -> None:
         if len(self.cluster.lost) < self._most_losses:
             self.cluster.lose(self._some_unit(), self.draw.uniform(0, SHORT))
+
+    def _reboot(self) -> None:
+        """Kill everything, and lose the arenas in memory if arenas may be lost."""
+        if len(self.cluster.lost) < self._most_losses and self.cluster.controller.state.mirrors:
+            self.cluster.reboot(self.draw.uniform(0, SHORT))
 
     def _rank(self) -> None:
         self._end_rank(self.draw.randrange(RANKS))

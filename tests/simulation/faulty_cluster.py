@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.reports.unit_reports import (  # fmt: skip
     DrainFinished,
@@ -45,6 +47,7 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, pool_of, registration
 from transfer_queue.testing.simulated_client import Client
@@ -268,6 +271,14 @@ class FaultyCluster(Cluster):
         self.lost.add(place.number)
         place.number = None
 
+    def reboot(self, seconds: float) -> None:
+        """Kill all servers and delete the arenas in memory; start everything again after `seconds`."""
+        self.crash(CONTROLLER, seconds)
+        for place in self.places:
+            (self.lose if place.arena.tier == MEMORY and place.number is not None else self.crash)(
+                place.target, seconds
+            )
+
     def restart(self, target: Target) -> None:
         """Start a killed server again. A unit without its arena runs as soon as it has a number."""
         if not self.crashed(target):
@@ -291,15 +302,18 @@ class FaultyCluster(Cluster):
             return
         place.lives += 1
         place.arena = Arena.reopen(arena_of(old).folder, arena_of(old).tier)
-        self.units[place.index] = StorageUnit(place.number, pool_of(place.arena), old._files)
+        self.units[place.index] = StorageUnit(place.number, self._pool_of(place.arena), old._files)
         self.go_on(place.target, "crashed")
 
     def _begin_unit(self, place: Place, number: int) -> None:
         """Start a unit with a new arena, which has received its number."""
         place.number = number
         self._by_number[number] = place
-        self.units[place.index] = StorageUnit(number, pool_of(place.arena), SimulatedSlots(number, self.held))
+        self.units[place.index] = StorageUnit(number, self._pool_of(place.arena), SimulatedSlots(number, self.held))
         self.go_on(place.target, "crashed")
+
+    def _pool_of(self, arena: Arena) -> ArenaPool:
+        return pool_of(arena, partial(self._begin_beside, arena))
 
     def _restart_controller(self) -> None:
         assert self._journal is not None
@@ -317,6 +331,7 @@ class FaultyCluster(Cluster):
             max_deliveries=before.context.max_deliveries,
             replicas=before.context.migrations.replicas,
             marks=before.context.migrations.marks,
+            max_lag=before.context.mirror.lag,
             values=before.context.samplers.values,
         )
         self._keep_journal(recovered)

@@ -15,6 +15,7 @@ MOVED = "moved"  # the beginning of the names of partitions that a client saves,
 TASKS = ("train", "judge")
 SCENARIOS = ("rows", "groups", "ranks")
 RANKS, REPLICAS = 2, 2
+LITTLE = {"bytes": 4096, "seconds": 0.5}  # so that puts often wait for the disk, if there is a mirror
 OFTEN = {"high_watermark": 0.2, "low_watermark": 0.05}  # so that many blocks move to disk, if there is a disk tier
 
 
@@ -39,6 +40,7 @@ class Features:
     drains: Units are drained.
     snapshot_every: The number of records between two snapshots of the journal.
     disk: There are units on disk, too.
+    mirror: A mirror has a copy of every block: "async" or "sync", or "" if there is none.
     """
 
     scenario: str
@@ -53,6 +55,7 @@ class Features:
     drains: bool
     snapshot_every: int
     disk: bool = False
+    mirror: str = ""
 
     @property
     def has_queue(self) -> bool:
@@ -67,14 +70,15 @@ class Features:
 
     def settings(self) -> Settings:
         """Return the settings of the system."""
-        return _settings(self.units, self.replicas, self.disk)
+        return _settings(self.units, self.replicas, self.disk, self.mirror)
 
 
 @cache
-def _settings(units: int, replicas: int, disk: bool) -> Settings:
+def _settings(units: int, replicas: int, disk: bool, mirror: str) -> Settings:
     offload = {"enabled": disk, "path": "/disk", "capacity": 32 * MIB, **OFTEN}
     storage = {"num_data_storage_units": units, "replicas": replicas, "offload": offload}
-    return Settings.from_config({"backend": {"SimpleStorage": storage}})
+    durability = {"values": "machine", "folder": "/durable", "mode": mirror, "max_lag": LITTLE} if mirror else {}
+    return Settings.from_config({"backend": {"SimpleStorage": storage}, "durability": durability})
 
 
 def drawn(draw: random.Random) -> Features:
@@ -95,4 +99,5 @@ def drawn(draw: random.Random) -> Features:
         drains=units > replicas and draw.random() < 0.4,
         snapshot_every=draw.choice([20, 60, 200, 100_000]),
         disk=draw.random() < 0.35,
+        mirror=draw.choice(["", "async", "sync"]) if replicas == 1 else "",
     )

@@ -49,13 +49,13 @@ def _content(folder: Path, identity: Identity) -> dict[str, Any]:
     """Return what a durable folder that is not in use keeps. Reads its journal like a start."""
     from transfer_queue.journal.journal import recover
     from transfer_queue.journal.segment import ClockIdentity
-    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, used_at
+    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, mirror_bytes, used_at
 
     partitions = recover(folder, ClockIdentity.now()).state.partitions
     return {
         "name": identity.name, "folder": identity.folder, "arenas": identity.arenas, "disk": identity.disk,
         "units": identity.units, "created_at": identity.created_at, "used_at": used_at(identity),
-        "memory": arena_bytes(identity), "journal": journal_bytes(folder),
+        "memory": arena_bytes(identity), "journal": journal_bytes(folder), "mirror": mirror_bytes(folder),
         "partitions": {name: partition.row_count for name, partition in partitions.items()},
     }  # fmt: skip
 
@@ -65,13 +65,15 @@ def _lines(identity: Identity, content: dict[str, Any]) -> list[str]:
     from transfer_queue.display import count_text, printable_name, size_text
 
     now = time.time()
-    there = "" if Path(identity.arenas).is_dir() else ", which do not exist any more: their values are lost"
+    fate = "are read from the copies on disk" if content["mirror"] else "are lost"
+    there = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
     lines = [
         f"adopted: {printable_name(identity.folder)}, of the system {printable_name(identity.name)}",
         f"  made {duration_text(now - identity.created_at, units=1)} ago, used last "
         f"{duration_text(now - content['used_at'], units=1)} ago",
         f"  {size_text(content['memory'])} in the arenas {identity.arenas}{there}",
-        f"  {size_text(content['journal'])} of journal",
+        f"  {size_text(content['journal'])} of journal"
+        + (f", {size_text(content['mirror'])} of copies on disk" if content["mirror"] else ""),
         *(
             f"  partition {printable_name(name)}: {count_text(rows, 'sample')}"
             for name, rows in content["partitions"].items()

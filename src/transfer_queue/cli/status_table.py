@@ -12,7 +12,7 @@ from transfer_queue.cli.shell.json_output import plain, system_as_json
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import printable_name, size_text
 from transfer_queue.messages.descriptors import DISK
-from transfer_queue.messages.reports.progress import PartitionProgress, UnitProgress
+from transfer_queue.messages.reports.progress import MirrorProgress, PartitionProgress, UnitProgress
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
@@ -60,6 +60,8 @@ def format_table(status: SystemStatus, speeds: Rates | None = None) -> str:
         parts.append(f"locks of keys: {status.locks.held} held, requests that wait: {status.locks.waiting}{longest}")
     if any(unit.tier == DISK for unit in status.units):
         parts.append("\n".join(_storage(status.units)))
+    if status.mirror is not None:
+        parts.append(_mirror(status.mirror))
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s, the longest {cost.longest * 1000:.1f} ms"
         again = f"; its process was restarted {cost.restarts} times" if cost.restarts else ""
@@ -88,6 +90,20 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
         more = f", being drained: {', '.join(drained)}" if drained else ""
         lines.append(f"storage {tier_name(tier)}: {leased} of {capacity} leased, units: {len(some)}{more}")
     return lines
+
+
+def _mirror(mirror: MirrorProgress) -> str:
+    """Return a line about the values on disk, and how far they are behind."""
+    if mirror.most_bytes < 0:
+        most = "puts wait for the disk"
+    else:
+        most = f"at most {size_text(mirror.most_bytes)} or {mirror.most_seconds:g} s for acknowledged puts"
+    behind = f"{size_text(mirror.behind_bytes)}, {mirror.behind_seconds:.1f} s"
+    waits = f"; {mirror.waiting} puts wait for the disk" if mirror.waiting else ""
+    full = "; THE DISK IS FULL: clear samples, or free some space there" if mirror.full else ""
+    gone = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
+    stored = f"{size_text(mirror.stored)} in {size_text(mirror.leased)}"
+    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{gone}"
 
 
 def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:

@@ -62,6 +62,8 @@ class ListedSystem(msgspec.Struct, frozen=True):
     """The number of partitions; None if the controller does not reply."""
     rows: int | None = None
     """The number of samples."""
+    mirror: int | None = None
+    """The bytes of the copies of values on disk, in the durable folder; None if there is no durable folder."""
 
 
 def add(commands: Commands) -> None:
@@ -104,7 +106,7 @@ def find_systems() -> list[ListedSystem]:
 
 def _kept(identity: Identity) -> ListedSystem:
     """Return a system that does not run, and whose durable folder keeps its values."""
-    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, used_at
+    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, mirror_bytes, used_at
 
     folder, remove = Path(identity.folder), f"`tq stop --discard --folder {identity.folder}`"
     if not (folder / "identity.json").exists():
@@ -119,12 +121,13 @@ def _kept(identity: Identity) -> ListedSystem:
     return ListedSystem(
         identity.name, "kept", identity.folder, words, units=identity.units, memory=arena_bytes(identity),
         durable=identity.folder, journal=journal_bytes(folder), used_at=used_at(identity),
+        mirror=mirror_bytes(folder),
     )  # fmt: skip
 
 
 def _look_at(system: SystemFolder) -> ListedSystem | None:
     """Return what is known of a system; None if the folder is not that of a system."""
-    from transfer_queue.node.system.durable_folder import journal_bytes
+    from transfer_queue.node.system.durable_folder import journal_bytes, mirror_bytes
     from transfer_queue.node.system.locks import is_alive
 
     name, folder = system.name, str(system.folder)
@@ -149,6 +152,7 @@ def _look_at(system: SystemFolder) -> ListedSystem | None:
         starter=description.starter_command, detached=description.detached, memory=_held_memory(system),
         words=f"its controller did not reply within {REPLY_SECONDS:g} s; its log is {system.log('controller')}",
         durable=os.path.realpath(durable) if durable else "", journal=journal_bytes(Path(durable)) if durable else None,
+        mirror=mirror_bytes(Path(durable)) if durable else None,
     )  # fmt: skip
     return _ask(known)
 
@@ -244,5 +248,6 @@ def _details(system: ListedSystem) -> list[str]:
     lines.append(printable_name(system.folder))
     if system.durable:
         journal = "" if system.journal is None else f", {size_text(system.journal)} of journal"
-        lines.append(f"durable folder {printable_name(system.durable)}{journal}")
+        copies = f", {size_text(system.mirror)} of copies on disk" if system.mirror else ""
+        lines.append(f"durable folder {printable_name(system.durable)}{journal}{copies}")
     return lines

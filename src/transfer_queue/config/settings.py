@@ -175,11 +175,12 @@ class Settings:
     durability_values: str = setting(
         "durability.values",
         "none",
-        Choice("none", "processes"),
+        Choice("none", "processes", "machine"),
         "Which failures the values survive. none: the death of single servers; values in memory end with the system. "
         "processes: the death of all processes at once. The memory of the values belongs to `durability.folder`, and "
-        "the next system with this folder continues with it; `tq stop --discard` removes it. Needs SimpleStorage and "
-        "`runtime: local`.",
+        "the next system with this folder continues with it; `tq stop --discard` removes it. machine: also the failure "
+        "of the machine, because every value is also written to `durability.folder`, which should be on an SSD. Needs "
+        "SimpleStorage and `runtime: local`.",
     )
     durability_folder: str | None = setting(
         "durability.folder",
@@ -195,7 +196,21 @@ class Settings:
         Choice("none", "async", "sync"),
         "When a request that changes something is answered. async: when the change was handed to the operating system, "
         "so that it survives the death of any process. sync: when it is also on the disk, so that it survives the "
-        "failure of the machine. none: there is no journal, and the system ends if the controller dies.",
+        "failure of the machine; with `values: machine` this includes the values of a put. none: there is no journal, "
+        "and the system ends if the controller dies.",
+    )
+    max_lag_bytes: int = setting(
+        "durability.max_lag.bytes",
+        1 << 30,
+        WholeNumber(0, unit="bytes"),
+        "With `values: machine` and `mode: async`: the values of acknowledged puts that are not on the disk yet are at "
+        "most so many bytes. Further puts wait.",
+    )
+    max_lag_seconds: float = setting(
+        "durability.max_lag.seconds",
+        10.0,
+        Seconds(),
+        "The same as an age: a put is acknowledged only while no value waits longer for the disk.",
     )
     storage_backend: str = setting(
         "backend.storage_backend",
@@ -485,6 +500,16 @@ class Settings:
                 f"{KEYS['replicas']}: 2"
             )
 
+    @property
+    def max_lag(self) -> tuple[int, float] | None:
+        """How far the disk may be behind acknowledged puts, in bytes and seconds; None without a mirror.
+
+        (-1, 0.0): every put waits until the disk has its values.
+        """
+        if self.durability_values != "machine":
+            return None
+        return (-1, 0.0) if self.durability_mode == "sync" else (self.max_lag_bytes, self.max_lag_seconds)
+
     def _check_replicas(self, units: int | None) -> None:
         """Raise InvalidArgumentError if there are fewer units than replicas. None: the number is not known yet."""
         if not self.has_arenas and self.replicas > 1:
@@ -513,6 +538,9 @@ def _check_durability(values: Mapping[str, Any]) -> None:
         if backend != SIMPLE:
             allowed = f"none with the backend {backend}, which keeps the values itself"
             raise not_allowed(KEYS["durability_values"], level, allowed)
+    if level == "machine" and values["replicas"] > 1:
+        allowed = f"1 with {KEYS['durability_values']} machine, whose disk has the second copy of each value"
+        raise not_allowed(KEYS["replicas"], values["replicas"], allowed)
 
 
 def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:

@@ -49,12 +49,14 @@ from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import unit_handlers
 from transfer_queue.core.units.migration_planner import MigrationPlanner
+from transfer_queue.core.units.mirror_writer import MaxLag, MirrorWriter
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.core.wakeups import Wakeups
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
+from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 
@@ -101,6 +103,7 @@ class Controller:
         values: Values = copy_containers,
         strict: bool = False,
         timeline_events: int = DEFAULT_CAPACITY,
+        max_lag: MaxLag | None = None,
     ) -> None:
         """Begin with an empty state, or with that of a controller before this one.
 
@@ -119,6 +122,7 @@ class Controller:
             values: Decodes a value of a message, for a user's sampler in this process.
             strict: Whether entries of a sampling_config that the sampler does not take are errors.
             timeline_events: The number of events of the timeline that are kept; 0: none are written.
+            max_lag: How far a mirror may be behind acknowledged puts; None: the system has no mirror.
         """
         self.state = state = State(capacity) if restored is None else restored
         """The state of the system."""
@@ -128,6 +132,7 @@ class Controller:
         samplers = SamplerRegistry(sampler, values, strict)
         timeline = TimelineRecorder(log, state, timeline_events)
         changes = ChangeLog(log)
+        migrations = MigrationPlanner(state, replicas, marks)
         self.context = ControllerContext(
             state=state,
             log=log,
@@ -144,7 +149,8 @@ class Controller:
             lock_holders=LockHolders(state, lives, now),
             background_deals=BackgroundDeals(),
             index_builder=IndexBuilder(),
-            migrations=MigrationPlanner(state, replicas, marks),
+            migrations=migrations,
+            mirror=MirrorWriter(state, migrations, max_lag, now),
             unit_drains=UnitDrains(state),
             checkpoints=PendingCheckpoints(),
             config=config,
@@ -167,7 +173,17 @@ class Controller:
         )
         log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
+        if context.mirror.lag is not None:
+            log.observe([r.StateLoaded], lambda record: context.mirror.forget(log.now))
+            log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
+            new = [r.RowsPut, r.Published, r.BlocksMoved]
+            log.observe(new, lambda record: context.mirror.note_new_blocks(log.now))
         context.timeline.observe(log.observe)
+
+    def _on_lost_locations(self) -> None:
+        """Blocks may have lost their location in memory, or that in the mirror."""
+        self.context.migrations.restores = True
+        self.context.mirror.rescan(self.context.now)
 
     def take_records(self) -> list[r.AnyRecord]:
         """Return the records that were applied since the last call, for the journal."""
@@ -187,7 +203,9 @@ class Controller:
         sequence, request = envelope.sequence, envelope.body
         kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
-            return [Send(peer, sequence, kept.replies[sequence])]
+            send = Send(peer, sequence, kept.replies[sequence])
+            held = isinstance(send.reply, PublishReply) and context.mirror.hold_again(client, send, now)
+            return [] if held else [send]
         waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
             return self._settle_after(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
@@ -212,6 +230,7 @@ class Controller:
         context.log.now = now
         context.parked.cancel(client, peer)
         context.unit_drains.cancel(client, peer)
+        context.mirror.drop_connection(peer)
         self.wide_puts.drop_connection(peer)
         for unit in context.connections.units_at(peer):
             unit_handlers.forget_unit(context, unit)
@@ -236,6 +255,7 @@ class Controller:
             context.lock_deadlines.next_deadline(),
             context.lock_holders.next_deadline(),
             context.migrations.next_deadline(),
+            context.mirror.next_deadline(),
             context.unit_drains.next_deadline(),
         ]
         if state.aging:
@@ -270,6 +290,7 @@ class Controller:
         for record in records:
             context.log.apply(record)
         effects += [SendToUnit(unit, order) for unit, order in orders]
+        effects += [SendToUnit(unit, order) for unit, order in context.mirror.step(now)]
         return self._settle_after(effects)
 
     def on_deal_computed(self, number: int, outcome: Any, now: float) -> list[Effect]:
@@ -363,4 +384,4 @@ class Controller:
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
-        return [*effects, *self._wakeups.settle()]
+        return [*effects, *self._wakeups.settle(), *self.context.mirror.release(self.context.now)]

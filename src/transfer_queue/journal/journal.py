@@ -190,8 +190,14 @@ def _remove_before(folder: Path, number: int) -> None:
 class Journal:
     """Appends to the journal in a folder."""
 
-    def __init__(self, folder: Path, recovered: Recovered, clock: ClockIdentity, durable: bool) -> None:
-        """Begin a new segment. If `durable` is set, a committed record survives a crash of the machine."""
+    def __init__(
+        self, folder: Path, recovered: Recovered, clock: ClockIdentity, durable: bool, late: bool = False
+    ) -> None:
+        """Begin a new segment.
+
+        If `durable` is set, a committed record survives a crash of the machine; with `late`, only after the caller has
+        written `unsynced_files` through.
+        """
         self.folder = folder
         self.number = recovered.number
         """The segment that is being written."""
@@ -202,6 +208,9 @@ class Journal:
         self._loaded = dict(recovered.loaded)
         self._clock = clock
         self._durable = durable
+        self._late = late
+        self._ended: list[int] = []
+        """Descriptors of ended segments that `unsynced_files` has not returned yet, if `late` is set."""
         self._segment = self._begin()
         self._old_bytes = 0
         """Bytes of all files but the segment."""
@@ -209,7 +218,7 @@ class Journal:
 
     def _begin(self) -> SegmentWriter:
         head = SegmentHeader.new(self.number, self._clock)
-        return SegmentWriter(segment_path(self.folder, self.number), head, self._durable)
+        return SegmentWriter(segment_path(self.folder, self.number), head, self._durable, self._late)
 
     @property
     def written(self) -> int:
@@ -258,10 +267,18 @@ class Journal:
         """See `SegmentWriter.reserve_space`."""
         self._segment.reserve_space()
 
+    def unsynced_files(self) -> list[int]:
+        """Return descriptors of the files that the disk may not have yet. The caller closes them."""
+        current = self._segment.descriptor()
+        files, self._ended = [*self._ended, *([] if current is None else [current])], []
+        return files
+
     def rotate(self) -> int:
         """Begin a new segment, when everything is committed. Returns its number."""
         assert self._segment.committed, "a segment ends with a commit"
         if self._segment.size:
+            ended = self._segment.descriptor() if self._late else None
+            self._ended += [] if ended is None else [ended]
             self._segment.close()
             self._old_bytes += self._segment.size
             self._before += self._segment.size

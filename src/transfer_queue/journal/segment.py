@@ -190,13 +190,18 @@ class Reading:
 
 
 class SegmentWriter:
-    """Appends frames to a new file. If `durable` is set, `commit` returns when the bytes are on the disk."""
+    """Appends frames to a new file.
 
-    def __init__(self, path: Path, head: SegmentHeader, durable: bool) -> None:
+    If `durable` is set, `commit` returns when the bytes are on the disk; with `late`, the caller waits for the disk by
+    itself, with `descriptor`.
+    """
+
+    def __init__(self, path: Path, head: SegmentHeader, durable: bool, late: bool = False) -> None:
         self.path = path
         self.size = 0
         """Bytes of the file, including those that are not written yet; 0 if there is no file."""
         self._durable = durable
+        self._late = late
         self._head = head
         self._frames = Frames(head)
         self._pending = b""
@@ -233,7 +238,7 @@ class SegmentWriter:
         while self._written < len(self._pending):
             rest = memoryview(self._pending)[self._written :] if self._written else self._pending
             self._written += os.pwrite(self._file, rest, self._end + self._written)
-        if self._durable:
+        if self._durable and not self._late:
             try:
                 _sync_data(self._file)
             except OSError:
@@ -261,6 +266,10 @@ class SegmentWriter:
         self._file = os.open(self.path, flags, 0o600)
         if self._durable:
             sync_folder(self.path.parent)
+
+    def descriptor(self) -> int | None:
+        """Return another descriptor of the file, which the caller closes; None if there is no file."""
+        return None if self._file < 0 else os.dup(self._file)
 
     def close(self) -> None:
         """Close the file."""

@@ -8,6 +8,8 @@ from transfer_queue.messages.base import Bytes, Dimensions, ExtentNumber, Messag
 
 MEMORY, DISK = "memory", "disk"
 """The tiers of storage units with an arena."""
+MIRROR = "mirror"
+"""The tier of a storage unit on disk that has a copy of every block (`core.units.mirror_writer`)."""
 STORE = "store"
 """The tier that reports name for a unit with an external store."""
 
@@ -160,7 +162,7 @@ class UnitInfo(Message, frozen=True):
 
     @property
     def told_tier(self) -> str:
-        """The tier of its blocks for reports: `MEMORY`, `DISK` or `STORE`."""
+        """The tier of its blocks for reports: `MEMORY`, `DISK`, `MIRROR` or `STORE`."""
         return STORE if self.store else self.tier
 
 

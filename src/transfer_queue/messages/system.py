@@ -10,7 +10,13 @@ from transfer_queue.messages.base import (
 )
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.locks import LockSummary
-from transfer_queue.messages.reports.progress import PartitionProgress, SamplerCost, Timing, UnitProgress
+from transfer_queue.messages.reports.progress import (
+    MirrorProgress,
+    PartitionProgress,
+    SamplerCost,
+    Timing,
+    UnitProgress,
+)
 from transfer_queue.messages.reports.progress_text import status_line, status_page
 from transfer_queue.messages.reports.timeline import Verdict
 
@@ -86,6 +92,8 @@ class SystemStatus(Reply, frozen=True):
     """What slows the training, at most a second old. `TransferQueueClient.verdict` returns a new verdict."""
     locks: LockSummary = LockSummary()
     """The locks of keys."""
+    mirror: MirrorProgress | None = None
+    """The mirror on disk; None if the system has none."""
 
     def __repr__(self) -> str:
         return status_line(self.partitions, self.trouble, self.verdict.text)

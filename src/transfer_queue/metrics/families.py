@@ -488,6 +488,46 @@ ROWS: dict[str, dict[str, Family]] = {
             legend="failures per second",
         ),
     },
+    "Mirror": {
+        "tq_mirror_lag_bytes": Family(
+            "gauge",
+            "Bytes of published values that are not on disk yet (durability.values: machine).",
+            (),
+            sample=series("mirror_lag_bytes"),
+            panel="Values that are not on disk yet",
+        ),
+        "tq_mirror_lag_seconds": Family(
+            "gauge",
+            "Time for which the oldest of these values has been published.",
+            (),
+            sample=lambda snapshot: [
+                (labels, value / 1000) for labels, value in snapshot.series.get("mirror_lag_milliseconds", {}).items()
+            ],
+            panel="Age of the oldest value that is not on disk yet",
+        ),
+        "tq_mirror_waiting_puts": Family(
+            "gauge",
+            "Puts whose reply waits for the disk.",
+            (),
+            sample=series("mirror_waiting"),
+            panel="Puts that wait for the disk",
+        ),
+        "tq_mirror_full": Family(
+            "gauge",
+            "1 while the disk has no space for further values, so that puts wait.",
+            (),
+            sample=series("mirror_full"),
+            panel="Puts that wait for the disk",
+            legend="the disk is full",
+        ),
+        "tq_mirror_copied_bytes_total": Family(
+            "counter",
+            "Bytes of values that were written to disk since the controller started.",
+            (),
+            sample=series("mirror_copied"),
+            panel="Values written to disk",
+        ),
+    },
     "Users' samplers": {
         "tq_sampler_seconds_total": Family(
             "counter",

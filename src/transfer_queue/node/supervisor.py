@@ -36,7 +36,7 @@ import msgspec
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import InvalidArgumentError, StartError
-from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.hosting.child_process import ChildServer
@@ -154,6 +154,8 @@ class Supervisor:
             places = [(arenas, MEMORY, SIMPLE)] * count
             seconds = max(0.0, self._deadline - time.monotonic())
             places += [(folder, DISK, SIMPLE) for folder in self._folders.offloads(seconds)] if count else []
+            mirror = self._folders.mirror()
+            places += [] if mirror is None else [(mirror, MIRROR, SIMPLE)]
         except StartError as error:
             raise _ShutdownReason(f"{error} (StartError)") from error
         places += [(arenas, MEMORY, backend) for backend in stores]

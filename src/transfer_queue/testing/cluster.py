@@ -23,10 +23,11 @@ from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state import invariants
 from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
-from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.reports import unit_reports
 from transfer_queue.net.calls import CONTROLLER
@@ -39,8 +40,10 @@ from transfer_queue.storage.stores.base import StoreAddress, connect
 from transfer_queue.storage.unit import unit_effects as unit_effects
 from transfer_queue.storage.unit.disk_pool import DiskPool
 from transfer_queue.storage.unit.extent_pool import ArenaPool
+from transfer_queue.storage.unit.mirror_pool import MirrorPool
 from transfer_queue.storage.unit.object_pool import UNLIMITED, ObjectNames, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.storage.unit.unit_effects import Begin
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
@@ -74,8 +77,10 @@ def registration(address: str, name: str, arena: Arena, leased: bytes) -> unit_r
     return unit_reports.RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
 
 
-def pool_of(arena: Arena) -> ArenaPool:
-    """Return the pool over an arena in memory or on disk."""
+def pool_of(arena: Arena, begin: Begin) -> ArenaPool:
+    """Return the pool over an arena in memory, on disk or of a mirror. `begin` waits for the disk of a mirror."""
+    if arena.tier == MIRROR:
+        return MirrorPool(arena, begin)
     return DiskPool(arena) if arena.tier == DISK else ArenaPool(arena)
 
 
@@ -86,7 +91,8 @@ class Cluster:
         folder: An empty folder for the arenas.
         seed: Determines the order in which messages arrive. Default: 0.
         sampler: The sampler of the system. Default: a SequentialSampler.
-        conf: The configuration; its `num_data_storage_units`, `replicas` and `offload` have an effect. Default: the
+        conf: The configuration; its `num_data_storage_units`, `replicas`, `offload` and `durability` have an
+            effect. Default: the
             defaults.
         arena_bytes: The size of the arena of each unit in memory. Default: 64 MiB.
         stores: Backend -> the address of its running store, for the external stores that `conf` names. Default: stores
@@ -130,15 +136,19 @@ class Cluster:
             max_deliveries=settings.max_deliveries,
             replicas=settings.replicas,
             marks=Watermarks(settings.offload_high, settings.offload_low),
+            max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
             values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
         )
         """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1) if settings.has_arenas else []
         if settings.offload_path is not None:
             tiers += [(DISK, settings.offload_bytes or DISK_BYTES)] * settings.replicas
+        if settings.max_lag is not None:
+            tiers.append((MIRROR, DISK_BYTES))
+        arenas = [Arena.create(folder / f"unit-{n}", size, tier) for n, (tier, size) in enumerate(tiers)]
         self.units = [
-            StorageUnit(n, pool_of(Arena.create(folder / f"unit-{n}", size, tier)), SimulatedSlots(n, self.held))
-            for n, (tier, size) in enumerate(tiers)
+            StorageUnit(n, pool_of(arena, partial(self._begin_beside, arena)), SimulatedSlots(n, self.held))
+            for n, arena in enumerate(arenas)
         ]
         """The storage units, by their numbers. Those of external stores are the last ones."""
         self._addresses: dict[int, StoreAddress] = {}
@@ -197,6 +207,22 @@ class Cluster:
         self._deliver_from_unit(
             unit, unit_reports.RegisterUnit("unit", str(pool.folder), *about, capacity=address.capacity, store=store)
         )
+
+    def _begin_beside(self, arena: Arena, run: Callable[[], Any], then: Callable[[Any], Any]) -> None:
+        """Let the unit with this arena wait for the simulated disk, which takes some virtual time and never fails."""
+
+        def end() -> None:
+            unit = next((unit for unit in self.units if arena_of(unit) is arena), None)
+            if unit is not None and self._runs(unit):
+                self._run_unit_effects(unit, then(None))
+            elif unit is not None:
+                self.later(MOST_WORK_SECONDS, end)
+
+        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), end)
+
+    def _runs(self, unit: StorageUnit) -> bool:
+        """Whether a unit does anything at present."""
+        return unit in self._servers()
 
     def client(self, name: str) -> Client:
         """Return a new client.
@@ -366,6 +392,8 @@ class Cluster:
             ...     cluster.check()
         """
         invariants.check_invariants(self.controller.state)
+        if self.controller.context.mirror.lag is not None:
+            self.controller.context.mirror.check()
         for each in self.units:
             each.check()
         for unit, extent in self.controller.state.blocks.extents:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from transfer_queue.messages.descriptors import DISK, MEMORY, STORE
+from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR, STORE
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
 from transfer_queue.timeline.event_table import EventTable
@@ -15,7 +15,7 @@ WINDOW = 60.0  # seconds of the first figures
 MOST_TASKS = 16
 MOST_CHARACTERS = 64  # the length of a task in a name
 PREFIX = "tq"
-TIERS = (MEMORY, DISK, STORE)
+TIERS = (MEMORY, DISK, MIRROR, STORE)
 
 _OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]")
 

@@ -377,8 +377,10 @@ class ClientContext:
 
     def unit_preferences(self) -> tuple[list[int], list[int]]:
         """Return the units that this client prefers in lookups, and those that it cannot reach."""
-        if not self._remote or self.settings.replicas == 1:
+        if not self._remote or (self.settings.replicas == 1 and self.settings.max_lag is None):
             return [], []
+        if self.settings.replicas == 1:  # memory of another node is preferred to a mirror on this one
+            return [], list(self.unreachable)
         return [unit for unit in self._units if unit not in self._remote], list(self.unreachable)
 
     def watch_lost_units(

@@ -26,9 +26,11 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.migration_planner import MigrationPlanner
+from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
+from transfer_queue.messages.puts import Publish
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class ControllerContext:
     background_deals: BackgroundDeals
     index_builder: IndexBuilder
     migrations: MigrationPlanner
+    mirror: MirrorWriter
     unit_drains: UnitDrains
     checkpoints: PendingCheckpoints
 
@@ -84,14 +87,21 @@ class ControllerContext:
         return claim_samplers.group_size(self.samplers.adapt_to_partition(self.samplers.default, partition))
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
-        """Apply what a request does, and reply to it. The reply is kept until the client has it."""
+        """Apply what a request does, and reply to it. The reply is kept until the client has it.
+
+        A put is answered later if the mirror is too far behind.
+        """
         self.timeline.actor = caller.client
         for record in decision.records:
             self.log.apply(record)
         self.timeline.actor = ""
         reply, envelope = decision.reply(), caller.envelope
         self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
-        return [Send(caller.peer, envelope.sequence, reply)]
+        send, newest = Send(caller.peer, envelope.sequence, reply), self.state.next_block - 1
+        if isinstance(envelope.body, Publish) and not self.mirror.is_covered(newest, self.now):
+            self.mirror.hold(caller.client, send, newest)
+            return []
+        return [send]
 
     def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
         """Return the reply to a request that is refused."""

@@ -44,8 +44,9 @@ class StateMeasures:
 
     leases: (partition, task) -> leases in force. stored_values: (partition, tier) -> values there, including copies.
     unit_values: (unit,) -> values there. ready_rows: (partition, task) -> rows that the task could fetch.
-    global_indexes: () -> indexes that were allocated. cleared_rows: () -> rows that were removed. Those of
-    `TaskMeasures.measure`.
+    global_indexes: () -> indexes that were allocated. cleared_rows: () -> rows that were removed. mirror_lag_bytes,
+    mirror_lag_milliseconds, mirror_waiting, mirror_full and mirror_copied: () -> see the metrics of the mirror. Those
+    of `TaskMeasures.measure`.
     """
     timings: dict[str, list[Timing]] = field(default_factory=dict)
     """`TaskMeasures.timings`."""
@@ -98,6 +99,13 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
     found.series["global_indexes"][()] = context.state.next_index
     existing = sum(partition.rows.count for partition in context.state.partitions.values())
     found.series["cleared_rows"][()] = context.state.next_index - existing
+    mirror = context.mirror.progress(now)
+    if mirror is not None:
+        found.series["mirror_lag_bytes"][()] = mirror.behind_bytes
+        found.series["mirror_lag_milliseconds"][()] = int(mirror.behind_seconds * 1000)
+        found.series["mirror_waiting"][()] = mirror.waiting
+        found.series["mirror_full"][()] = int(mirror.full)
+        found.series["mirror_copied"][()] = context.mirror.copied_bytes
     yield
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)

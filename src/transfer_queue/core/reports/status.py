@@ -47,6 +47,7 @@ def _collect(context: ControllerContext, partitions: list[PartitionProgress], no
         requests=context.measures.load.timings(),
         longest=context.measures.load.longest.longest(now),
         locks=lock_decisions.summarize(context.state, now),
+        mirror=context.mirror.progress(now),
     )
 
 

@@ -44,6 +44,7 @@ def _apply_unit_lost(state: State, record: r.UnitLost) -> None:
     state.units.pop(record.unit)
     state.disks.discard(record.unit)
     state.stores.discard(record.unit)
+    state.mirrors.discard(record.unit)
     state.draining.discard(record.unit)
     state.lost_units[record.unit] = record.when
     _lose(state, lambda units, extents: units == record.unit, record.unit, record.when)
@@ -68,7 +69,7 @@ def _apply_moved(state: State, record: r.BlocksMoved) -> None:
     place = BlockLocation(record.unit, record.extent, 0, record.generation, record.length)
     closed = [(record.unit, record.extent)]
     numbers, offsets = np.frombuffer(record.blocks, "<i8"), np.frombuffer(record.offsets, "<i8")
-    state.blocks.relocate(numbers, place, offsets, record.left, MOVER)
+    state.blocks.relocate(numbers, place, offsets, record.left, MOVER, state.mirrors)
     for repacked in record.repacked:
         state.next_block = max(state.next_block, repacked.first_block + len(repacked.blocks))
         closed += [(copy.unit, copy.extent) for block in repacked.blocks for copy in block.copies]

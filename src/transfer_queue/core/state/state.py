@@ -27,7 +27,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.tables.lock_table import LockTable
-from transfer_queue.messages.descriptors import DISK, UnitInfo
+from transfer_queue.messages.descriptors import DISK, MIRROR, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.timeline import Introduce
 
@@ -173,7 +173,9 @@ class State(Persisted):
         self.locks = LockTable()
         self.waiting = WaitQueues()
         self.disks: set[int] = set()
-        """The units on disk. Derived."""
+        """The units on disk to which blocks are offloaded. Derived."""
+        self.mirrors: set[int] = set()
+        """The units on disk that have a copy of every block. Derived."""
         self.stores: set[int] = set()
         """The units of external stores. Derived."""
 
@@ -183,8 +185,10 @@ class State(Persisted):
         return self.counted.count(self.partitions)
 
     def units_of(self, tier: str) -> set[int]:
-        """Return the storage units with arenas of a tier (`MEMORY` or `DISK`)."""
-        return self.disks if tier == DISK else self.units.keys() - self.disks - self.stores
+        """Return the storage units with arenas of a tier (`MEMORY`, `DISK` or `MIRROR`)."""
+        if tier == MIRROR:
+            return self.mirrors
+        return self.disks if tier == DISK else self.units.keys() - self.disks - self.mirrors - self.stores
 
     def add_partition(self, partition: Partition) -> None:
         """Add a partition that is made or restored."""
@@ -196,7 +200,8 @@ class State(Persisted):
     def add_unit(self, unit: UnitInfo) -> None:
         """Add a storage unit, or replace its description."""
         self.units[unit.unit] = unit
-        (self.disks.add if unit.tier == DISK else self.disks.discard)(unit.unit)
+        for tier, numbers in ((DISK, self.disks), (MIRROR, self.mirrors)):
+            (numbers.add if unit.tier == tier else numbers.discard)(unit.unit)
         (self.stores.add if unit.store else self.stores.discard)(unit.unit)
 
     def new_version(self, name: str) -> Partition:

@@ -8,7 +8,7 @@ Block numbers start at 1 and are never used again (0 means "no value").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -138,6 +138,12 @@ class BlockChunk(Persisted):
         if not self.shared:
             self.shared = {"values": np.zeros(self.capacity, "i8")}
         self.shared["values"][at] = values
+
+    def exchange(self, at: np.ndarray) -> None:
+        """Exchange the first and the second location of these blocks."""
+        for name in PLACE:
+            first, second = self.columns[name], self.second[name]
+            first[at], second[at] = second[at], first[at]
 
     def places(self, at: int) -> list[BlockLocation]:
         """Return the locations of a block."""
@@ -376,11 +382,19 @@ class BlockTable(PublishedExtents):
                 alive[mine] = chunk.columns["live"][np.minimum(at, chunk.capacity - 1)] > 0
         return numbers[alive]
 
-    def relocate(self, numbers: np.ndarray, place: BlockLocation, offsets: np.ndarray, left: int, writer: str) -> None:
+    def relocate(
+        self,
+        numbers: np.ndarray,
+        place: BlockLocation,
+        offsets: np.ndarray,
+        left: int,
+        writer: str,
+        mirrors: Collection[int] = (),
+    ) -> None:
         """Record that blocks (ascending) are now at these offsets in the extent of `place`, and not in unit `left`.
 
-        If `left` is -1, they keep their location too. Blocks that are not needed any more, or whose locations do not
-        match, are unchanged.
+        If `left` is -1, they keep their location too, and readers get the new one first if the other one is in one of
+        `mirrors`. Blocks that are not needed any more, or whose locations do not match, are unchanged.
         """
         keys = numbers >> CHUNK_BITS
         for a, b in _runs(keys):
@@ -397,6 +411,8 @@ class BlockTable(PublishedExtents):
                 if not chunk.second:
                     chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in _FIELDS if name in PLACE}
                 self._enter(chunk, chunk.second, at[needed], to[needed], place, writer)
+                if mirrors and place.unit not in mirrors:
+                    chunk.exchange(at[needed & np.isin(first, list(mirrors))])
                 continue
             needed &= (second == left) | (second != place.unit)
             for columns, units in ((chunk.columns, first), (chunk.second, second)):

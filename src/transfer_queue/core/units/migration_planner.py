@@ -1,7 +1,8 @@
 """Decides which blocks are moved, and when.
 
 Blocks are moved out of extents that are mostly dead, off units that are drained, to units where replicas are missing,
-and out of memory that is nearly full (`core.units.tiering_policy`).
+and out of memory that is nearly full (`core.units.tiering_policy`). Blocks that only a mirror has are copied back into
+memory while there is space.
 
 A plan reads all blocks, a few chunks of the table at a time, chooses some, and then sends units one order after the
 other, each with at most one extent of blocks. A unit copies the blocks and reports the locations of the copies
@@ -17,7 +18,7 @@ Nothing here is part of the state. A plan ends with its process, and its units t
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -71,6 +72,12 @@ class MigrationPlanner:
         """The connected units."""
         self.short: set[int] = set()
         """The units whose writers wait for space."""
+        self.reserved: set[int] = set()
+        """The units that carry out an order of `core.units.mirror_writer`, so that they can take no other one."""
+        self.restores = True
+        """Whether some blocks may be in a mirror only, so that they are copied back into memory."""
+        self._in_mirror_only = False  # the plan has found such a block
+        self._wanted: int | None = None  # the unit for the next order of the plan
         self._plan: Iterator[bool] | None = None
         self._records: list[r.AnyRecord] = []
         self._orders: list[tuple[int, Move | DrainFinished]] = []
@@ -104,7 +111,8 @@ class MigrationPlanner:
 
     def forget(self) -> None:
         """Forget the plan, because another state with other blocks was loaded."""
-        self._plan = self._job = self._reply = None
+        self._plan = self._job = self._reply = self._wanted = None
+        self.restores = True
         self._orders = [order for order in self._orders if isinstance(order[1], DrainFinished)]
         self._records.clear()
         self._nudges += 1
@@ -135,6 +143,15 @@ class MigrationPlanner:
         self._run(now)
         return self._taken()
 
+    def take_number(self, now: float) -> int:
+        """Return the number of a new order."""
+        self._number = max(self._number, int(now * 1e6)) + 1  # larger than the numbers before a restart
+        return self._number
+
+    def needs(self, unit: int) -> bool:
+        """Whether this unit carries out an order of the plan, or is to get the next one."""
+        return unit == self._wanted or (self._job is not None and unit == self._job[1])
+
     @property
     def active(self) -> bool:
         """Whether a plan may still free space."""
@@ -145,13 +162,14 @@ class MigrationPlanner:
 
     def next_deadline(self) -> float | None:
         """Return the time at which `step` has work to do; None if it has none."""
-        if self._orders or (self._plan is not None and self._job is None):
+        if self._orders or (self._plan is not None and self._job is None and self._wanted not in self.reserved):
             return 0.0
         if self._plan is not None or self._seen == self._stamp() or not self.units:
             return None
         if self._is_urgent():
             return 0.0
         wanted = self.state.blocks.leased > SPARE or self.state.draining or self.replicas > 1
+        wanted = wanted or (self.restores and self.state.mirrors)
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:
@@ -215,12 +233,17 @@ class MigrationPlanner:
         sparse: list[np.ndarray] = []
         to_disk: dict[int, list[np.ndarray]] = {}  # unit to leave
         left = PLAN_BLOCKS
-        for key in sorted(blocks.chunks) if len(victims) or cold or self._may_copy() else ():
+        restores = self.restores and self._roomiest() is not None
+        self._in_mirror_only = False
+        copies = self._may_copy() or restores
+        for key in sorted(blocks.chunks) if len(victims) or cold or copies else ():
             chunk = blocks.chunks.get(key)
             if chunk is not None and left > 0:
                 left -= self._collect_cold(key, chunk, leaving_memory, to_disk)
                 left -= self._collect(key, chunk, victims, whole, sparse)
             yield True
+        if restores and left > 0:
+            self.restores = self._in_mirror_only
         if left <= 0:
             self._nudges += 1  # the next plan handles the rest
         for leaving, found in to_disk.items():
@@ -299,9 +322,24 @@ class MigrationPlanner:
         return chosen
 
     def _healthy_units(self, tier: str = MEMORY) -> list[int]:
-        """Return the units that may receive blocks, those of this tier first, the emptiest first in each tier."""
+        """Return the units that may receive blocks, those of this tier first, the emptiest first in each tier.
+
+        Mirrors are not among them, since they have a copy of every block in any case.
+        """
         leased, first = self.state.blocks.leased_in, self.state.units_of(tier)
-        return sorted(self.units - self.state.draining, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
+        units = self.units - self.state.draining - self.state.mirrors
+        return sorted(units, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
+
+    def _roomiest(self) -> int | None:
+        """Return the unit in memory into which blocks of mirrors are copied back; None if there is no space."""
+        if not self.state.mirrors:
+            return None
+        leased, free = self.state.blocks.leased_in, {}
+        for unit in self.state.units_of(MEMORY) & self.units - self.state.draining - self.short:
+            capacity = self.state.units[unit].capacity
+            free[unit] = self.marks.high * capacity - leased.get(unit, 0) - ORDER_BYTES if capacity else math.inf
+        best = max(free, key=lambda unit: (free[unit], -unit), default=None)
+        return best if best is not None and free[best] >= 0 else None
 
     def _may_copy(self) -> bool:
         return self.replicas > 1 and len(self.units - self.state.draining) > 1
@@ -325,10 +363,15 @@ class MigrationPlanner:
         if count:
             sparse.append(at[few] + (key << CHUNK_BITS))
         moves = [(hits[0] & ~few, first, second), (hits[1] & ~few, second, first)]
+        single = (second < 0) & ~hits[0] & ~few
         if self._may_copy():
-            alone = (second < 0) & ~hits[0] & ~few
+            alone = single
             if self.state.stores:
-                alone &= ~np.isin(first >> _UNIT, list(self.state.stores))
+                alone = single & ~np.isin(first >> _UNIT, list(self.state.stores))
+            moves.append((alone, np.full(len(at), -1), first))
+        elif self.state.mirrors:
+            alone = single & np.isin(first >> _UNIT, list(self.state.mirrors))
+            self._in_mirror_only |= bool(alone.any())
             moves.append((alone, np.full(len(at), -1), first))
         for chosen, leaving, other in moves:
             if not chosen.any():
@@ -399,7 +442,11 @@ class MigrationPlanner:
         numbers = blocks.needed_of(numbers)
         for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
             there = blocks.needed_of(numbers[a:b])
-            to = self._target(leaving, {other, leaving})
+            to = (
+                self._roomiest()
+                if leaving < 0 and other in self.state.mirrors
+                else self._target(leaving, {other, leaving})
+            )
             if to is None or not len(there):
                 continue
             if (yield from self._bring(leaving, to, there)) is None:
@@ -501,6 +548,8 @@ class MigrationPlanner:
         """
         if unit in self.units and unit not in self.state.draining:
             return unit
+        if unit in self.state.mirrors:  # copies of a mirror stay in it
+            return None
         tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
         free = [other for other in self._healthy_units(tier) if other not in taken]
         over = self._excess()
@@ -515,21 +564,30 @@ class MigrationPlanner:
 
     def _ask(self, unit: int, blocks: Blocks, repacks: list[Repack]) -> Generator[bool, None, BlocksMovedReport | None]:
         """Order a unit to copy blocks, and return its report; None if it has no space or is gone."""
+        self._wanted = unit
+        while unit in self.reserved:
+            yield False
+        self._wanted = None
         if unit not in self.units:
             return None
-        self._number = max(self._number, int(self._now * 1e6)) + 1  # larger than the numbers before a restart
-        self._job, self._reply = (self._number, unit), None
-        lie_in = set(np.frombuffer(blocks.unit, "<i4").tolist())
-        node = self.state.units[unit].node
-        lie_in_units = [info for number, info in self.state.units.items() if number in lie_in]
-        arenas = {info.unit: info.arena for info in lie_in_units if info.node == node}
-        remotes = {info.unit: info.remote for info in lie_in_units if info.node != node}
-        self._asked = Move(self._number, blocks, arenas, repacks, remotes)
+        number = self.take_number(self._now)
+        self._job, self._reply = (number, unit), None
+        self._asked = move_order(self.state, number, unit, blocks, repacks)
         self._orders.append((unit, self._asked))
         while self._job is not None:
             yield False
         reply = self._reply
         return reply if reply is not None and reply.extent else None
+
+
+def move_order(state: State, number: int, unit: int, blocks: Blocks, repacks: Sequence[Repack] = ()) -> Move:
+    """Return the order to a unit to copy these blocks."""
+    lie_in = set(np.frombuffer(blocks.unit, "<i4").tolist())
+    node = state.units[unit].node
+    lie_in_units = [info for number_, info in state.units.items() if number_ in lie_in]
+    arenas = {info.unit: info.arena for info in lie_in_units if info.node == node}
+    remotes = {info.unit: info.remote for info in lie_in_units if info.node != node}
+    return Move(number, blocks, arenas, list(repacks), remotes)
 
 
 def _as_numbers(extents: set[tuple[int, int]]) -> np.ndarray:

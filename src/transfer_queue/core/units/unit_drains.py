@@ -85,6 +85,11 @@ def decide(state: State, replicas: int, request: Drain) -> r.UnitDraining | None
             f"storage unit {request.unit} has its blocks in an external store, which are not moved; to empty it, clear "
             f"their samples"
         )
+    if request.unit in state.mirrors:
+        raise InvalidArgumentError(
+            f"storage unit {request.unit} has the copies on disk (durability.values: machine) and cannot be drained; "
+            f"drain a unit in memory"
+        )
     others = state.units_of(MEMORY) - state.draining - {request.unit}
     if not request.undo and len(others) < replicas:
         raise InvalidArgumentError(

@@ -21,6 +21,7 @@ def forget_unit(context: ControllerContext, unit: int) -> None:
     context.connections.units.pop(unit, None)
     context.activity.short.pop(unit, None)
     context.migrations.on_disconnect(unit)
+    context.mirror.on_disconnect(unit)
 
 
 @handles(CloseExtents)
@@ -98,7 +99,8 @@ def handle_blocks_moved(
     """Note the new locations of blocks that a unit has moved on order."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has moved")
-    return Decision(context.migrations.on_report(request, context.now), Done)
+    owner = context.mirror if context.mirror.carries_out(request) else context.migrations
+    return Decision(owner.on_report(request, context.now), Done)
 
 
 @handles(unit_reports.WriterGone)

@@ -106,6 +106,29 @@ class UnitProgress(Message, frozen=True):
     """True if everything is being moved off the unit."""
 
 
+class MirrorProgress(Message, frozen=True):
+    """The mirror on disk, which has a copy of every value with `durability.values: machine`."""
+
+    stored: int
+    """Bytes of the copies on disk."""
+    leased: int
+    """Bytes of the extents that contain them."""
+    behind_bytes: int
+    """Bytes of published values that are not on disk yet."""
+    behind_seconds: float
+    """For how long the oldest of them has been published."""
+    most_bytes: int
+    """The most bytes that acknowledged puts may be behind; -1: every put waits until its values are on disk."""
+    most_seconds: float
+    """The same in seconds."""
+    waiting: int
+    """Puts that wait for the disk."""
+    full: bool
+    """Whether the disk had no space for the last values."""
+    connected: bool
+    """Whether the mirror is connected to the controller."""
+
+
 class SamplerCost(Message, frozen=True):
     """The cost of a user's sampler.
 

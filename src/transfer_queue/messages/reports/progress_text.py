@@ -18,7 +18,7 @@ from transfer_queue.display import (
     short_text,
     size_text,
 )
-from transfer_queue.messages.descriptors import DISK
+from transfer_queue.messages.descriptors import DISK, MIRROR
 from transfer_queue.messages.reports.progress import PartitionProgress, PolicyProgress, UnitProgress
 
 NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
@@ -54,7 +54,8 @@ def notes_of(partition: PartitionProgress) -> list[str]:
 
 def tier_name(tier: str) -> str:
     """Return where values of a tier are, as people say it."""
-    return "on disk" if tier == DISK else f"in {short_name(tier)}"
+    named = {DISK: "on disk", MIRROR: "in the mirror"}
+    return named.get(tier, f"in {short_name(tier)}")
 
 
 def _limit(partition: PartitionProgress) -> str:

@@ -37,7 +37,7 @@ class RegisterUnit(Request, frozen=True):
     remote: str = ""
     """The "host:port" for processes of other nodes; "" if the unit does not serve them."""
     tier: str = MEMORY
-    """The tier of the arena: `MEMORY` or `DISK`."""
+    """The tier of the arena: `MEMORY`, `DISK` or `MIRROR`."""
     capacity: Bytes = 0
     """The bytes that the unit may use; 0 if this is not known."""
     store: str = ""

@@ -17,6 +17,7 @@ import msgspec
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -25,6 +26,7 @@ from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
 from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.journal_sync import JournalSync
 from transfer_queue.node.controller.metrics_collector import Collector
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
@@ -89,13 +91,16 @@ def build_controller(
         marks=Watermarks(settings.offload_high, settings.offload_low),
         strict=settings.strict,
         timeline_events=settings.timeline_events,
+        max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
     journaling = loaded = None
     if journal is not None and recovered is not None:
         durable = settings.durability_mode == "sync"
-        loaded = LoadedStates(journal, durable)
-        journaling = Journaling(controller, Journal(journal, recovered, clock, durable), clock, durable)
+        late = settings.max_lag is not None and not durable
+        loaded = LoadedStates(journal, durable or late)
+        writer = Journal(journal, recovered, clock, durable or late, late)
+        journaling = Journaling(controller, writer, clock, durable or late, JournalSync(writer) if late else None)
     states = StateFiles(system.states, loaded)
     service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files)
     server = ServerLoop(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)

@@ -104,6 +104,7 @@ class ControllerService(EnvelopeService):
         controller.context.timeline.wall = time.time() - time.monotonic()
         self._states = states
         self._journaling = journaling
+        self._late = None if journaling is None else journaling.late
         self._worker = BackgroundThread()
         self._call_soon: CallSoon | None = None
         self._aside: deque[tuple[Hello, int, RequestEnvelope]] = deque()
@@ -119,6 +120,8 @@ class ControllerService(EnvelopeService):
         self._call_soon = call_soon
         if self._journaling is not None:
             self._journaling.attach(StateWriter(call_soon))
+            if self._journaling.late is not None:
+                self._journaling.late.attach(call_soon)
 
     def use_host(self, sampler: AnyMade, loop: Loop) -> None:
         """Use this sampler from now on. The loop watches the socket of its process."""
@@ -252,10 +255,13 @@ class ControllerService(EnvelopeService):
         """See `net.server.server_connection.Service.next_deadline`."""
         due = self._look_again if self._waits_for_space else self._controller.next_deadline()
         late = None if self._host is None else self._host.next_deadline()
-        return late if due is None else due if late is None else min(due, late)
+        times = [due, late, None if self._late is None else self._late.next_deadline()]
+        return min([time for time in times if time is not None], default=None)
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_deadline`."""
+        if self._late is not None:
+            self._late.tick(now)
         late = list(self._host.tick(now)) if self._host is not None else []
         return [*late, *self._tick(now)]
 
@@ -360,7 +366,11 @@ class ControllerService(EnvelopeService):
             elif isinstance(effect, FreeExtents):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
-                    yield self.demand(unit, unit_reports.ReleaseExtents(effect.extents))
+                    order = self.demand(unit, unit_reports.ReleaseExtents(effect.extents))
+                    if self._late is not None and effect.unit in self._controller.state.mirrors:
+                        self._late.send_later(order)
+                    else:
+                        yield order
             elif isinstance(effect, SendToUnit):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:

@@ -15,6 +15,7 @@ from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
+from transfer_queue.node.controller.journal_sync import JournalSync
 from transfer_queue.node.controller.state_writer import Done
 
 SNAPSHOT_RECORDS = 20_000  # since the last snapshot; a replay of them takes a third of a second
@@ -46,13 +47,22 @@ class Journaling:
     whole state that they see is written.
     """
 
-    def __init__(self, controller: Controller, journal: Journal, clock: ClockIdentity, sync: bool) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        journal: Journal,
+        clock: ClockIdentity,
+        sync: bool,
+        late: JournalSync | None = None,
+    ) -> None:
         self.trouble: str | None = None
         """Why the journal cannot be written; None while it can."""
         self._controller = controller
         self._journal = journal
         self._clock = clock
         self._sync = sync
+        self.late = late
+        """Writes the journal through to the disk after the commits; None if a commit does so, or nothing does."""
         self._writer: Writer | None = None
         self._behind = False
         """The last commit failed."""
@@ -83,7 +93,7 @@ class Journaling:
         began = 0.0
         if records:
             self._commits_so_far += 1
-            if self._sync or self._commits_so_far % EACH == 1:
+            if (self._sync and self.late is None) or self._commits_so_far % EACH == 1:
                 began = time.monotonic()
             self._journal.append(records)
         try:
@@ -92,6 +102,8 @@ class Journaling:
             self._behind = True
             self._on_failure(error)
             return False
+        if self.late is not None and records:
+            self.late.note_commit()
         if began:
             self._on_committed(began)
         if records or self._behind:

@@ -10,8 +10,8 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.journal.segment import RESERVED_BYTES, check_space
 from transfer_queue.node.system.durable_folder import DurableFolder, Identity, Wanted
-from transfer_queue.node.system.paths import SystemFolder
-from transfer_queue.node.unit.disk_tier import check_path, make_folder
+from transfer_queue.node.system.paths import SystemFolder, mount_of
+from transfer_queue.node.unit.disk_tier import IN_MEMORY, check_path, make_folder
 from transfer_queue.storage.arena.arena import choose_folder
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class DataFolders:
             durable.refuse_values()
             return
         known = durable.identity()
-        self._identity, warning = durable.prepare(self._wanted(known))
+        self._identity, warning = durable.prepare(self._wanted(known), self._settings.durability_values == "machine")
         disk = Path(self._identity.disk) if self._identity.disk else None
         self._system.link_arenas(Path(self._identity.arenas), disk, self._units + self._disk_units)
         self.durable = durable
@@ -99,6 +99,20 @@ class DataFolders:
         folder, warning = make_folder(self._system, Path(path), seconds)
         self._note(warning)
         return [folder] * self._disk_units
+
+    def mirror(self) -> Path | None:
+        """Return the folder of the mirror; None if the system has no mirror."""
+        if self.durable is None or self._settings.durability_values != "machine":
+            return None
+        folder = self.durable.mirror
+        folder.mkdir(mode=0o700, exist_ok=True)
+        kind, _ = mount_of(folder)
+        if kind in IN_MEMORY:
+            self._note(
+                f"durability.folder is {self.durable.folder}, which is a {kind}: the values do not survive a failure "
+                f"of the machine; choose a folder on a disk"
+            )
+        return folder
 
     def _chosen(self) -> Path:
         choice = choose_folder()

@@ -6,6 +6,7 @@
         key                                      0600, the key of the system, with which clients of before connect again
         running                                  the runtime folder of the system; missing after an orderly stop
         segment-*, state-*, load-*               the journal (`journal.journal`)
+        mirror/                                  0700, the arena of the mirror (`core.units.mirror_writer`), if any
     <arenas>/transfer_queue-durable-<id>/        0700, in memory; and once more below the path of a disk tier
         alive                                    locked like `lock`, in case that the durable folder was copied
         system                                   link to the durable folder that owns these arenas
@@ -103,6 +104,7 @@ class DurableFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = folder / "lock"
+        self.mirror = folder / "mirror"
         self._identity = folder / "identity.json"
         self._key = folder / "key"
         self._running = folder / "running"
@@ -173,7 +175,7 @@ class DurableFolder:
             if keeps_values:
                 self._check_owner()
             self._hold(self.lock)
-            for path in self.folder.glob("room-*"):
+            for path in self.folder.glob("space-*"):
                 path.unlink(missing_ok=True)  # its process was killed in `journal.segment.check_space`
         except OSError as error:
             raise StartError(
@@ -218,10 +220,11 @@ class DurableFolder:
                 f"values with `tq stop --discard --folder {self.folder}`"
             )
 
-    def prepare(self, wanted: Wanted) -> tuple[Identity, str | None]:
+    def prepare(self, wanted: Wanted, mirrored: bool = False) -> tuple[Identity, str | None]:
         """Create or take over what belongs to the folder, which this process has locked.
 
-        Returns the identity, with a warning for the user, or None. Raises StartError if the folder does not fit.
+        `mirrored` says that a mirror has copies of the values. Returns the identity, with a warning for the user, or
+        None. Raises StartError if the folder does not fit.
         """
         known = self.identity()
         if known is not None:
@@ -235,7 +238,7 @@ class DurableFolder:
                 f"meantime; start again"
             )
         identity = self._made(known, wanted)
-        warning = self._missing(identity) if known is not None and self.has_journal() else None
+        warning = self._missing(identity, mirrored) if known is not None and self.has_journal() else None
         _write(self._identity, msgspec.json.encode(identity))
         _write(Path(identity.record), msgspec.json.encode(identity))
         for place in identity.places:
@@ -286,11 +289,17 @@ class DurableFolder:
             for unit in sorted(place.glob("unit-*")) if place.is_dir() else ():
                 check_files(unit)
 
-    def _missing(self, identity: Identity) -> str | None:
+    def _missing(self, identity: Identity, mirrored: bool) -> str | None:
         """Return a warning if arenas of the folder are gone, else None."""
         gone = [str(place) for place in identity.places if not place.is_dir()]
         if not gone:
             return None
+        if mirrored and self.mirror.is_dir():
+            return (
+                f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are read from "
+                f"{self.mirror}, because that folder does not exist any more; the machine was probably restarted. tq "
+                f"status shows the values that were lost"
+            )
         return (
             f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are lost, because that "
             f"folder does not exist any more; the machine was probably restarted. The state continues, and tq status "
@@ -370,13 +379,15 @@ class DurableFolder:
         Raises StartError if it is in use.
         """
         identity = self.identity()
-        nbytes = journal_bytes(self.folder) + (0 if identity is None else arena_bytes(identity))
+        nbytes = journal_bytes(self.folder) + mirror_bytes(self.folder)
+        nbytes += 0 if identity is None else arena_bytes(identity)
         with self._held(identity):
             if identity is not None:
                 remove_arenas(identity)
             for path in list(self.folder.iterdir()):
                 if path.name in _OWN_FILES or path.name.startswith(_JOURNAL_FILES):
                     path.unlink(missing_ok=True)
+            shutil.rmtree(self.mirror, ignore_errors=True)
             with contextlib.suppress(OSError):  # it has other files
                 self.folder.rmdir()
         return nbytes
@@ -457,6 +468,12 @@ def used_at(identity: Identity) -> float:
 def arena_bytes(identity: Identity) -> int:
     """Return the bytes that the arenas of a durable folder hold."""
     return sum(allocated_bytes(place) for place in identity.places)
+
+
+def mirror_bytes(folder: Path) -> int:
+    """Return the bytes that the mirror in a durable folder takes on disk; 0 if there is none."""
+    mirror = folder / "mirror"
+    return allocated_bytes(mirror) if mirror.is_dir() else 0
 
 
 def journal_bytes(folder: Path) -> int:

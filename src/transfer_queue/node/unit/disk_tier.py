@@ -22,7 +22,7 @@ from transfer_queue.node.system.locks import StartLock, hold_liveness, is_alive
 from transfer_queue.node.system.paths import DISK_PREFIX, SystemFolder, mount_of
 
 KEY = "backend.SimpleStorage.offload.path"
-_IN_MEMORY = ("tmpfs", "ramfs")
+IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def make_folder(system: SystemFolder, path: Path, seconds: float) -> tuple[Path, str | None]:
@@ -48,7 +48,7 @@ def check_path(path: Path) -> str | None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise StartError(f"{KEY} is {path}, which this user cannot write to; change its mode, or choose another folder")
     kind, _ = mount_of(path)
-    if kind not in _IN_MEMORY:
+    if kind not in IN_MEMORY:
         return None
     return f"{KEY} is {path}, which is a {kind}: offloaded blocks stay in memory; choose a folder on an SSD"
 

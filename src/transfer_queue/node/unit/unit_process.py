@@ -20,7 +20,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import Connection
@@ -39,9 +39,10 @@ from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.storage.stores.base import connect
 from transfer_queue.storage.unit.disk_pool import DiskPool
 from transfer_queue.storage.unit.extent_pool import ArenaPool, ExtentPool
-from transfer_queue.storage.unit.object_pool import UNLIMITED, Begin, ObjectPool
+from transfer_queue.storage.unit.mirror_pool import MirrorPool
+from transfer_queue.storage.unit.object_pool import UNLIMITED, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Effect, Fetch
+from transfer_queue.storage.unit.unit_effects import Begin, Effect, Fetch
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's reply
 RETRY_SECONDS = 0.1  # between two attempts to reach a controller that is gone
@@ -187,10 +188,13 @@ def _open_pool(
         pool = ObjectPool(names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(path)} {store.life()}")
         return pool, slots, known, msgspec.json.encode(address).decode()
     most, sharers = settings.arena_bytes, place.sharers
-    if place.tier == DISK:
-        most, sharers = settings.offload_bytes, settings.replicas
+    if place.tier != MEMORY:
+        most, sharers = (settings.offload_bytes, settings.replicas) if place.tier == DISK else (None, 1)
     arena, slots = recover_arena(system, number, place.arenas, most, place.tier)
     share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
+    if place.tier == MIRROR:
+        arena.sync()
+        return MirrorPool(arena, begin), slots, share, ""
     return DiskPool(arena) if place.tier == DISK else ArenaPool(arena), slots, share, ""
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
-from transfer_queue.messages.descriptors import DISK, MEMORY
+from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
 from transfer_queue.storage.protocols import ArenaMemory, Bytes
@@ -108,7 +108,7 @@ class Arena(ArenaMemory):
     ) -> None:
         self.folder = folder
         self.tier = tier
-        """Its medium (`messages.descriptors.MEMORY`, `messages.descriptors.DISK`; for the unit only).
+        """Its tier: `MEMORY`, or `DISK` or `MIRROR` (`messages.descriptors`; for the unit only).
 
         On disk no page is made resident, and written pages are dropped from memory.
         """
@@ -127,6 +127,8 @@ class Arena(ArenaMemory):
         """
         self.hole_bytes = 0
         """The size of the holes (for the unit only)."""
+        self.spared = 0
+        """Bytes of its file system that the arena leaves free, for the journal beside it (for the unit only)."""
         self._punches = hasattr(mmap, "MADV_REMOVE")
         self._populates = True
         # The mmap object is freed with the last array that views it. It is never closed explicitly, because closing it
@@ -258,6 +260,14 @@ class Arena(ArenaMemory):
             self._mapping.madvise(mmap.MADV_DONTNEED, offset, length)
             os.posix_fadvise(self._files[0], offset, length, os.POSIX_FADV_DONTNEED)
 
+    def sync(self) -> None:
+        """Wait until the disk has all that was written, and the generations and extents that belong to it.
+
+        Raises OSError if the disk cannot write. Another thread than the unit's may call it.
+        """
+        for file in self._files:
+            _sync_data(file)
+
     def generation(self, offset: int) -> int:
         """See `ArenaMemory.generation`."""
         granule = offset // GRANULE
@@ -287,7 +297,7 @@ class Arena(ArenaMemory):
         space = self.capacity - self.held
         if least > space:
             raise self._full(least, f"its capacity is {self.capacity} bytes")
-        available = _available(self.folder)
+        available = _available(self.folder) - self.spared
         if least > available:
             raise self._full(least, f"its file system has {available} bytes left")
         step = max(least, min(SEGMENT, space, available // GRANULE * GRANULE))
@@ -323,7 +333,7 @@ class Arena(ArenaMemory):
         count = int(np.count_nonzero(self.holes[first:end])) if self.hole_bytes else 0
         if not count:
             return True
-        if not self._files or count * GRANULE > _available(self.folder):
+        if not self._files or count * GRANULE > _available(self.folder) - self.spared:
             return False
         try:
             _allocate(self._files[0], offset, length)
@@ -347,7 +357,7 @@ class Arena(ArenaMemory):
 
         It changes no byte, so it may run over leased space.
         """
-        if self.tier == DISK:
+        if self.tier != MEMORY:
             return False
         end = min(self.held, self.warm + max_bytes)
         if end > self.warm:
@@ -403,6 +413,9 @@ class Arena(ArenaMemory):
     def _full(self, wanted: int, why: str) -> CapacityError:
         return CapacityError(f"no capacity in the arena {self.folder}: {wanted} bytes more wanted, {self.held} held, "
                              f"and {why}; clear samples or give storage more space")  # fmt: skip
+
+
+_sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 def _capacity(folder: Path, wanted: int | None) -> int:

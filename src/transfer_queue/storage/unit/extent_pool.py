@@ -109,6 +109,12 @@ class ExtentPool(Protocol):
     ) -> BlockCopy:
         """Begin a move, see `block_copier.BlockCopier`."""
 
+    def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
+        """Make sure that what was copied survives what this pool is to survive; then call `then`, at once or later.
+
+        `then` gets the reason if this is not possible, else "". Its effects are carried out in both cases.
+        """
+
     def status(self) -> UnitStatusReply:
         """Return the bytes that are held, leased and free."""
 
@@ -229,6 +235,10 @@ class ArenaPool(ExtentPool):
     ) -> BlockCopier:
         """See `ExtentPool.begin_move`."""
         return BlockCopier(unit, self.arena, order, lease, brought)
+
+    def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
+        """See `ExtentPool.settle`. The memory survives every process that uses it."""
+        return then("")
 
     def status(self) -> UnitStatusReply:
         """See `ExtentPool.status`."""

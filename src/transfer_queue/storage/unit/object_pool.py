@@ -34,7 +34,7 @@ from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, Lea
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Store
 from transfer_queue.storage.unit.extent_pool import ExtentPool
-from transfer_queue.storage.unit.unit_effects import Effect
+from transfer_queue.storage.unit.unit_effects import Begin, Effect
 
 MAGIC = "transfer_queue names"
 VERSION = 1
@@ -51,9 +51,6 @@ _NUMBER, _LENGTH, _SLOT, _SEQUENCE = range(4)
 _REMOVING = 0  # stored as the slot of a freed extent; no slot has this number
 
 logger = logging.getLogger(__name__)
-
-Begin = Callable[[Callable[[], Any], Callable[[Any], list[Effect]]], None]
-"""Runs the first function outside the unit's loop, then the second in it, with the result or the exception."""
 
 
 def key_of(boot_id: str, offset: int) -> str:
@@ -349,6 +346,10 @@ class ObjectPool(ExtentPool):
     ) -> NoBlockCopier:
         """See `ExtentPool.begin_move`. Blocks of a store are never moved."""
         return NoBlockCopier(unit, order)
+
+    def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
+        """See `ExtentPool.settle`. Nothing is copied here."""
+        return then("")
 
     def status(self) -> UnitStatusReply:
         """See `ExtentPool.status`."""

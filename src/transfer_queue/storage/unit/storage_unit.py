@@ -292,7 +292,14 @@ class StorageUnit:
             return []
         self._moving.close()
         self._moving = None
-        return [Report(answer)]
+        return self.pool.settle(lambda failed: self._end_move(answer, failed)) if answer.extent else [Report(answer)]
+
+    def _end_move(self, answer: unit_reports.BlocksMovedReport, failed: str) -> list[Effect]:
+        if not failed:
+            return [Report(answer)]
+        self._release_all([answer.extent])
+        empty = unit_reports.BlocksMovedReport(answer.move, self.number, 0, 0, 0, b"", [], failed)
+        return [Report(empty)]
 
     def refuse(self, words: str) -> list[Effect]:
         """Refuse all waiting leases, because the controller has found a deadlock; recall unused space first."""

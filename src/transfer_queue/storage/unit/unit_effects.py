@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 from transfer_queue.messages.base import Failure
-from transfer_queue.messages.descriptors import DISK
+from transfer_queue.messages.descriptors import MEMORY, STORE
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
@@ -63,6 +63,9 @@ class Fetch:
 
 Effect = Union[SendReply, Report, Fetch]
 
+Begin = Callable[[Callable[[], Any], Callable[[Any], list[Effect]]], None]
+"""Runs the first function outside the unit's loop, then the second in it, with the result or the exception."""
+
 
 def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, waited: float, crowd: int) -> Failure:
     """Return the failure of a lease of nbytes for which there is no space.
@@ -70,7 +73,7 @@ def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, w
     `folder` is that of the unit's pool, `waited` is in seconds, and `crowd` is the number of waiting leases if they are
     too many, else 0.
     """
-    where = f", the disk at {folder}" if status.tier == DISK else ""
+    where = f", the disk at {folder}" if status.tier not in (MEMORY, STORE) else ""
     after = f" after {waited:.1f} s" if waited > 0 else ""
     advice = "clear samples, let consumers catch up, or raise the capacity of storage"
     if nbytes > status.capacity:

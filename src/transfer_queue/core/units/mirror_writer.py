@@ -1,0 +1,311 @@
+"""Copies every published block to the mirror, the oldest first, and delays the replies to puts that are too far ahead.
+
+A *mirror* is a storage unit on disk (`messages.descriptors.MIRROR`) that has a copy of every block. A put writes into
+memory and is published as without a mirror. The blocks that the mirror does not have yet are *behind*. One order at a
+time names the oldest of them; the unit copies them into one extent, waits until the disk has them, and reports them
+(`messages.reports.unit_reports.BlocksMovedReport`). The report becomes a record, so a location in the mirror means that
+the bytes are on disk.
+
+The reply to a put is held while its blocks are behind and `MaxLag` is exceeded. Thus what was acknowledged is never
+further behind than that, and a mirror that is slow or full makes puts wait. With `MaxLag(-1, 0)` every put waits for
+its own blocks; those of all puts that wait are copied and written through by the same order.
+
+Nothing here is part of the state. What is behind follows from the locations of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Send
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.core.tables.block_table import CHUNK, CHUNK_BITS
+from transfer_queue.core.units.location_checks import check_moved, close_reported_extents
+from transfer_queue.core.units.migration_planner import MigrationPlanner, move_order
+from transfer_queue.messages.reports.progress import MirrorProgress
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
+
+ORDER_BYTES = 32 << 20
+"""Bytes of one order, which the unit writes one after the other and then writes through at once."""
+ORDER_BLOCKS = 4096
+GATHER_SECONDS = 1.0
+"""Seconds for which blocks are collected for an order if no reply is held; a quarter of `MaxLag.seconds` if less."""
+PAUSE = 0.25
+"""Seconds until the next order after one that copied nothing."""
+
+
+@dataclass(frozen=True)
+class MaxLag:
+    """How far the mirror may be behind acknowledged puts."""
+
+    nbytes: int
+    """-1: every put waits until the mirror has its blocks."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class _HeldReply:
+    """A reply that waits for the mirror."""
+
+    block: int
+    """The newest block of the put."""
+    send: Send | None
+    """None if its connection has ended."""
+
+
+class MirrorWriter:
+    """Knows what the mirror does not have yet, makes the orders for it, and holds replies."""
+
+    def __init__(self, state: State, planner: MigrationPlanner, lag: MaxLag | None = None, now: float = 0.0) -> None:
+        """Begin with what the state has in no mirror. lag: None if the system has no mirror; then nothing is done."""
+        self.state = state
+        self.lag = lag
+        self.behind_bytes = 0
+        """The bytes of the blocks that no mirror has."""
+        self.copied_bytes = 0
+        """The bytes that were copied since the controller started."""
+        self.full = False
+        """Whether the mirror had no space for the last order."""
+        self._planner = planner
+        self._behind: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        """Number -> (bytes, time of publication) of the blocks that no mirror has, ascending.
+
+        Blocks that no row needs any more leave it when it is their turn, or with `_prune`.
+        """
+        self._held: OrderedDict[RequestKey, _HeldReply] = OrderedDict()
+        self._job: tuple[Move, int, np.ndarray] | None = None
+        """The order that the mirror carries out, the mirror, and the blocks."""
+        self._limit = ORDER_BYTES
+        """Bytes of the next order. It is reduced while the mirror has little space."""
+        self._retry = 0.0
+        """The earliest time of the next order."""
+        self._pruned = -1, 0.0
+        """`BlockTable.changes` and the time at the last `_prune`."""
+        self._before_start = state.next_block - 1
+        """The newest block that an earlier controller has published."""
+        self._next = 1
+        """The first block that `note_new_blocks` has not seen."""
+        if lag is not None:
+            self.rescan(now)
+
+    # ------------------------------------------------------------ what is behind
+
+    def note_new_blocks(self, now: float) -> None:
+        """Note the blocks that were made since the last call."""
+        for number in range(self._next, self.state.next_block):
+            chunk, at = self.state.blocks.chunks.get(number >> CHUNK_BITS), number & (CHUNK - 1)
+            if chunk is None or at >= chunk.capacity or not chunk.columns["live"][at]:
+                continue  # all its values were replaced or cleared at once
+            if not chunk.second or not any(place.unit in self.state.mirrors for place in chunk.places(at)):
+                nbytes = int(chunk.columns["nbytes"][at])
+                self._behind[number] = nbytes, now
+                self.behind_bytes += nbytes
+        self._next = self.state.next_block
+
+    def rescan(self, now: float) -> None:
+        """Find again which blocks no mirror has, because locations were lost, or another state was loaded."""
+        before, self._behind, self.behind_bytes = self._behind, OrderedDict(), 0
+        self._next = self.state.next_block
+        mirrors = list(self.state.mirrors)
+        for key in sorted(self.state.blocks.chunks):
+            chunk = self.state.blocks.chunks[key]
+            at = np.flatnonzero(chunk.columns["live"])
+            there = np.isin(chunk.columns["unit"][at], mirrors)
+            if chunk.second:
+                there |= np.isin(chunk.second["unit"][at], mirrors) & (chunk.second["extent"][at] > 0)
+            at = at[~there]
+            numbers, sizes = (at + (key << CHUNK_BITS)).tolist(), chunk.columns["nbytes"][at].tolist()
+            for number, nbytes in zip(numbers, sizes, strict=True):
+                self._behind[number] = nbytes, before.get(number, (0, now))[1]
+                self.behind_bytes += nbytes
+
+    def lag_seconds(self, now: float) -> float:
+        """Return for how long the oldest block that no mirror has is published; 0.0 if there is none."""
+        return max(0.0, now - next(iter(self._behind.values()))[1]) if self._behind else 0.0
+
+    def _forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            nbytes, _ = self._behind.pop(number, (0, 0.0))
+            self.behind_bytes -= nbytes
+
+    def _prune(self, now: float) -> None:
+        """Forget blocks that no row needs any more, since replies are held that they should not delay."""
+        changes, before = self.state.blocks.changes, self._pruned
+        if changes == before[0] or (before[0] >= 0 and now < before[1] + PAUSE / 2):
+            return
+        self._pruned = changes, now
+        numbers = np.fromiter(self._behind, "i8", len(self._behind))
+        self._forget(np.setdiff1d(numbers, self.state.blocks.needed_of(numbers)).tolist())
+
+    def check(self) -> None:
+        """Find again what is behind. Raises AssertionError if this object differs."""
+        found = MirrorWriter(self.state, self._planner, self.lag)
+        missing = found._behind.keys() - self._behind.keys()
+        assert not missing, f"blocks {sorted(missing)} are in no mirror, and not known to be behind"
+        assert self.behind_bytes == sum(nbytes for nbytes, _ in self._behind.values()), "bytes behind"
+        assert list(self._behind) == sorted(self._behind), "order of the blocks that are behind"
+        needed = self.state.blocks.needed_of(np.fromiter(self._behind, "i8", len(self._behind))).tolist()
+        assert set(needed) == set(found._behind), "blocks of mirrors that are said to be behind"
+
+    # ------------------------------------------------------------ replies
+
+    def is_covered(self, block: int, now: float) -> bool:
+        """Whether the reply to a put with blocks up to this number may be sent."""
+        lag = self.lag
+        if lag is None or not self._behind or next(iter(self._behind)) > block:
+            return True
+        return self.behind_bytes <= lag.nbytes and self.lag_seconds(now) <= lag.seconds
+
+    def hold(self, client: str, send: Send, block: int) -> None:
+        """Hold the reply to a put whose newest block is this one."""
+        self._held[client, send.sequence] = _HeldReply(block, send)
+
+    def hold_again(self, client: str, send: Send, now: float) -> bool:
+        """Hold the reply to a put that is sent again, if it may not be sent yet. Returns whether it is held.
+
+        After a restart of the controller it is not known to which put a reply belongs, so it waits for all puts before
+        the restart.
+        """
+        held = self._held.get((client, send.sequence))
+        if held is not None:
+            held.send = send
+            return True
+        if self.is_covered(self._before_start, now):
+            return False
+        self.hold(client, send, self._before_start)
+        return True
+
+    def drop_connection(self, peer: int) -> None:
+        """Note that a connection has ended. Its replies stay held, for a client that asks again."""
+        for held in self._held.values():
+            if held.send is not None and held.send.peer == peer:
+                held.send = None
+
+    def release(self, now: float) -> list[Send]:
+        """Return the held replies that may be sent now."""
+        if not self._held:
+            return []
+        self._prune(now)
+        ready = [key for key, held in self._held.items() if self.is_covered(held.block, now)]
+        sent = [self._held.pop(key).send for key in ready]
+        return [send for send in sent if send is not None]
+
+    def progress(self, now: float) -> MirrorProgress | None:
+        """Return what status shows; None if the system has no mirror."""
+        if self.lag is None:
+            return None
+        mirrors, blocks = self.state.mirrors, self.state.blocks
+        return MirrorProgress(
+            stored=sum(count for stored in blocks.stored.values() for unit, count in stored.items() if unit in mirrors),
+            leased=sum(blocks.leased_in.get(unit, 0) for unit in mirrors),
+            behind_bytes=self.behind_bytes,
+            behind_seconds=self.lag_seconds(now),
+            most_bytes=self.lag.nbytes,
+            most_seconds=self.lag.seconds,
+            waiting=len(self._held),
+            full=self.full,
+            connected=bool(self._planner.units & mirrors),
+        )
+
+    # ------------------------------------------------------------ orders
+
+    def on_disconnect(self, unit: int) -> None:
+        """Note that a unit has disconnected, and forget its order."""
+        if self._job is not None and self._job[1] == unit:
+            self._end_job()
+
+    def forget(self, now: float) -> None:
+        """Forget the order, because another state with other blocks was loaded."""
+        if self._job is not None:
+            self._end_job()
+        self._before_start = self.state.next_block - 1
+        self.rescan(now)
+
+    def _end_job(self) -> None:
+        assert self._job is not None
+        self._planner.reserved.discard(self._job[1])
+        self._job = None
+
+    def carries_out(self, reply: BlocksMovedReport) -> bool:
+        """Whether this is the report of the current order."""
+        return self._job is not None and (self._job[0].number, self._job[1]) == (reply.move, reply.unit)
+
+    def on_report(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
+        """Take the report of the current order; return the records.
+
+        Raises ProtocolError if the report is not valid; the blocks are then ordered again.
+        """
+        assert self._job is not None
+        order, mirror, numbers = self._job
+        self._end_job()
+        self._retry = now + PAUSE  # until the report has shown that blocks were copied
+        if not reply.extent:
+            self.full = not reply.failed
+            self._planner.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
+            if self.full and len(numbers) > 1:
+                self._limit, self._retry = int(self.state.blocks.column("nbytes", numbers).sum()) // 2, now
+            return []
+        check_moved(self.state, order, reply)
+        offsets = np.frombuffer(reply.offsets, "<i8")
+        kept = offsets >= 0
+        done = numbers[kept]
+        if not len(done):
+            return close_reported_extents(self.state, reply.unit, [reply.extent])
+        self._planner.set_waiting_writers(mirror, False)
+        self.full, self._limit, self._retry = False, ORDER_BYTES, now
+        self.copied_bytes += sum(self._behind.get(number, (0, 0.0))[0] for number in done.tolist())
+        self._forget(done.tolist())
+        return [
+            r.BlocksMoved(
+                mirror, reply.extent, reply.length, reply.generation, -1, done.tobytes(), offsets[kept].tobytes()
+            )
+        ]
+
+    def next_deadline(self) -> float | None:
+        """Return the time at which `step` has work to do; None if it has none."""
+        if not self._behind or self._job is not None or self._mirror() is None:
+            return None
+        oldest = next(iter(self._behind.values()))[1]
+        gather = 0.0 if self.lag is None else min(GATHER_SECONDS, self.lag.seconds / 4)
+        wait = 0.0 if self._held or self.behind_bytes >= self._limit else oldest + gather
+        return max(self._retry, wait)
+
+    def _mirror(self) -> int | None:
+        """Return the mirror that can take an order; None if there is none, or the plan waits for it."""
+        planner = self._planner
+        for unit in self.state.mirrors:
+            if unit in planner.units and unit not in planner.reserved and not planner.needs(unit):
+                return unit
+        return None
+
+    def step(self, now: float) -> list[tuple[int, Move]]:
+        """Begin an order if one is due."""
+        due = self.next_deadline()
+        if due is None or due > now:
+            return []
+        mirror, numbers = self._mirror(), self._oldest()
+        if mirror is None or not len(numbers):
+            return []
+        order = move_order(self.state, self._planner.take_number(now), mirror, self.state.blocks.describe(numbers))
+        self._job = order, mirror, numbers
+        self._planner.reserved.add(mirror)
+        return [(mirror, order)]
+
+    def _oldest(self) -> np.ndarray:
+        """Return the oldest blocks that are behind, for one order. Forgets blocks that no row needs any more."""
+        blocks, total = self.state.blocks, 0
+        found: list[int] = []
+        for number, (nbytes, _) in self._behind.items():
+            if found and (total + nbytes > self._limit or len(found) == ORDER_BLOCKS):
+                break
+            found.append(number)
+            total += nbytes
+        numbers = np.array(found, "i8")
+        needed = blocks.needed_of(numbers)
+        self._forget(np.setdiff1d(numbers, needed).tolist())
+        return needed

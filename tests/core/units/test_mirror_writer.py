@@ -1,0 +1,295 @@
+"""The mirror gets every block, the oldest first; replies wait for it; what only it has is copied back into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from harness import Harness, column, rows_of, schema_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from unit_standin import BYTES, Units
+
+from transfer_queue.core.units import migration_planner, mirror_writer
+from transfer_queue.core.units.mirror_writer import MaxLag
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import MIRROR, NewBlock
+from transfer_queue.messages.puts import ClearRows, Publish
+from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, RegisterUnit
+from transfer_queue.messages.system import Drain
+
+LENGTH = 1 << 20  # of every extent that clients write
+SYNC = MaxLag(-1, 0.0)
+ASYNC = MaxLag(3 * BYTES, 5.0)
+PLACES = ("memory-0", "memory-1", "mirror")
+
+
+@pytest.fixture(autouse=True)
+def _little_is_spared() -> Iterator[None]:
+    spare, migration_planner.SPARE = migration_planner.SPARE, 0
+    order, mirror_writer.ORDER_BYTES = mirror_writer.ORDER_BYTES, 4 * BYTES
+    yield
+    migration_planner.SPARE, mirror_writer.ORDER_BYTES = spare, order
+
+
+class Mirrored:
+    """A controller with two units in memory and a mirror, whose arenas can be lost.
+
+    number: the present number of each unit by its name. values: row -> field -> what was put last.
+    """
+
+    def __init__(self, lag: MaxLag) -> None:
+        self.h = Harness(max_lag=lag)
+        self.units = Units()
+        self.number: dict[str, int] = {}
+        self.arenas: dict[str, int] = dict.fromkeys(PLACES, 0)
+        self.open: dict[str, int] = {}
+        self.values: dict[int, dict[str, int]] = {}
+        self.lost: set[tuple[int, str]] = set()
+        self.waiting: dict[int, dict[int, dict[str, int]]] = {}
+        self.next_value = 0
+        self.freed = 0
+        self.h.disconnect("unit-0")
+        for name in PLACES:
+            self.register(name)
+
+    @property
+    def writer(self) -> mirror_writer.MirrorWriter:
+        return self.h.controller.context.mirror
+
+    def register(self, name: str) -> None:
+        """A unit registers; its arena is a new one if the one before was lost."""
+        tier = MIRROR if name == "mirror" else "memory"
+        arena = self.arenas[name]
+        known = self.number.get(name)
+        extents = [extent for unit, extent in self.units.held if unit == known] if arena >= 0 else []
+        request = RegisterUnit(
+            name, f"/{name}.{arena}", f"boot-{name}-{arena}", name, "now", column(extents), 1 << 30, tier=tier
+        )
+        self.h.freed.clear()  # it is told again what it has not confirmed
+        self.freed = 0
+        self.number[name] = self.h.ask(request, name).value
+
+    def lose(self, name: str) -> None:
+        """The arena of a unit is gone, and the unit begins with a new one."""
+        self.forget()
+        self.h.disconnect(name)
+        self.h.connect(name)
+        self.units.held = {place: held for place, held in self.units.held.items() if place[0] != self.number[name]}
+        self.open.pop(name, None)
+        self.arenas[name] += 1
+        del self.number[name]
+        self.register(name)
+
+    def put(self, rows: list[int] | int, fields: list[str], name: str, close: bool) -> None:
+        """Put values; what is put is known when it is published, whenever the reply comes."""
+        count = rows if isinstance(rows, int) else len(rows)
+        content = {each: list(range(self.next_value, self.next_value + count)) for each in fields}
+        self.next_value += count
+        unit = self.number[name]
+        if name not in self.open:
+            self.open[name] = self.units.open(unit)
+        extent = self.open[name]
+        schema, dims = schema_of(fields, count)
+        offset = self.units.write(unit, extent, content)
+        block = NewBlock(unit, extent, offset, 1, BYTES, count, schema, dims, LENGTH)
+        closes = [(unit, self.open.pop(name))] if close else []
+        first = self.h.state.next_index
+        target = None if isinstance(rows, int) else column(rows)
+        sequence = self.h.send(Publish("p", count, target, block=block, closes=closes, pre_allocate=0))
+        there = list(range(first, first + count)) if isinstance(rows, int) else rows
+        made = {row: {each: content[each][at] for each in fields} for at, row in enumerate(there)}
+        for row, values in made.items():
+            self.values.setdefault(row, {}).update(values)
+            self.lost -= {(row, each) for each in fields}
+        self.waiting[sequence] = made
+        self.take_replies()
+
+    def take_replies(self) -> None:
+        """Note which puts were acknowledged."""
+        for sequence, made in list(self.waiting.items()):
+            reply = self.h.reply(sequence)
+            if reply is not None:
+                assert rows_of(reply) == list(made)
+                del self.waiting[sequence]
+
+    def forget(self) -> None:
+        """Overwrite freed extents."""
+        for place in self.h.freed[self.freed :]:
+            self.units.held.pop(place, None)
+        self.freed = len(self.h.freed)
+
+    def is_there(self, order: Move, at: int) -> bool:
+        unit = int(np.frombuffer(order.blocks.unit, "<i4")[at])
+        offset = int(np.frombuffer(order.blocks.offset, "<i8")[at])
+        return any(u == unit and offset in blocks for (u, _), blocks in self.units.held.items())
+
+    def carry_out(self, how: str = "done", gone: set[int] | None = None) -> bool:
+        """Carry out the oldest order; returns whether there was one."""
+        self.forget()
+        found = next(((unit, order) for unit, order in self.h.orders if isinstance(order, Move)), None)
+        if found is None:
+            return False
+        self.h.orders.remove(found)
+        unit, order = found
+        name = next((name for name, number in self.number.items() if number == unit), None)
+        if name is None:  # the unit was lost
+            return True
+        if how == "full":
+            reply = BlocksMovedReport(order.number, unit, 0, 0, 0, b"", [])
+        else:
+            missing = {at for at in range(len(order.blocks.unit) // 4) if not self.is_there(order, at)}
+            reply = self.units.carry_out(unit, order, missing | (gone or set()))
+        assert self.h.ask(reply, name) == Done()
+        self.take_replies()
+        return True
+
+    def look(self, field: str) -> tuple[list[int], LookupReply]:
+        rows = [row for row, values in self.values.items() if field in values and (row, field) not in self.lost]
+        return rows, self.h.look(Lookup("p", column(rows), fields=[field]))
+
+    def read(self) -> None:
+        """Every row that was not lost has its values."""
+        self.forget()
+        for field in ("x", "y"):
+            rows, reply = self.look(field) if self.values else ([], None)
+            if reply is None or not rows:
+                continue
+            units, offsets = np.frombuffer(reply.blocks.unit, "<i4"), np.frombuffer(reply.blocks.offset, "<i8")
+            (placement,) = reply.placements
+            at, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
+            for row, block, slot in zip(rows, at.tolist(), slots.tolist(), strict=True):
+                content = self.units.at(int(units[block]), int(offsets[block]))
+                assert content[field][slot] == self.values[row][field]
+
+    def note_lost(self) -> set[tuple[int, str]]:
+        """Note which values the controller names as lost; returns those that are new."""
+        found = {(row, each) for row, values in self.values.items() for each in values if not self.block(row, each)}
+        new, self.lost = found - self.lost, found
+        counts = self.h.state.partitions["p"].losses.counts if found else {}
+        assert sum(counts.values()) == len(found)
+        return new
+
+    def block(self, row: int, field: str) -> int:
+        """The number of the block that has a value; 0 if the value is lost."""
+        rows = self.h.state.partitions["p"].rows
+        for _, chunk, at, _ in rows.split(rows.positions_of(np.array([row]))):
+            return int(chunk.field_columns(field)[0][at][0])
+        raise AssertionError(f"row {row} does not exist")
+
+    def settle(self) -> None:
+        """With time and units that carry out orders everything settles."""
+        for _ in range(600):
+            if not self.carry_out():
+                context = self.h.controller.context
+                if context.migrations.next_deadline() is None and context.mirror.next_deadline() is None:
+                    return
+                self.h.tick(self.h.now + 10.0)
+                self.take_replies()
+        raise AssertionError("orders never end")
+
+
+class Life(RuleBasedStateMachine):
+    """Puts, clears, lost arenas and restarts in any order."""
+
+    @initialize(lag=st.sampled_from([SYNC, ASYNC]))
+    def start(self, lag: MaxLag) -> None:
+        self.m = Mirrored(lag)
+
+    @rule(
+        count=st.sampled_from([1, 2, 8]),
+        fields=st.sampled_from([["x"], ["x", "y"]]),
+        place=st.sampled_from(PLACES[:2]),
+        close=st.booleans(),
+    )
+    def put_new(self, count: int, fields: list[str], place: str, close: bool) -> None:
+        self.m.put(count, fields, place, close)
+
+    @precondition(lambda self: self.m.values)
+    @rule(data=st.data(), place=st.sampled_from(PLACES[:2]), close=st.booleans())
+    def replace(self, data: st.DataObject, place: str, close: bool) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.m.values)), min_size=1, unique=True, max_size=4))
+        self.m.put(rows, ["x"], place, close)
+
+    @precondition(lambda self: self.m.values)
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.m.values)), min_size=1, unique=True))
+        self.m.h.ask(ClearRows("p", column(rows)))
+        for row in rows:
+            del self.m.values[row]
+        self.m.lost = {(row, each) for row, each in self.m.lost if row in self.m.values}
+        self.m.take_replies()
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0]), ticks=st.integers(1, 5))
+    def time(self, seconds: float, ticks: int) -> None:
+        for _ in range(ticks):
+            self.m.h.tick(self.m.h.now + seconds)
+        self.m.take_replies()
+
+    @rule(place=st.sampled_from(PLACES[:2]), undo=st.booleans())
+    def drain(self, place: str, undo: bool) -> None:
+        self.m.h.send(Drain(self.m.number[place], undo))
+
+    @rule(data=st.data(), how=st.sampled_from(["done", "done", "done", "gone", "full"]))
+    def carry_out(self, data: st.DataObject, how: str) -> None:
+        gone = data.draw(st.sets(st.integers(0, 3))) if how == "gone" else set()
+        self.m.carry_out(how, gone)
+
+    @rule(place=st.sampled_from(PLACES[:2]))
+    def memory_is_lost(self, place: str) -> None:
+        """Only what no mirror had and nobody was told of may be lost; it is named."""
+        m = self.m
+        unit = m.number[place]
+        known = m.h.state.blocks
+        alone = {number for number, _, places, _ in known.live_blocks() if [place.unit for place in places] == [unit]}
+        before = {(row, field): m.block(row, field) for row, values in m.values.items() for field in values}
+        m.lose(place)
+        lost = m.note_lost()
+        assert lost == {value for value, block in before.items() if block in alone}
+        if m.h.max_lag is SYNC and not m.arenas["mirror"]:
+            waiting = [entry for made in m.waiting.values() for entry in made.items()]
+            assert lost <= {(row, field) for row, values in waiting for field in values}
+
+    @rule()
+    def the_mirror_is_lost(self) -> None:
+        self.m.lose("mirror")
+        assert not self.m.note_lost() - self.m.lost
+
+    @rule()
+    def the_mirror_comes_back(self) -> None:
+        self.m.h.disconnect("mirror")
+        self.m.h.connect("mirror")
+        self.m.register("mirror")
+
+    @invariant()
+    def all_is_there(self) -> None:
+        if hasattr(self, "m"):
+            self.m.read()
+            self.m.writer.check()
+
+    @invariant()
+    def acknowledged_puts_are_within_the_lag(self) -> None:
+        if not hasattr(self, "m") or self.m.h.max_lag is not ASYNC or self.m.arenas["mirror"]:
+            return
+        answered = self.m.writer.behind_bytes - BYTES * len(self.m.waiting)
+        assert answered <= ASYNC.nbytes
+
+    def teardown(self) -> None:
+        if not hasattr(self, "m"):
+            return
+        m = self.m
+        m.settle()
+        m.read()
+        assert not m.waiting
+        assert m.writer.behind_bytes == 0
+        for _, _, places, _ in m.h.state.blocks.live_blocks():
+            assert any(place.unit == m.number["mirror"] for place in places)
+            assert len(places) == 2, "everything is in memory again"
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

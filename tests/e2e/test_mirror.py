@@ -1,0 +1,213 @@
+"""Systems whose values are on disk, too (`durability.values: machine`), on real processes.
+
+A failure of the machine is simulated: all processes are killed, and the folder of the arenas in memory is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import transfer_queue as tq
+from transfer_queue.cli.status_table import format_table
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.interface import CURRENT
+from transfer_queue.messages.reports.progress import MirrorProgress
+from transfer_queue.metrics.families import FAMILIES
+from transfer_queue.node.system.durable_folder import DurableFolder, mirror_bytes
+
+SECONDS = 60
+MIB = 1 << 20
+ROWS, WIDTH = 4, 1 << 16  # of a batch, which has a MiB
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        time.sleep(0.01)
+
+
+class Mirrored:
+    """A durable folder of one test, and what was put."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.durable = DurableFolder(folder)
+
+    def start(self, mode: str, **more: Any) -> None:
+        """Start or continue the system."""
+        durability = {"values": "machine", "folder": str(self.folder), "mode": mode, **more.pop("durability", {})}
+        tq.init({"durability": durability, "backend": {"SimpleStorage": {"arena_bytes": 64 * MIB}}, **more})
+
+    def fail(self) -> None:
+        """The machine fails: no process and nothing in memory is left."""
+        system, identity = CURRENT.system, self.durable.identity()
+        assert system is not None
+        assert identity is not None
+        supervisor = psutil.Process(system.description.pid)
+        processes = [supervisor, *supervisor.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        for process in processes:
+            process.kill()
+        until(lambda: not system.is_alive())
+        shutil.rmtree(identity.arenas)
+
+    def put(self, number: int) -> None:
+        """Put a batch."""
+        values = torch.full((ROWS, WIDTH), float(number))
+        tq.kv_batch_put([f"{number}-{row}" for row in range(ROWS)], "p", {"x": values})
+
+    def check(self, numbers: list[int]) -> None:
+        """All these batches have their values."""
+        for number in numbers:
+            found = tq.kv_batch_get([f"{number}-{row}" for row in range(ROWS)], "p")["x"]
+            for row in found.unbind():
+                assert torch.equal(row, torch.full((WIDTH,), float(number)))
+
+    def clear(self, number: int) -> None:
+        """Clear a batch."""
+        tq.kv_clear([f"{number}-{row}" for row in range(ROWS)], "p")
+
+
+def mirror() -> MirrorProgress:
+    found = tq.get_client().status().mirror
+    assert found is not None
+    return found
+
+
+@contextlib.contextmanager
+def mirrored(parent: Path | None = None) -> Iterator[Mirrored]:
+    tq.close()
+    root = Path(tempfile.mkdtemp(prefix="tq-mirror-", dir=parent))
+    made = Mirrored(root / "kept")
+    try:
+        yield made
+    finally:
+        tq.close()
+        if made.folder.exists():
+            made.durable.discard()
+            assert not made.folder.exists(), "nothing is left behind"
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def kept() -> Iterator[Mirrored]:
+    with mirrored() as made:
+        yield made
+
+
+def test_every_acknowledged_put_survives_a_failure_of_the_machine_if_puts_wait_for_the_disk(kept: Mirrored) -> None:
+    kept.start("sync")
+    for number in range(8):
+        kept.put(number)
+    kept.clear(3)
+    assert mirror().behind_bytes == 0
+    kept.fail()
+    kept.start("sync")
+    numbers = [number for number in range(8) if number != 3]
+    kept.check(numbers)
+    assert tq.get_client().status().partitions[0].fields[0].lost == 0
+    assert mirror_bytes(kept.folder) >= 7 * MIB
+    # everything is copied back into memory, from where it is read when the disk is gone
+    until(lambda: sum(unit.leased for unit in tq.get_client().status().units if unit.tier == "memory") >= 7 * MIB)
+    kept.put(8)
+    kept.fail()
+    kept.start("sync")
+    kept.check([*numbers, 8])
+
+
+def test_what_was_not_on_disk_yet_is_reported_as_lost(kept: Mirrored) -> None:
+    kept.start("async", metrics={"enabled": True})
+    for number in range(4):
+        kept.put(number)
+    until(lambda: mirror().behind_bytes == 0)
+    _check_what_people_see(kept)
+    system = CURRENT.system
+    assert system is not None
+    log = (system.logs / "unit-1.log").read_text()
+    psutil.Process(int(re.findall(r"up, process (\d+)", log)[-1])).suspend()  # the mirror
+    kept.put(4)
+    assert mirror().behind_bytes >= MIB
+    kept.fail()
+    kept.start("async")
+    kept.check([0, 1, 2, 3])
+    assert tq.get_client().status().partitions[0].fields[0].lost == ROWS
+    with pytest.raises(Exception, match="lost with storage unit 0"):
+        kept.check([4])
+    kept.put(4)
+    kept.check([4])
+
+
+def _check_what_people_see(kept: Mirrored) -> None:
+    status = tq.get_client().status()
+    assert "copies on disk: 4.0 MiB" in format_table(status)
+    assert "at most 1.0 GiB or 10 s" in format_table(status)
+    endpoint = tq.get_metrics_endpoint()
+    assert endpoint is not None
+    with urllib.request.urlopen(f"http://{endpoint}/metrics") as answer:
+        text = answer.read().decode()
+    for name in FAMILIES:
+        if name.startswith("tq_mirror_"):
+            assert f"\n{name} " in text, name
+    assert "tq_mirror_copied_bytes_total 4" in text
+
+
+def test_a_full_disk_makes_puts_wait_and_loses_nothing() -> None:
+    with _small_disk() as disk, mirrored(disk) as kept:
+        kept.start("sync")
+        acknowledged: list[int] = []
+
+        def put() -> None:
+            for number in range(40):  # more than there is space for
+                kept.put(number)
+                acknowledged.append(number)
+
+        writer = threading.Thread(target=put)
+        writer.start()
+        until(lambda: mirror().full and mirror().waiting > 0)
+        before = list(acknowledged)
+        assert len(before) < 40
+        kept.check(before)
+        while writer.is_alive():
+            for number in acknowledged[:-4]:
+                kept.clear(number)
+            writer.join(0.1)
+        assert acknowledged == list(range(40))
+        kept.fail()
+        kept.start("sync")
+        kept.check(acknowledged[-4:])
+
+
+@contextlib.contextmanager
+def _small_disk() -> Iterator[Path]:
+    """A file system of 32 MiB."""
+    folder = Path(tempfile.mkdtemp(prefix="tq-disk-"))
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(folder)], capture_output=True)
+    if done.returncode:
+        folder.rmdir()
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
+
+
+def test_two_copies_in_memory_are_refused_beside_the_one_on_disk(kept: Mirrored) -> None:
+    with pytest.raises(InvalidArgumentError, match="replicas"):
+        kept.start("sync", backend={"SimpleStorage": {"num_data_storage_units": 2, "replicas": 2}})
