@@ -130,7 +130,7 @@ def test_values_go_from_any_node_to_any_until_a_node_is_killed(nodes: Nodes) -> 
 
 def test_a_node_that_joins_nothing_is_told() -> None:
     """A keeper whose first node is not there does not come up, in words."""
-    seat = NodeRole("node-1", LOOPBACK, 0, "127.0.0.1:9", {"Yuanrong": "127.0.0.1:9"})
+    seat = NodeRole("node-1", LOOPBACK, 0, "127.0.0.1:9", {"MooncakeStore": "127.0.0.1:9"})
     conf = {"backend": {"storage_backend": "MooncakeStore", "MooncakeStore": MOONCAKE}}
     config = {"settings": Settings.from_config(conf).to_json()}
     with pytest.raises(StartError, match=r"no Mooncake master responds at 127\.0\.0\.1:9"):
