@@ -55,7 +55,7 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
-from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
 from transfer_queue.wire.blocks.gather import gather, gather_objects, nest_tables
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
@@ -364,6 +364,7 @@ class DataPath:
         device: torch.device | None,
         partition: str,
         task: str | None = None,
+        shared: bool = False,
     ) -> Operation[TensorDict]:
         """Return the values that a lookup names: `_read_values`, which the timeline notes and which may have a span.
 
@@ -373,8 +374,9 @@ class DataPath:
             device: See `get_data`.
             partition: The partition.
             task: The task that has claimed the samples in the same operation, for the span.
+            shared: See `get_data`.
         """
-        operation, tracing = self._read_values(look, layout, device), self._state.tracing
+        operation, tracing = self._read_values(look, layout, device, shared), self._state.tracing
         if self._state.settings.timeline_events:
             operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
@@ -391,7 +393,7 @@ class DataPath:
         return values
 
     def _read_values(
-        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None
+        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None, shared: bool
     ) -> Operation[TensorDict]:
         """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
         allow_pickle = self._state.settings.allow_pickle
@@ -401,10 +403,11 @@ class DataPath:
                 return TensorDict({}, batch_size=0)
             tables = [field.name for field in reply.types if field.kind == NESTED]
             if device is not None:
-                landed = yield from get_to_device(self._state, reply, device, layout)
+                landed = yield from get_to_device(self._state, reply, device, layout, shared)
                 if landed is not None:
                     return nest_tables(landed, tables)
-            found = yield from self._copy(reply, partial(gather, layout=layout, allow_pickle=allow_pickle))
+            collect = partial(gather, layout=layout, shared=shared, allow_pickle=allow_pickle)
+            found = yield from self._copy(reply, collect)
             if found is not None:
                 values, reply = found
                 return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
@@ -452,7 +455,7 @@ class DataPath:
         return checked_parser_result(before, data_parser(dict(before)), rows)
 
     def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
-        return encode_columns(columns, rows, allow_pickle=self._state.settings.allow_pickle)
+        return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
         if tags is None:
