@@ -170,6 +170,10 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class EqualValueGoneError(StorageKeyNotFoundError):
+    """A put refers to a value that was freed meanwhile. The client then writes all values by itself."""
+
+
 class StaleMetadataError(StorageKeyNotFoundError):
     """The metadata is older than the checkpoint that was loaded since. Fetch it again."""
 

@@ -35,6 +35,7 @@ from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
     DeadlockError,
+    EqualValueGoneError,
     FieldTypeError,
     NotInitializedError,
     ProtocolError,
@@ -48,7 +49,7 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
-from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.queries import EqualReply, FindEqual, Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
@@ -56,6 +57,7 @@ from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
+from transfer_queue.wire.blocks.equal_rows import HashedPut, hash_put
 from transfer_queue.wire.blocks.gather import gather, gather_objects, nest_tables
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
@@ -179,6 +181,28 @@ class DataPath:
         return (yield from self._publish_once(encoded, wait, within, **target))
 
     def _publish_once(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
+    ) -> Operation[PublishReply]:
+        """Write a block and publish it. Of fields of `dedup.fields`, write only the values that are new."""
+        hashed = None if encoded is None else self._hash(encoded)
+        if hashed is None:
+            return (yield from self._publish_written(encoded, wait, within, **target))
+        asked = [(field.name, b"".join(field.digests)) for field in hashed.fields]
+        reply = yield from self._ask(FindEqual(target["partition"], asked), EqualReply, None)
+        known = hashed.known_digests(reply.known)
+        try:
+            put, equal = hashed.without(known), hashed.describe(known)
+            return (yield from self._publish_written(put, wait, within, equal=equal, **target))
+        except EqualValueGoneError:  # such a value was freed meanwhile
+            put, equal = hashed.without({}), hashed.describe({})
+            return (yield from self._publish_written(put, wait, within, equal=equal, **target))
+
+    def _hash(self, encoded: EncodedBlock) -> HashedPut | None:
+        """Return the digests of the values of fields of `dedup.fields`; None if there are none."""
+        settings = self._state.settings
+        return hash_put(encoded, settings.deduplicates) if settings.dedup_fields else None
+
+    def _publish_written(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
         arguments.validated_seconds(wait)

@@ -129,6 +129,36 @@ class RowsPut(Record, frozen=True):
         return all_blocks(self.block, self.further)
 
 
+class SharedField(msgspec.Struct, array_like=True, frozen=True):
+    """The values of one field that a put shares with earlier puts, and the digests of its new values."""
+
+    name: str
+    targets: bytes
+    """Positions in `ValuesShared.rows`, i4, of the rows that get a value that is there already."""
+    blocks: bytes
+    """The block of each of these values, i8."""
+    slots: bytes
+    """The row of the block, i4."""
+    block: int = 0
+    """The number of the block of the put with its new values; 0 if there is none."""
+    digests: bytes = b""
+    """The digests of new values, 16 bytes each."""
+    digest_slots: bytes = b""
+    """The row of the new block for each of these digests, i4."""
+
+
+class ValuesShared(Record, frozen=True):
+    """Rows of a put get values of earlier puts. The record of the put's own blocks, which may free others, follows."""
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
+    groups: ClassVar[None] = None
+    """The rows join no groups with this record."""
+
+    partition: str
+    rows: bytes
+    fields: list[SharedField]
+
+
 class ExtentsClosed(Record, frozen=True):
     """These extents, as (unit, extent), receive no more blocks."""
 
@@ -558,4 +588,5 @@ AnyRecord = Union[
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
     HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
+    ValuesShared,
 ]  # fmt: skip

@@ -61,6 +61,11 @@ def _apply_published(state: State, record: r.Published) -> None:
         partition.changes.mark_changed(partition.version, positions)
 
 
+@applies(r.ValuesShared)
+def _apply_values_shared(state: State, record: r.ValuesShared) -> None:
+    apply_puts.share_values(state.new_version(record.partition), record)
+
+
 @applies(r.RowsPut)
 def _apply_rows_put(state: State, record: r.RowsPut) -> None:
     apply_puts.apply_rows_put(state.new_version(record.partition), record)

@@ -18,8 +18,9 @@ import numpy as np
 from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
 from transfer_queue.core.columns.row_columns import columns_of
-from transfer_queue.core.columns.schema import Count, Persisted, counter, parts_of, scalar
+from transfer_queue.core.columns.schema import Count, Persisted, counter, part, parts_of, scalar
 from transfer_queue.core.columns.wide_columns import PreparedColumns
+from transfer_queue.core.tables.equal_values import EqualValues
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
 from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
@@ -204,11 +205,14 @@ class BlockTable(PublishedExtents):
         save=lambda values: join_columns(np.frombuffer(value or b"", "u1") for value in values),
         load=lambda values: [value.tobytes() for value in split_columns(values)],
     )
+    equal: EqualValues = part(EqualValues, missing=[])
+    """The digests of values in these blocks."""
     live_bytes: int = counter()
     """Bytes of the blocks; each block counts once, whatever its number of locations is."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.equal = EqualValues()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
         self.prepared: Prepared | None = None
@@ -264,6 +268,32 @@ class BlockTable(PublishedExtents):
                 self.stored[owner][place.unit] += block.nbytes
                 self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
 
+    def retain(self, numbers: np.ndarray) -> None:
+        """Count one needed value more for each entry. The blocks are needed already."""
+        unique, counts = np.unique(numbers, return_counts=True)
+        keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
+        for a, b in _runs(keys):
+            self.chunks[int(keys[a])].columns["live"][at[a:b]] += counts[a:b]
+        self.changes += 1
+
+    def saved_bytes(self) -> Counter[int]:
+        """Return for each partition the bytes that its rows would need more if each of them had its own values.
+
+        A block counts by the mean length of its values.
+        """
+        widths = np.array([len(schema or ()) for schema in self.schemas.values], "i8")
+        saved: Counter[int] = Counter()
+        for chunk in self.chunks.values():
+            columns = chunk.columns
+            at = np.flatnonzero(columns["live"] > columns["rows"])
+            stored = columns["rows"][at] * widths[columns["schema"][at]]
+            more = columns["live"][at] - stored
+            at, stored, more = at[more > 0], stored[more > 0], more[more > 0]
+            sums = columns["nbytes"][at] / np.maximum(stored, 1) * more
+            for owner, nbytes in zip(columns["owner"][at].tolist(), sums.tolist()):
+                saved[owner] += int(nbytes)
+        return saved
+
     def release(self, numbers: np.ndarray) -> int:
         """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed."""
         numbers = numbers[numbers > 0]
@@ -286,6 +316,9 @@ class BlockTable(PublishedExtents):
         for table, name in tables:
             for value, uses in _count_distinct(column[name][at]):
                 table.drop(value, uses)
+        if self.equal.of_block:
+            for number in at.tolist():
+                self.equal.forget_block((key << CHUNK_BITS) + number)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
         self._leave(chunk, column, at)
@@ -325,6 +358,7 @@ class BlockTable(PublishedExtents):
             shift: What is added to the numbers of its chunks. This table has no chunk of these numbers.
         """
         self.changes += 1
+        self.equal.absorb(other.equal, owners, shift << CHUNK_BITS)
         for place, extent in other.extents.items():
             self.enter_empty(place, extent)
             self.extents[place].blocks = extent.blocks

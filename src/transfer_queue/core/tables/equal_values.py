@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.schema import I8, Count, Persisted, array_of, list_form, tuple_form, value_of
-
-DIGEST = 16
-"""The length of a digest in bytes."""
+from transfer_queue.messages.descriptors import DIGEST
 
 Key = tuple[int, str]
 """The number of a partition, and a field."""

@@ -160,7 +160,7 @@ class EncodedBytes:
     __slots__ = ("_parts", "values")
 
     def __init__(self, parts: Sequence[Buffer | U8], values: Sequence[Any]):
-        self._parts = parts
+        self._parts: Sequence[Any] = parts
         self.values = values
         """The objects, one for each row; empty if the rows are not objects."""
 

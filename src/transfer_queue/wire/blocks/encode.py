@@ -113,12 +113,14 @@ class EncodedBlock:
         if not [column for column in self.columns if column[4] is not None]:
             return [self]
         alike: dict[bytes | None, list[Column]] = {}
-        for column in self.columns:
-            alike.setdefault(None if column[4] is None else column[4].tobytes(), []).append(column)
-        return [
-            EncodedBlock(self.rows if some[0][4] is None else int(some[0][4].max()) + 1, some, slots)
-            for slots, some in alike.items()
-        ]
+        for each in self.columns:
+            slots = each[4]
+            alike.setdefault(None if slots is None else slots.tobytes(), []).append(each)
+        blocks = []
+        for packed, some in alike.items():
+            slots = some[0][4]
+            blocks.append(EncodedBlock(self.rows if slots is None else int(slots.max()) + 1, some, packed))
+        return blocks
 
     def _lay_out(self, columns: list[Column]) -> None:
         self.columns = columns
@@ -236,7 +238,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
         InvalidArgumentError: A value is a nested tensor.
         UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
-    columns = []
+    columns: list[Column] = []
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
             if value.is_nested:

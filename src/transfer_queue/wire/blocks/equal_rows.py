@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer_queue.errors import StartError
-from transfer_queue.messages.descriptors import NESTED, FieldSpec
+from transfer_queue.messages.descriptors import NESTED, EqualField, FieldSpec
 from transfer_queue.wire.blocks.column_sources import EncodedBytes
 from transfer_queue.wire.blocks.encode import Column, EncodedBlock
 from transfer_queue.wire.blocks.repack import repack_block
@@ -23,8 +22,6 @@ from transfer_queue.wire.buffers.copies import U8
 
 LEAST_HASHED = 4096
 """Bytes from which a row is hashed."""
-DIGEST = 16
-"""The length of a digest in bytes."""
 
 I4 = NDArray[np.int32]
 
@@ -71,7 +68,26 @@ class HashedPut:
             kept = column if hashed is None else _distinct(hashed, known.get(column[0].name, ()))
             if kept is not None:
                 made.append(kept)
-        return EncodedBlock(self.put.rows, made)
+        put = EncodedBlock(self.put.rows, made)
+        put.converted = self.put.converted
+        return put
+
+    def known_digests(self, told: Sequence[bytes]) -> dict[str, set[bytes]]:
+        """Return the known digests of each field, from the reply to the digests of all fields."""
+        return {
+            field.name: {digest for digest, there in zip(field.digests, known, strict=True) if there}
+            for field, known in zip(self.fields, told, strict=True)
+        }
+
+    def describe(self, known: Mapping[str, Collection[bytes]]) -> list[EqualField]:
+        """Return the digests for the request that publishes `without(known)`."""
+        return [
+            EqualField(
+                field.name, b"".join(field.digests), field.numbers.tobytes(),
+                bytes(digest in known.get(field.name, ()) for digest in field.digests),
+            )
+            for field in self.fields
+        ]  # fmt: skip
 
 
 def hash_put(put: EncodedBlock, matches: Callable[[str], bool]) -> HashedPut | None:
@@ -157,14 +173,14 @@ def _cut(memory: Sequence[U8], lengths: Sequence[int]) -> Iterator[list[U8]]:
 
 def _digest(pieces: Sequence[U8], form: str) -> bytes:
     """Return the digest of a value. Values of equal bytes but another kind, dtype or shape have another digest."""
-    try:
-        import xxhash
-    except ImportError as error:
-        raise StartError("dedup.fields needs the package xxhash, which is not installed: pip install xxhash") from error
+    import xxhash  # type: ignore[import-not-found, unused-ignore]
+
     seed = xxhash.xxh3_64_intdigest(form.encode())
     if len(pieces) == 1:
-        return xxhash.xxh3_128_digest(pieces[0], seed)
+        digest: bytes = xxhash.xxh3_128_digest(pieces[0], seed)
+        return digest
     state = xxhash.xxh3_128(seed=seed)
     for piece in pieces:
         state.update(piece)
-    return state.digest()
+    whole: bytes = state.digest()
+    return whole

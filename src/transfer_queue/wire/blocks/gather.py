@@ -109,8 +109,8 @@ def _columns(
         name = rows.type.name
         if rows.type.kind == NESTED:
             continue
-        if shared and (found := rows.distinct()) is not None:
-            columns[name] = _shared(*found, memory, allow_pickle)
+        if shared and (distinct := rows.distinct()) is not None:
+            columns[name] = _shared(*distinct, memory, allow_pickle)
         elif rows.type.kind == "object":
             columns[name] = stack_of(_objects(name, rows.places(), memory, allow_pickle), reply.count)
         elif rows.parts:
