@@ -134,8 +134,8 @@ class BlockChunk(Persisted):
         for name in PLACE:
             self.second[name][at] = getattr(places[1], name)
 
-    def note_shared(self, at: int, values: int) -> None:
-        """Note that a block whose rows may have several values of a field was put for this number of values."""
+    def note_shared(self, at: int | np.ndarray, values: int | np.ndarray) -> None:
+        """Note that blocks whose rows may have several values of a field were put for these numbers of values."""
         if not self.shared:
             self.shared = {"values": np.zeros(self.capacity, "i8")}
         self.shared["values"][at] = values
@@ -273,7 +273,10 @@ class BlockTable(PublishedExtents):
         unique, counts = np.unique(numbers, return_counts=True)
         keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
         for a, b in _runs(keys):
-            self.chunks[int(keys[a])].columns["live"][at[a:b]] += counts[a:b]
+            chunk, mine = self.chunks[int(keys[a])], at[a:b]
+            chunk.columns["live"][mine] += counts[a:b]
+            shared = chunk.shared["values"][mine] if chunk.shared else np.zeros(len(mine), "i8")
+            chunk.note_shared(mine, np.maximum(shared, chunk.columns["live"][mine]))
         self.changes += 1
 
     def saved_bytes(self) -> Counter[int]:
