@@ -130,7 +130,7 @@ class RowsPut(Record, frozen=True):
 
 
 class SharedField(msgspec.Struct, array_like=True, frozen=True):
-    """The values of one field that a put shares with earlier puts, and the digests of its new values."""
+    """The values of one field that a put shares with earlier puts."""
 
     name: str
     targets: bytes
@@ -139,12 +139,6 @@ class SharedField(msgspec.Struct, array_like=True, frozen=True):
     """The block of each of these values, i8."""
     slots: bytes
     """The row of the block, i4."""
-    block: int = 0
-    """The number of the block of the put with its new values; 0 if there is none."""
-    digests: bytes = b""
-    """The digests of new values, 16 bytes each."""
-    digest_slots: bytes = b""
-    """The row of the new block for each of these digests, i4."""
 
 
 class ValuesShared(Record, frozen=True):
@@ -157,6 +151,27 @@ class ValuesShared(Record, frozen=True):
     partition: str
     rows: bytes
     fields: list[SharedField]
+
+
+class NotedField(msgspec.Struct, array_like=True, frozen=True):
+    """The digests of one field in a block."""
+
+    name: str
+    block: int
+    """The number of the block."""
+    digests: bytes
+    """16 bytes each."""
+    slots: bytes
+    """The row of the block for each digest, i4."""
+
+
+class DigestsNoted(Record, frozen=True):
+    """Values of the put before have these digests."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
+    partition: str
+    fields: list[NotedField]
 
 
 class ExtentsClosed(Record, frozen=True):
@@ -588,5 +603,5 @@ AnyRecord = Union[
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
     HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
-    ValuesShared,
+    ValuesShared, DigestsNoted,
 ]  # fmt: skip

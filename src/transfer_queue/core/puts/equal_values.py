@@ -11,6 +11,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.equal_values import Place
 from transfer_queue.errors import EqualValueGoneError, InvalidArgumentError
 from transfer_queue.messages.descriptors import DIGEST, EqualField, NewBlock
 from transfer_queue.messages.envelopes import AnyReply
@@ -86,42 +87,52 @@ def _known_targets(field: EqualField) -> np.ndarray:
     return known
 
 
-def share(state: State, partition: Partition | None, request: Publish, indexes: np.ndarray) -> list[r.AnyRecord]:
-    """Return the record of the values that a put shares, and of the digests of its own ones.
+def find_shared(state: State, partition: Partition | None, request: Publish) -> list[r.SharedField]:
+    """Return the values that a put shares with earlier puts.
 
     Raises:
-        EqualValueGoneError: A value that the put refers to was freed after the client asked for it.
+        EqualValueGoneError: Such a value was freed after the client asked for it.
     """
-    number, of_block = state.next_block, {}
-    for at, block in enumerate(state.blocks.complete_schemas(request.block, request.further)):
-        of_block.update({spec.name: (number + at, block) for spec in block.schema})
-    fields = [_share_field(state, partition, field, *of_block.get(field.name, (0, None))) for field in request.equal]
-    if not any(field.targets or field.digests for field in fields):
-        return []
-    return [r.ValuesShared(request.partition, indexes.tobytes(), fields)]
+    shared = []
+    for field in request.equal:
+        targets = np.flatnonzero(_known_targets(field))
+        if not len(targets):
+            continue
+        places = _places(state, partition, field)
+        found = [places[number] for number in np.frombuffer(field.numbers, "<i4")[targets].tolist()]
+        if None in found:
+            raise EqualValueGoneError(
+                f"{found.count(None)} values of field {field.name!r} of partition {request.partition!r} were freed "
+                f"after the client asked for them; nothing was put. Put them again."
+            )
+        there = np.array(found, "i8").reshape(-1, 2)
+        packed = targets.astype("<i4").tobytes(), there[:, 0].tobytes(), there[:, 1].astype("<i4").tobytes()
+        shared.append(r.SharedField(field.name, *packed))
+    return shared
 
 
-def _share_field(
-    state: State, partition: Partition | None, field: EqualField, number: int, block: NewBlock | None
-) -> r.SharedField:
-    digests, numbers = _cut(field.name, field.digests), np.frombuffer(field.numbers, "<i4")
-    owner, name = (NO_PARTITION, "") if partition is None else (partition.number, partition.name)
-    places = state.blocks.equal.find(owner, field.name, digests)
-    targets = np.flatnonzero(_known_targets(field))
-    found = [places[number] for number in numbers[targets].tolist()]
-    if None in found:
-        raise EqualValueGoneError(
-            f"{found.count(None)} values of field {field.name!r} of partition {name!r} were freed after "
-            f"the client asked for them; nothing was put. Put them again."
-        )
-    there = np.array(found, "i8").reshape(-1, 2)
-    fresh: dict[bytes, int] = {}
-    if block is not None:
-        slots = np.arange(len(numbers), dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
-        for at, slot in zip(numbers.tolist(), slots.tolist(), strict=True):
+def note_digests(state: State, partition: Partition | None, request: Publish) -> list[r.AnyRecord]:
+    """Return the record of the digests of the values that a put writes, unless they are all listed already."""
+    of_block: dict[str, tuple[int, NewBlock]] = {}
+    for number, block in enumerate(state.blocks.complete_schemas(request.block, request.further), state.next_block):
+        of_block.update({spec.name: (number, block) for spec in block.schema})
+    noted = []
+    for field in request.equal:
+        if field.name not in of_block:
+            continue
+        number, block = of_block[field.name]
+        digests, places = _cut(field.name, field.digests), _places(state, partition, field)
+        slots = np.arange(request.count, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
+        fresh: dict[bytes, int] = {}
+        for at, slot in zip(np.frombuffer(field.numbers, "<i4").tolist(), slots.tolist(), strict=True):
             if at >= 0 and places[at] is None:
                 fresh.setdefault(digests[at], slot)
-    return r.SharedField(
-        field.name, targets.astype("<i4").tobytes(), there[:, 0].tobytes(), there[:, 1].astype("<i4").tobytes(),
-        number, b"".join(fresh), np.array(list(fresh.values()), "<i4").tobytes(),
-    )  # fmt: skip
+        if fresh:
+            packed = b"".join(fresh), np.array(list(fresh.values()), "<i4").tobytes()
+            noted.append(r.NotedField(field.name, number, *packed))
+    return [r.DigestsNoted(request.partition, noted)] if noted else []
+
+
+def _places(state: State, partition: Partition | None, field: EqualField) -> list[Place | None]:
+    owner = NO_PARTITION if partition is None else partition.number
+    return state.blocks.equal.find(owner, field.name, _cut(field.name, field.digests))

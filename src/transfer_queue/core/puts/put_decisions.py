@@ -202,10 +202,13 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )
-    if new and partition is not None and not partition.waiting and not request.equal:
+    shared = equal_values.find_shared(state, partition, request)
+    if new and partition is not None and not partition.waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request)
     else:
-        records, indexes = _put(state, partition, writer, request)
+        records, indexes = _put(state, partition, writer, request, shared)
+    if request.equal:
+        records += equal_values.note_digests(state, partition, request)
     if request.groups is not None:
         dropped = clear_decisions.drop_late_members(partition, request.groups, indexes)
         records += dropped
@@ -286,7 +289,7 @@ def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] |
 
 
 def _put(
-    state: State, partition: Partition | None, writer: str, request: Publish
+    state: State, partition: Partition | None, writer: str, request: Publish, shared: list[r.SharedField]
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
     """Decide any other put."""
     groups_left = request.groups
@@ -315,8 +318,8 @@ def _put(
             _check_groups(partition, request.groups, [-1] * request.count)
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, writer)
         made, indexes, groups_left = new.records, new.indexes, None
-    if request.equal:
-        made += equal_values.share(state, partition, request, indexes)
+    if shared:
+        made.append(r.ValuesShared(request.partition, indexes.tobytes(), shared))
     if request.block is not None or request.tags is not None or groups_left is not None:
         made.append(
             r.Published(

@@ -18,7 +18,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
-from transfer_queue.messages.descriptors import DIGEST, NewBlock
+from transfer_queue.messages.descriptors import NewBlock
 
 
 def apply_rows_put(partition: Partition, put: RowsPut) -> None:
@@ -165,30 +165,17 @@ def _count_slots(packed: bytes) -> int:
 
 def share_values(partition: Partition, shared: ValuesShared) -> None:
     """Apply a `records.ValuesShared`."""
-    for field in shared.fields:
-        _note_digests(partition, field)
-    fields = [field for field in shared.fields if field.targets]
-    if not fields:
-        return
     positions = partition.rows.positions_of(np.frombuffer(shared.rows, "<i8"))
-    for field in fields:
+    for field in shared.fields:
         partition.blocks.retain(np.frombuffer(field.blocks, "<i8"))
-    released = [old for field in fields for old in _set_shared(partition, positions, field)]
+    released = [old for field in shared.fields for old in _set_shared(partition, positions, field)]
     partition.nbytes -= partition.blocks.release(np.concatenate(released))
     if partition.ready:
-        names = frozenset(field.name for field in fields)
+        names = frozenset(field.name for field in shared.fields)
         for key, chunk, at, _ in partition.rows.split(positions):
             partition.unseen.add_rows(names, key, chunk, at)
         partition.update_awaited_sets(names)
     partition.changes.mark_changed(partition.version, positions)
-
-
-def _note_digests(partition: Partition, field: SharedField) -> None:
-    slots = np.frombuffer(field.digest_slots, "<i4").tolist()
-    digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
-    values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
-    if values:
-        partition.blocks.equal.add(partition.number, field.name, values)
 
 
 def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField) -> list[np.ndarray]:

@@ -48,7 +48,7 @@ class EqualValues(Persisted, bare=True):
 
     def __init__(self) -> None:
         super().__init__()
-        self.of_block: dict[int, list[tuple[Key, bytes]]] = {}
+        self.of_block: dict[int, set[tuple[Key, bytes]]] = {}
         """Block -> what it has of `fields`. Derived."""
 
     def derive(self) -> None:
@@ -56,7 +56,7 @@ class EqualValues(Persisted, bare=True):
         self.of_block = {}
         for key, known in self.fields.items():
             for digest, (block, _) in known.items():
-                self.of_block.setdefault(block, []).append((key, digest))
+                self.of_block.setdefault(block, set()).add((key, digest))
 
     def find(self, owner: int, name: str, digests: Iterable[bytes]) -> list[Place | None]:
         """Return where the partition has values with these digests; None for an unknown one."""
@@ -68,7 +68,7 @@ class EqualValues(Persisted, bare=True):
         known = self.fields.setdefault((owner, name), {})
         for digest, place in values.items():
             if known.setdefault(digest, place) is place:
-                self.of_block.setdefault(place[0], []).append(((owner, name), digest))
+                self.of_block.setdefault(place[0], set()).add(((owner, name), digest))
 
     def forget_block(self, block: int) -> None:
         """Forget the values of a block that is freed."""
@@ -78,10 +78,8 @@ class EqualValues(Persisted, bare=True):
     def forget_field(self, owner: int, name: str) -> None:
         """Forget the values of a field of which no row has a value any more."""
         for digest, (block, _) in self.fields.pop((owner, name), {}).items():
-            left = [entry for entry in self.of_block[block] if entry != ((owner, name), digest)]
-            if left:
-                self.of_block[block] = left
-            else:
+            self.of_block[block].remove(((owner, name), digest))
+            if not self.of_block[block]:
                 del self.of_block[block]
 
     def move(self, owner: int, name: str, moved: Mapping[Place, Place]) -> None:
@@ -93,7 +91,7 @@ class EqualValues(Persisted, bare=True):
                 place = self.fields[entry[0]][entry[1]]
                 to = moved.get(place, place) if entry[0] == key else place
                 self.fields[entry[0]][entry[1]] = to
-                self.of_block.setdefault(to[0], []).append(entry)
+                self.of_block.setdefault(to[0], set()).add(entry)
 
     def absorb(self, other: EqualValues, owners: Mapping[int, int], shift: int) -> None:
         """Take over the values of another table, whose block numbers grow by `shift`."""
