@@ -18,6 +18,7 @@
     |-- UnknownKeyError             (RuntimeError)                  a key is not in this batch
     |-- UnknownPartitionError       (RuntimeError)                  a partition does not exist
     |-- StorageKeyNotFoundError     (KeyError)                      a row or value was cleared or never produced
+    |   |-- EqualValueGoneError     (KeyError)                      a value to which a put refers was freed
     |   `-- StaleMetadataError      (KeyError)                      the metadata is older than a loaded checkpoint
     |-- CheckpointNotFoundError     (FileNotFoundError)             a checkpoint or a part of it does not exist
     |-- CapacityError               (RuntimeError)                  there is no space for more rows or bytes

@@ -272,3 +272,21 @@ def test_any_sequence_of_operations_leaves_the_values_of_a_system_without_dedup(
             assert known(model.cluster) == live_bytes(model.cluster) == 0
         finally:
             model.cluster.close()
+
+
+def test_the_status_says_how_many_bytes_are_saved(a: Client, cluster: Cluster) -> None:
+    def saved() -> int:
+        return a.status().partitions[0].saved
+
+    meta = a.put(table(x=images(1, 2, 1, 1)), partition_id="p")
+    assert saved() == 2 * 4 * SIZE
+    a.put({"y": [image(1)] * 3, "z": torch.arange(3)}, partition_id="p")
+    assert saved() == 4 * 4 * SIZE
+    more = a.put(table(x=images(2)), partition_id="p")
+    assert saved() == 5 * 4 * SIZE
+    assert "saved by storing equal values once" in a.status()._repr_html_()
+    a.clear_samples(meta)
+    assert saved() == 2 * 4 * SIZE
+    a.clear_samples(more)
+    a.clear_partition("p")
+    assert +cluster.controller.state.blocks.saved == {}

@@ -46,6 +46,7 @@ LEFT_OUT: dict[type, set[str]] = {
         "untold",
         "leased_in",
         "stored",
+        "saved",
         "spans",
     },  # a unit gets all orders to free extents when it registers; the others are derived
     EqualValues: {"of_block"},  # derived

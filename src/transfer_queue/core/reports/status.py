@@ -116,6 +116,7 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
         partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
         passed={task: found for task in partition.tasks if (found := partition.passed.counts_of(task))},
         stored=dict(stored_bytes(state, partition)),
+        saved=state.blocks.saved[partition.number],
     )  # fmt: skip
 
 

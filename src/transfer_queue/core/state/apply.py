@@ -216,6 +216,7 @@ def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
     partition = state.partitions.pop(record.partition)
     partition.drop()
     state.blocks.stored.pop(partition.number, None)
+    state.blocks.saved.pop(partition.number, None)
     state.counted.mark_changed(record.partition)
     state.aging.pop(record.partition, None)
 

@@ -312,6 +312,11 @@ def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
     for number in there:
         same = expected.get(number, Counter()) == state.blocks.stored.get(number, Counter())
         require(same, "7: the bytes of a partition in each unit differ from a recount")
+    saved: Counter[int] = Counter()
+    for (number, live, _, nbytes), owner in zip(blocks, recorded, strict=True):
+        schema, _, rows = state.blocks.shape_source(number)
+        saved[owner] += max(0, live - rows * len(schema)) * (nbytes // max(1, rows * len(schema)))
+    require(+saved == +state.blocks.saved, "7: the bytes that partitions save differ from a recount")
 
 
 def _check_extents(state: State, blocks: list[LiveBlock]) -> None:

@@ -215,6 +215,11 @@ class BlockTable(PublishedExtents):
         self.equal = EqualValues()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
+        self.saved: Counter[int] = Counter()
+        """Number of a partition -> bytes that its blocks would need more if no two values shared them. Derived.
+
+        A value of a block counts with the mean length of its values.
+        """
         self.prepared: Prepared | None = None
         """The prepared parts of the wide block that is put next. Not part of the state."""
         self.newest_schema: tuple[FieldSpec, ...] = ()
@@ -262,6 +267,7 @@ class BlockTable(PublishedExtents):
         self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
         if block.slots is not None:
             chunk.note_shared(at, values)
+            self._count_saved(chunk, np.array([at]), 1)
         if block.copies:
             chunk.put(at, places_of(block))
             for place in block.copies:
@@ -274,28 +280,21 @@ class BlockTable(PublishedExtents):
         keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
         for a, b in _runs(keys):
             chunk, mine = self.chunks[int(keys[a])], at[a:b]
+            self._count_saved(chunk, mine, -1)
             chunk.columns["live"][mine] += counts[a:b]
+            self._count_saved(chunk, mine, 1)
             shared = chunk.shared["values"][mine] if chunk.shared else np.zeros(len(mine), "i8")
             chunk.note_shared(mine, np.maximum(shared, chunk.columns["live"][mine]))
         self.changes += 1
 
-    def saved_bytes(self) -> Counter[int]:
-        """Return for each partition the bytes that its rows would need more if each of them had its own values.
-
-        A block counts by the mean length of its values.
-        """
-        widths = np.array([len(schema or ()) for schema in self.schemas.values], "i8")
-        saved: Counter[int] = Counter()
-        for chunk in self.chunks.values():
-            columns = chunk.columns
-            at = np.flatnonzero(columns["live"] > columns["rows"])
-            stored = columns["rows"][at] * widths[columns["schema"][at]]
-            more = columns["live"][at] - stored
-            at, stored, more = at[more > 0], stored[more > 0], more[more > 0]
-            sums = columns["nbytes"][at] / np.maximum(stored, 1) * more
-            for owner, nbytes in zip(columns["owner"][at].tolist(), sums.tolist()):
-                saved[owner] += int(nbytes)
-        return saved
+    def _count_saved(self, chunk: BlockChunk, at: np.ndarray, sign: int) -> None:
+        """Count what these blocks save, for their partitions."""
+        columns = chunk.columns
+        widths = np.array([len(self.schemas[number]) for number in columns["schema"][at].tolist()], "i8")
+        stored = columns["rows"][at] * widths
+        saved = np.maximum(columns["live"][at] - stored, 0) * (columns["nbytes"][at] // np.maximum(stored, 1))
+        for owner, nbytes in zip(columns["owner"][at].tolist(), saved.tolist(), strict=True):
+            self.saved[owner] += sign * nbytes
 
     def release(self, numbers: np.ndarray) -> int:
         """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed."""
@@ -311,7 +310,11 @@ class BlockTable(PublishedExtents):
         self.changes += 1
         chunk = self.chunks[key]
         column = chunk.columns
+        if chunk.shared:
+            self._count_saved(chunk, at, -1)
         column["live"][at] -= counts
+        if chunk.shared:
+            self._count_saved(chunk, at, 1)
         at = at[column["live"][at] == 0]
         if not len(at):
             return 0
@@ -383,6 +386,8 @@ class BlockTable(PublishedExtents):
             self._store(chunk, columns, at)
             if chunk.second:
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+            if chunk.shared:
+                self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
 
     def places(self, number: int) -> list[BlockLocation]:
         """Return the one or two locations of a needed block. Readers get the first one."""
@@ -593,10 +598,13 @@ class BlockTable(PublishedExtents):
         self._measure_extents()
 
     def count_stored(self) -> None:
-        """Count again how many bytes each partition has in each unit."""
+        """Count again how many bytes each partition has in each unit, and how many it saves."""
         self.stored.clear()
+        self.saved.clear()
         for chunk in self.chunks.values():
             at = np.flatnonzero(chunk.columns["live"])
+            if chunk.shared:
+                self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
             self._store(chunk, chunk.columns, at)
             if chunk.second:
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])

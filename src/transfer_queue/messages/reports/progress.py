@@ -85,6 +85,8 @@ class PartitionProgress(Message, frozen=True):
     """Task -> reason -> number of skipped rows, which the task will never be dealt."""
     stored: dict[str, int] = {}
     """Tier -> number of bytes there, every replica counted."""
+    saved: int = 0
+    """The number of bytes that the values would need more if equal ones were not stored once."""
 
 
 class UnitProgress(Message, frozen=True):

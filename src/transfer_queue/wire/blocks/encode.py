@@ -116,6 +116,10 @@ class EncodedBlock:
         for each in self.columns:
             slots = each[4]
             alike.setdefault(None if slots is None else slots.tobytes(), []).append(each)
+        shared = next((some for packed, some in alike.items() if packed is not None and some[0][4].min() >= 0), None)  # type: ignore[union-attr]
+        if shared is not None and None in alike and not any(each[2] or each[0].ragged for each in alike[None]):
+            # columns without bytes need no block of their own, which an external store could not have
+            shared += [(*each[:4], shared[0][4]) for each in alike.pop(None)]
         blocks = []
         for packed, some in alike.items():
             slots = some[0][4]
