@@ -30,6 +30,7 @@ NAMES = (
     "restart",
     "loader",
     "codec",
+    "equal_values",
     "timeline",
     "live_page",
 )

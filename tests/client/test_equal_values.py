@@ -217,10 +217,14 @@ class Model:
 
     def restart(self) -> None:
         """Kill the controller. It continues with its journal, or with a snapshot if there is one."""
-        before = self.cluster.controller.state.blocks.equal.to_comparable()
+        before = self.digests()
         self.cluster.crash(CONTROLLER, 0.1)
         self.cluster.advance(1.0)
-        assert self.cluster.controller.state.blocks.equal.to_comparable() == before
+        assert self.digests() <= before
+
+    def digests(self) -> set[bytes]:
+        """The known digests. They become fewer when live values are moved out of a block that is mostly dead."""
+        return {digest for known in self.cluster.controller.state.blocks.equal.fields.values() for digest in known}
 
     def reload(self) -> None:
         """Saves the system, changes it, and loads what was saved."""

@@ -408,13 +408,17 @@ def _values(name: str, values: list[Any], allow_pickle: bool, share: bool) -> Co
 
 def _rows(name: str, values: list[torch.Tensor], share: bool) -> Column:
     """Encode tensors of one dtype, one for each row."""
-    tensors = [_checked(name, row, value) for row, value in enumerate(values)]
-    shared = (find_same_memory(tensors) or find_same_objects(values)) if share else None
-    slots = None
-    if shared is not None:
-        distinct = [tensors[row] for row in shared.firsts]
-        if sum([t.nbytes for t in tensors]) - sum([t.nbytes for t in distinct]) >= LEAST_SAVED:
-            tensors, slots = distinct, shared.slots
+    same = find_same_objects(values) if share else None
+    if same is None:
+        tensors = [_checked(name, row, value) for row, value in enumerate(values)]
+    else:
+        tensors = [_checked(name, row, values[row]) for row in same.firsts]
+    views = find_same_memory(tensors) if share else None
+    slots = None if same is None else same.slots
+    if views is not None:
+        tensors, slots = [tensors[row] for row in views.firsts], views.slots if slots is None else views.slots[slots]
+    if slots is not None and not _saves_enough([tensor.nbytes for tensor in tensors], slots):
+        tensors, slots = [tensors[slot] for slot in slots.tolist()], None
     shapes = [tuple(tensor.shape) for tensor in tensors]
     first = shapes[0]
     pieces = [(tensor.nbytes, _dense(tensor)) for tensor in tensors]
@@ -439,10 +443,15 @@ def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, one:
         parts = [_parts(name, row, value, allow_pickle) for row, value in enumerate(values)]
         return _encoded(name, values, parts, None)
     encoded = [_parts(name, row, values[row], allow_pickle) for row in shared.firsts]
-    lengths = np.array([sum(map(len, parts)) for parts in encoded], np.int64)
-    if share and int(lengths[shared.slots].sum() - lengths.sum()) >= LEAST_SAVED:
+    if share and _saves_enough([sum(map(len, parts)) for parts in encoded], shared.slots):
         return _encoded(name, [values[row] for row in shared.firsts], encoded, shared.slots)
     return _encoded(name, values, [encoded[slot] for slot in shared.slots.tolist()], None)
+
+
+def _saves_enough(lengths: list[int], slots: NDArray[np.int32]) -> bool:
+    """Whether a column of rows with these slots is worth storing its values, which have these lengths, once."""
+    each = np.array(lengths, np.int64)
+    return int(each[slots].sum() - each.sum()) >= LEAST_SAVED
 
 
 def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: Slots) -> Column:
