@@ -11,6 +11,7 @@ from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSamp
 
 MIB = 1 << 20
 MAIN, SIDE = "main", "side"  # partitions: samples of the first must not be lost, samples of the second are overwritten
+EQUAL = "equal"  # a partition of values of which many are equal, in runs with dedup
 MOVED = "moved"  # the beginning of the names of partitions that a client saves, drops and loads again
 TASKS = ("train", "judge")
 SCENARIOS = ("rows", "groups", "ranks")
@@ -39,6 +40,7 @@ class Features:
     drains: Units are drained.
     snapshot_every: The number of records between two snapshots of the journal.
     disk: There are units on disk, too.
+    dedup: Values are hashed, and some clients put equal ones.
     """
 
     scenario: str
@@ -53,6 +55,7 @@ class Features:
     drains: bool
     snapshot_every: int
     disk: bool = False
+    dedup: bool = False
 
     @property
     def has_queue(self) -> bool:
@@ -67,14 +70,15 @@ class Features:
 
     def settings(self) -> Settings:
         """Return the settings of the system."""
-        return _settings(self.units, self.replicas, self.disk)
+        return _settings(self.units, self.replicas, self.disk, self.dedup)
 
 
 @cache
-def _settings(units: int, replicas: int, disk: bool) -> Settings:
+def _settings(units: int, replicas: int, disk: bool, dedup: bool) -> Settings:
     offload = {"enabled": disk, "path": "/disk", "capacity": 32 * MIB, **OFTEN}
     storage = {"num_data_storage_units": units, "replicas": replicas, "offload": offload}
-    return Settings.from_config({"backend": {"SimpleStorage": storage}})
+    fields = ["x", "y"] if dedup else []
+    return Settings.from_config({"backend": {"SimpleStorage": storage}, "dedup": {"fields": fields}})
 
 
 def drawn(draw: random.Random) -> Features:
@@ -95,4 +99,5 @@ def drawn(draw: random.Random) -> Features:
         drains=units > replicas and draw.random() < 0.4,
         snapshot_every=draw.choice([20, 60, 200, 100_000]),
         disk=draw.random() < 0.35,
+        dedup=draw.random() < 0.3,
     )
