@@ -549,7 +549,8 @@ class Life:
 
 
 STEPS = (
-    *["put"] * 6, *["put_known"] * 2, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3, "partitions",
+    *["put"] * 6, *["put_known"] * 2, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3,
+    "partitions",
     "lock", "lock", "unlock", *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
 )  # fmt: skip
 
