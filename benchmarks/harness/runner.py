@@ -31,6 +31,7 @@ NAMES = (
     "restart",
     "loader",
     "codec",
+    "equal_values",
     "timeline",
     "live_page",
 )

@@ -209,6 +209,7 @@ def kv_batch_get(
     *,
     missing: str = "drop",
     layout: str = "jagged",
+    shared: bool = False,
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
@@ -223,6 +224,7 @@ def kv_batch_get(
         select_fields: The fields to return. Default: all fields that every found key has.
         missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
         layout: See `get_data`.
+        shared: See `get_data`.
         device: See `get_data`.
         timeout: See `TransferQueueClient`.
 
@@ -239,7 +241,7 @@ def kv_batch_get(
         [1.0, 0.0]
     """
     return current_client().kv_batch_get(
-        keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
+        keys, partition_id, select_fields, missing=missing, layout=layout, shared=shared, device=device, timeout=timeout
     )
 
 
@@ -250,6 +252,7 @@ async def async_kv_batch_get(
     *,
     missing: str = "drop",
     layout: str = "jagged",
+    shared: bool = False,
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
@@ -264,6 +267,7 @@ async def async_kv_batch_get(
         select_fields: The fields to return. Default: all fields that every found key has.
         missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
         layout: See `get_data`.
+        shared: See `get_data`.
         device: See `get_data`.
         timeout: See `TransferQueueClient`.
 
@@ -280,7 +284,7 @@ async def async_kv_batch_get(
         [1.0, 0.0]
     """
     return await current_client().async_kv_batch_get(
-        keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
+        keys, partition_id, select_fields, missing=missing, layout=layout, shared=shared, device=device, timeout=timeout
     )
 
 
@@ -289,6 +293,7 @@ def kv_batch_get_by_meta(
     select_fields: Sequence[str] | str | None = None,
     *,
     layout: str = "jagged",
+    shared: bool = False,
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
@@ -298,6 +303,7 @@ def kv_batch_get_by_meta(
         meta: The samples, as a put returned them.
         select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
         layout: See `get_data`.
+        shared: See `get_data`.
         device: See `get_data`.
         timeout: See `TransferQueueClient`.
 
@@ -313,7 +319,9 @@ def kv_batch_get_by_meta(
         >>> tq.kv_batch_get_by_meta(meta)["reward"].tolist()
         [0.0, 1.0]
     """
-    return current_client().kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
+    return current_client().kv_batch_get_by_meta(
+        meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+    )
 
 
 async def async_kv_batch_get_by_meta(
@@ -321,6 +329,7 @@ async def async_kv_batch_get_by_meta(
     select_fields: Sequence[str] | str | None = None,
     *,
     layout: str = "jagged",
+    shared: bool = False,
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
@@ -330,6 +339,7 @@ async def async_kv_batch_get_by_meta(
         meta: The samples, as a put returned them.
         select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
         layout: See `get_data`.
+        shared: See `get_data`.
         device: See `get_data`.
         timeout: See `TransferQueueClient`.
 
@@ -346,7 +356,7 @@ async def async_kv_batch_get_by_meta(
         [0.0, 1.0]
     """
     return await current_client().async_kv_batch_get_by_meta(
-        meta, select_fields, layout=layout, device=device, timeout=timeout
+        meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
     )
 
 

@@ -18,6 +18,7 @@
     |-- UnknownKeyError             (RuntimeError)                  a key is not in this batch
     |-- UnknownPartitionError       (RuntimeError)                  a partition does not exist
     |-- StorageKeyNotFoundError     (KeyError)                      a row or value was cleared or never produced
+    |   |-- EqualValueGoneError     (KeyError)                      a value to which a put refers was freed
     |   `-- StaleMetadataError      (KeyError)                      the metadata is older than a loaded checkpoint
     |-- CheckpointNotFoundError     (FileNotFoundError)             a checkpoint or a part of it does not exist
     |-- CapacityError               (RuntimeError)                  there is no space for more rows or bytes
@@ -168,6 +169,10 @@ class StorageKeyNotFoundError(TransferQueueError, KeyError):
     def __str__(self) -> str:
         # KeyError shows the repr of its argument; a sentence reads better without quotes
         return str(self.args[0]) if self.args else ""
+
+
+class EqualValueGoneError(StorageKeyNotFoundError):
+    """A put refers to a value that was freed meanwhile. The client then writes all values by itself."""
 
 
 class StaleMetadataError(StorageKeyNotFoundError):

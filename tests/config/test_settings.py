@@ -77,6 +77,7 @@ class TestSettings:
             "ray_node_resource": None,
             "field_backends": {},
             "store_options": {},
+            "dedup_fields": [],
             "strict": False,
             "sampler_isolation": "process",
             "sampler_timeout": 30.0,

@@ -19,6 +19,7 @@ from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
+from transfer_queue.core.tables.equal_values import EqualValues
 from transfer_queue.core.tables.extent_records import ExtentRecord
 from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
@@ -33,6 +34,7 @@ from transfer_queue.core.tables.skipped_rows import SkippedRows
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
+    EqualValues,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
@@ -44,8 +46,10 @@ LEFT_OUT: dict[type, set[str]] = {
         "untold",
         "leased_in",
         "stored",
+        "saved",
         "spans",
     },  # a unit gets all orders to free extents when it registers; the others are derived
+    EqualValues: {"of_block"},  # derived
     ExtentRecord: {"low", "top", "limit", "gaps"},  # derived; the space of cleared blocks is not restored
     Partition: {
         "awaited",  # a method of the waiting requests

@@ -50,7 +50,7 @@ from transfer_queue.messages.claims import (
     Renew,
     ResetConsumption,
 )
-from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock, PartitionOptions
+from transfer_queue.messages.descriptors import DIGEST, BlockLocation, EqualField, FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.locks import ListLocks, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import (
@@ -65,7 +65,16 @@ from transfer_queue.messages.partitions import (
     TakeGroupDemand,
 )
 from transfer_queue.messages.puts import ClearKeys, ClearRows, CloseExtents, Drop, Publish, Reserve
-from transfer_queue.messages.queries import Explain, ListKeys, Lookup, ReadBacklog, ShowRows, TakeSnapshot, Watch
+from transfer_queue.messages.queries import (
+    Explain,
+    FindEqual,
+    ListKeys,
+    Lookup,
+    ReadBacklog,
+    ShowRows,
+    TakeSnapshot,
+    Watch,
+)
 from transfer_queue.messages.reports.overview import CountColumns, ReadProgress
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.reports.unit_reports import (
@@ -364,9 +373,31 @@ class Life:
             Publish(
                 self.partition(), count, None, keys, block, tags, False, groups if keys is None else None, closes, 0,
                 wait, expected=expected, fence=fence, create=self.rng.random() < 0.9, further=further,
+                equal=self.equal(count, block),
             ),
             client,
         )  # fmt: skip
+
+    def equal(self, count: int, block: NewBlock) -> list[EqualField]:
+        """The digests of written values of some fields of a block."""
+        digests = [number.to_bytes(DIGEST, "big") for number in self.rng.sample(range(5), 2)]
+        numbers = [self.rng.randrange(-1, 2) for _ in range(count)]
+        packed = b"".join(digests), np.array(numbers, "<i4").tobytes(), bytes(2)
+        return [EqualField(spec.name, *packed) for spec in block.schema if self.rng.random() < 0.3]
+
+    def put_known(self) -> None:
+        """A put of values that are in a partition already, unless they were freed."""
+        partition, count, client = self.partition(), self.rng.randrange(1, 5), self.writer()
+        digests = [number.to_bytes(DIGEST, "big") for number in range(5)]
+        reply = self.ask(FindEqual(partition, [("x", b"".join(digests))]), client)
+        known = [digest for digest, there in zip(digests, reply.known[0], strict=True) if there]
+        if known:
+            numbers = np.array([self.rng.randrange(len(known)) for _ in range(count)], "<i4").tobytes()
+            field = EqualField("x", b"".join(known), numbers, b"\1" * len(known))
+            keys = None
+            if self.rng.random() < 0.4:
+                keys = [f"k{at}" for at in self.rng.sample(range(8), count)]
+            self.ask(Publish(partition, count, None, keys, pre_allocate=0, equal=[field]), client)
 
     def replace(self) -> None:
         rows, client = self.rows(), self.writer()
@@ -519,7 +550,8 @@ class Life:
 
 
 STEPS = (
-    *["put"] * 6, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3, "partitions",
+    *["put"] * 6, *["put_known"] * 2, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3,
+    "partitions",
     "lock", "lock", "unlock", *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
 )  # fmt: skip
 

@@ -85,6 +85,7 @@ def _run(cluster: FaultyCluster) -> dict[str, Any]:
     _units(cluster, a)
     put_kinds(a)
     _very_many_fields(a)
+    _equal_values(a)
     since = _feed(a)
     _limits(cluster, a, b)
     _groups(a, b)
@@ -187,6 +188,13 @@ def _very_many_fields(a: Any) -> None:
     """Put so many fields that the controller prepares the put in steps."""
     many = {f"f{number:04}": torch.full((1,), number, dtype=torch.int16) for number in range(2100)}
     a.put(rows(**many), partition_id="very many fields")
+
+
+def _equal_values(a: Any) -> None:
+    """Put values that were put before, of a field whose values are hashed."""
+    values = torch.arange(3.0)[:, None].expand(3, 1024).contiguous()
+    a.kv_batch_put(["one", "two", "three"], "equal", rows(hashed=values))
+    a.kv_batch_put(["four", "five"], "equal", rows(hashed=values[1:] * torch.tensor([[1.0], [7.0]])))
 
 
 def _feed(a: Any) -> dict[str, int]:

@@ -35,7 +35,8 @@ CONF = {
             "num_data_storage_units": 2,
             "offload": {"enabled": True, "path": "/disk", "capacity": 8 * MIB},
         }
-    }
+    },
+    "dedup": {"fields": ["hashed"]},
 }
 
 

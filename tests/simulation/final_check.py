@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tests.simulation.faulty_cluster import FaultyCluster
-from tests.simulation.ledger import FIELDS, Ledger, LedgerError
+from tests.simulation.ledger import FIELDS, Ledger, LedgerError, read
 from tests.simulation.rank_actors import TASK
 from tests.simulation.retrying_client import RetryingClient
-from tests.simulation.run_features import MAIN, MOVED, TASKS, Features, fields_of
+from tests.simulation.run_features import EQUAL, MAIN, MOVED, TASKS, Features, fields_of
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.events.records import ExtentsLost
 from transfer_queue.core.state.partition import Partition
@@ -96,7 +96,9 @@ class Settling:
         consumed: dict[tuple[str, str], set[int]] = {}
         for name, partition in cluster.controller.state.partitions.items():
             positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
-            if len(positions) and not name.startswith(MOVED):  # `maintenance_actors.mover` has checked those
+            if name == EQUAL:
+                self._read_equal(client, partition, positions)
+            elif len(positions) and not name.startswith(MOVED):  # `maintenance_actors.mover` has checked those
                 numbers = self._read(client, partition, positions)
                 there[name] = set(numbers.values())
                 for task in partition.tasks if self.features.leased or self.features.scenario != "ranks" else ():
@@ -122,6 +124,15 @@ class Settling:
                 read = self.ledger.seen(meta.global_indexes, client.get_data(meta, layout="dense"))
                 numbers.update(zip(meta.global_indexes, read, strict=True))
         return numbers
+
+    def _read_equal(self, client: RetryingClient, partition: Partition, positions: np.ndarray) -> None:
+        """Read the partition of equal values, whose samples the ledger does not have."""
+        has = partition.blocks_of("x", positions)[0] != 0
+        if has.any():
+            all_of_it = client.get_meta(["x"], None, EQUAL, mode="force_fetch")
+            wanted = partition.rows.indexes_of(positions[has])
+            meta = all_of_it.select_samples(np.flatnonzero(np.isin(all_of_it.global_indexes, wanted)))
+            read("x", client.get_data(meta, layout="dense")["x"])
 
     def _consumed(self, partition: Partition, task: str, positions: np.ndarray, numbers: dict[int, int]) -> set[int]:
         """Return the numbers of the samples that a task has consumed, without skipped ones."""

@@ -11,6 +11,7 @@ from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSamp
 
 MIB = 1 << 20
 MAIN, SIDE = "main", "side"  # partitions: samples of the first must not be lost, samples of the second are overwritten
+EQUAL = "equal"  # a partition of values of which many are equal, in runs with dedup
 MOVED = "moved"  # the beginning of the names of partitions that a client saves, drops and loads again
 TASKS = ("train", "judge")
 SCENARIOS = ("rows", "groups", "ranks")
@@ -41,6 +42,7 @@ class Features:
     snapshot_every: The number of records between two snapshots of the journal.
     disk: There are units on disk, too.
     mirror: A mirror has a copy of every block: "async" or "sync", or "" if there is none.
+    dedup: Values are hashed, and some clients put equal ones.
     """
 
     scenario: str
@@ -56,6 +58,7 @@ class Features:
     snapshot_every: int
     disk: bool = False
     mirror: str = ""
+    dedup: bool = False
 
     @property
     def has_queue(self) -> bool:
@@ -70,15 +73,18 @@ class Features:
 
     def settings(self) -> Settings:
         """Return the settings of the system."""
-        return _settings(self.units, self.replicas, self.disk, self.mirror)
+        return _settings(self.units, self.replicas, self.disk, self.mirror, self.dedup)
 
 
 @cache
-def _settings(units: int, replicas: int, disk: bool, mirror: str) -> Settings:
+def _settings(units: int, replicas: int, disk: bool, mirror: str, dedup: bool) -> Settings:
     offload = {"enabled": disk, "path": "/disk", "capacity": 32 * MIB, **OFTEN}
     storage = {"num_data_storage_units": units, "replicas": replicas, "offload": offload}
     durability = {"values": "machine", "folder": "/durable", "mode": mirror, "max_lag": LITTLE} if mirror else {}
-    return Settings.from_config({"backend": {"SimpleStorage": storage}, "durability": durability})
+    fields = ["x", "y"] if dedup else []
+    return Settings.from_config(
+        {"backend": {"SimpleStorage": storage}, "durability": durability, "dedup": {"fields": fields}}
+    )
 
 
 def drawn(draw: random.Random) -> Features:
@@ -100,4 +106,5 @@ def drawn(draw: random.Random) -> Features:
         snapshot_every=draw.choice([20, 60, 200, 100_000]),
         disk=draw.random() < 0.35,
         mirror=draw.choice(["", "async", "sync"]) if replicas == 1 else "",
+        dedup=draw.random() < 0.3,
     )

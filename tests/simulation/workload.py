@@ -12,13 +12,14 @@ import random
 from collections.abc import Generator
 from pathlib import Path
 
+import torch
 from tensordict import TensorDict
 
 from tests.simulation import maintenance_actors, queue_actors, rank_actors
 from tests.simulation.faulty_cluster import FaultyCluster
-from tests.simulation.ledger import Ledger, LedgerError, content
+from tests.simulation.ledger import Ledger, LedgerError, content, read
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
-from tests.simulation.run_features import MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
+from tests.simulation.run_features import EQUAL, MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
 from transfer_queue.client.data.data_path import UNCERTAIN, Operation
 from transfer_queue.errors import (
     StaleMetadataError,
@@ -89,6 +90,9 @@ class Workload:
             self.role("side", self._aside)
             self.role("reader", self._browse)
         self.role("cleaner", self._clean)
+        if self.features.dedup:
+            self.role("equal0", self._put_equal)
+            self.role("equal1", self._put_equal)
         if features.has_queue:
             queue_actors.begin(self)
         if features.loses:
@@ -334,6 +338,24 @@ class Workload:
             epoch = ledger.clearing([number])
             yield from operations.kv_clear([name], SIDE)
             ledger.cleared([keys.pop(key)], epoch)
+
+    def _put_equal(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
+        """Put, read and clear values of which many are equal, under a few keys that several clients use."""
+        operations = client.operations
+        while not self.closing:
+            keys = self.draw.sample([f"e{number}" for number in range(8)], 3)
+            values = [self.draw.randint(0, 2) for _ in keys]
+            with contextlib.suppress(TransferQueueError):
+                if self.draw.random() < 0.5:
+                    yield from operations.kv_batch_put(keys, EQUAL, self.data(values, ("x",), 1), timeout=5)
+                elif self.draw.random() < 0.7:
+                    shared = self.draw.random() < 0.5
+                    data = yield from operations.kv_batch_get(keys, EQUAL, layout="dense", shared=shared)
+                    column = data["x"]
+                    read("x", column if isinstance(column, torch.Tensor) else torch.stack(column.tolist()))
+                else:
+                    yield from operations.kv_clear(keys, EQUAL)
+            yield from self.pause(0.5)
 
     def _browse(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
         """Read random samples."""

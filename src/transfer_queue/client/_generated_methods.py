@@ -396,6 +396,7 @@ class GeneratedMethods(ABC):
         metadata: BatchMeta,
         *,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
@@ -406,6 +407,9 @@ class GeneratedMethods(ABC):
                 rows.
             layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
                 equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            shared: True: rows whose value is stored once share memory in the result, so that each such value is copied
+                once. A field with such rows is returned in the form of `layout="list"`. Default: False, every row has
+                memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
             timeout: See `TransferQueueClient`.
@@ -423,13 +427,16 @@ class GeneratedMethods(ABC):
             >>> client.get_data(meta, layout="dense")["prompt"].tolist()
             [[1, 2], [3, 4]]
         """
-        return self._run(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
+        return self._run(
+            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, timeout=timeout)
+        )
 
     async def async_get_data(
         self,
         metadata: BatchMeta,
         *,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
@@ -440,6 +447,9 @@ class GeneratedMethods(ABC):
                 rows.
             layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
                 equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            shared: True: rows whose value is stored once share memory in the result, so that each such value is copied
+                once. A field with such rows is returned in the form of `layout="list"`. Default: False, every row has
+                memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
             timeout: See `TransferQueueClient`.
@@ -457,7 +467,9 @@ class GeneratedMethods(ABC):
             >>> (await client.async_get_data(meta, layout="dense"))["prompt"].tolist()
             [[1, 2], [3, 4]]
         """
-        return await self._run_async(self._operations.get_data(metadata, layout=layout, device=device, timeout=timeout))
+        return await self._run_async(
+            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, timeout=timeout)
+        )
 
     def await_data(
         self,
@@ -2417,6 +2429,7 @@ class GeneratedMethods(ABC):
         *,
         missing: str = "drop",
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
@@ -2431,6 +2444,7 @@ class GeneratedMethods(ABC):
             select_fields: The fields to return. Default: all fields that every found key has.
             missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `TransferQueueClient`.
 
@@ -2448,7 +2462,14 @@ class GeneratedMethods(ABC):
         """
         return self._run(
             self._operations.kv_batch_get(
-                keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
+                keys,
+                partition_id,
+                select_fields,
+                missing=missing,
+                layout=layout,
+                shared=shared,
+                device=device,
+                timeout=timeout,
             )
         )
 
@@ -2460,6 +2481,7 @@ class GeneratedMethods(ABC):
         *,
         missing: str = "drop",
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
@@ -2474,6 +2496,7 @@ class GeneratedMethods(ABC):
             select_fields: The fields to return. Default: all fields that every found key has.
             missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `TransferQueueClient`.
 
@@ -2491,7 +2514,14 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(
             self._operations.kv_batch_get(
-                keys, partition_id, select_fields, missing=missing, layout=layout, device=device, timeout=timeout
+                keys,
+                partition_id,
+                select_fields,
+                missing=missing,
+                layout=layout,
+                shared=shared,
+                device=device,
+                timeout=timeout,
             )
         )
 
@@ -2501,6 +2531,7 @@ class GeneratedMethods(ABC):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
@@ -2510,6 +2541,7 @@ class GeneratedMethods(ABC):
             meta: The samples, as a put returned them.
             select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `TransferQueueClient`.
 
@@ -2526,7 +2558,9 @@ class GeneratedMethods(ABC):
             [0.0, 1.0]
         """
         return self._run(
-            self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
+            self._operations.kv_batch_get_by_meta(
+                meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+            )
         )
 
     async def async_kv_batch_get_by_meta(
@@ -2535,6 +2569,7 @@ class GeneratedMethods(ABC):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
@@ -2544,6 +2579,7 @@ class GeneratedMethods(ABC):
             meta: The samples, as a put returned them.
             select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `TransferQueueClient`.
 
@@ -2560,7 +2596,9 @@ class GeneratedMethods(ABC):
             [0.0, 1.0]
         """
         return await self._run_async(
-            self._operations.kv_batch_get_by_meta(meta, select_fields, layout=layout, device=device, timeout=timeout)
+            self._operations.kv_batch_get_by_meta(
+                meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+            )
         )
 
     def kv_list(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer_queue.config.declaration import Setting, declared_settings, setting
@@ -25,6 +26,7 @@ from transfer_queue.config.validators import (
     FieldBackends,
     Fraction,
     OrNull,
+    Patterns,
     PlainMapping,
     SamplerReference,
     Seconds,
@@ -298,6 +300,14 @@ class Settings:
         "The size to which the disk tier may grow. With `replicas: 2` there are two units on disk, and each may grow "
         "to this size. null: the size of its file system.",
     )
+    dedup_fields: list[str] = setting(
+        "dedup.fields",
+        [],
+        Patterns(),
+        "The fields whose equal values are stored once in each partition, found by a hash of their bytes, for example "
+        '[pixel_values, "image_*"]. Only values of 4 KiB or more are hashed. A put of such a field takes one more '
+        "request. Without this, values are stored once if rows of one put share memory.",
+    )
     metrics_enabled: bool = setting(
         "metrics.enabled",
         False,
@@ -481,6 +491,10 @@ class Settings:
     def has_arenas(self) -> bool:
         """Whether SimpleStorage is one of the backends."""
         return SIMPLE in self.backends
+
+    def deduplicates(self, field: str) -> bool:
+        """Return whether equal values of this field are found by a hash (`dedup.fields`)."""
+        return any(fnmatchcase(field, pattern) for pattern in self.dedup_fields)
 
     def refuse_one_node(self) -> None:
         """Raise InvalidArgumentError if these settings need more than one node."""

@@ -193,6 +193,19 @@ class Text(Validator[str]):
         return value
 
 
+class Patterns(Validator[list[str]]):
+    """A list of patterns, as `fnmatch` has them: "*" for any characters, "?" for one."""
+
+    def __init__(self) -> None:
+        super().__init__("list", "a list of names, which may have * and ?")
+
+    def _accept(self, key: str, value: object) -> list[str]:
+        plain = _resolved(value)
+        if not isinstance(plain, (list, tuple)) or not all(isinstance(each, str) and each for each in plain):
+            raise NotAllowedError
+        return list(plain)
+
+
 class SystemName(Validator[str]):
     """The name of a system, which is also the name of its folder."""
 
@@ -336,13 +349,13 @@ class OrNull(Validator[V | None]):
 
 
 def _resolved(value: object) -> object:
-    """Return a mapping of OmegaConf as plain containers, with its interpolations resolved; other values as they are."""
+    """Return a container of OmegaConf as plain containers, with its interpolations resolved; other values as is."""
     if value is None or isinstance(value, (dict, str, bool, int, float)):
         return value
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
+        return OmegaConf.to_container(value, resolve=True) if isinstance(value, (DictConfig, ListConfig)) else value
     except OmegaConfBaseException as error:
         raise unreadable_conf(error) from error

@@ -35,7 +35,7 @@ from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
 from transfer_queue.core.locks import lock_decisions, lock_handlers
 from transfer_queue.core.locks.lock_holders import LockHolders
-from transfer_queue.core.puts import put_handlers, retention
+from transfer_queue.core.puts import equal_values, put_handlers, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
@@ -74,6 +74,7 @@ HANDLERS = (
     lock_handlers,
     partition_view,
     put_handlers,
+    equal_values,
     sample_report,
     status,
     stuck_samples,

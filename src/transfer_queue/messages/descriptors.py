@@ -85,12 +85,29 @@ class NewBlock(Message, frozen=True):
     slots: bytes | None = None
     """The row of the block that has the value of each target of the put, i4; None: target k is in row k.
 
-    With slots, several targets may share a row, so the block may have fewer rows than the put has targets.
+    With slots, several targets may share a row, so the block may have fewer rows than the put has targets. -1: the
+    block does not have the value of the target; `EqualField.known` says which values these are.
     """
 
     def slot_of(self, target: int) -> int:
         """Return the row of the block that has the value of a target."""
         return target if self.slots is None else int.from_bytes(self.slots[4 * target : 4 * target + 4], "little")
+
+
+class EqualField(Message, frozen=True):
+    """The digests of the values of a field in one put, for a field of `dedup.fields`."""
+
+    name: str
+    digests: bytes
+    """The distinct digests of the put, `DIGEST` bytes each."""
+    numbers: bytes
+    """For each target of the put the position of its digest, i4; -1 for a value that was not hashed."""
+    known: bytes
+    """For each digest 1 if the partition has its value already, so that no block of the put has it; otherwise 0."""
+
+
+DIGEST = 16
+"""The length of a digest in bytes."""
 
 
 def all_blocks(block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:

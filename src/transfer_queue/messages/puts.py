@@ -12,7 +12,7 @@ from transfer_queue.messages.base import (
     Seconds,
     Unit,
 )
-from transfer_queue.messages.descriptors import NewBlock, all_blocks
+from transfer_queue.messages.descriptors import EqualField, NewBlock, all_blocks
 
 
 class Reserve(Request, frozen=True):
@@ -65,6 +65,12 @@ class Publish(Request, frozen=True):
     """Whether the put creates the partition if it does not exist. False refuses it then."""
     further: list[NewBlock] = []
     """Further blocks, which have other fields. The values of all blocks become visible together."""
+
+    equal: list[EqualField] = []
+    """The digests of fields, and which of these values the partition has already, so that no block has them.
+
+    The put is refused with `EqualValueGoneError` if such a value was freed meanwhile.
+    """
 
     @property
     def blocks(self) -> list[NewBlock]:

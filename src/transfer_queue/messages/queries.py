@@ -16,6 +16,21 @@ from transfer_queue.messages.base import (
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 
 
+class FindEqual(Request, frozen=True):
+    """Ask which values a partition has already, by their digests."""
+
+    partition: str
+    fields: list[tuple[str, bytes]]
+    """Fields with distinct digests, `descriptors.DIGEST` bytes each."""
+
+
+class EqualReply(Reply, frozen=True):
+    """Which of the digests are known."""
+
+    known: list[bytes]
+    """For each field 1 for each known digest, and 0 for the others."""
+
+
 class ShowRows(Request, frozen=True, tag="Show"):
     """Ask for all live rows of a partition with the state of these fields. Nothing is dealt or consumed."""
 

@@ -174,6 +174,14 @@ ROWS: dict[str, dict[str, Family]] = {
             panel="Bytes",
             legend="{{partition}}",
         ),
+        "tq_saved_bytes": Family(
+            "gauge",
+            "Bytes that the values of a partition would need more if equal ones were not stored once.",
+            ("partition",),
+            sample=per_partition(lambda partition: partition.saved),
+            panel="Bytes",
+            legend="{{partition}} saved",
+        ),
         "tq_stored_bytes": Family(
             "gauge",
             "Bytes of a partition in a tier, every replica counted.",

@@ -97,7 +97,7 @@ def test_tensors_of_a_device_are_written_to_the_host(monkeypatch, dtype, strided
     tensor = tensor.permute(1, 2, 0)[1:] if strided else tensor
     wanted = np.zeros(encode_row({"x": tensor}).nbytes, np.uint8)
     encode_row({"x": tensor}).write_into(wanted)
-    monkeypatch.setattr(encode, "_dense", encode._DeviceColumn)
+    monkeypatch.setattr(encode, "_dense", encode.DeviceColumn)
     found = np.zeros_like(wanted)
     encode_row({"x": tensor}).write_into(found)
     assert np.array_equal(found, wanted)

@@ -64,28 +64,26 @@ def _without_dtype(name: str, kind: str) -> FieldColumn:
 
 
 def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
-    """Return the fields of a block, for the BatchMeta of its put."""
+    """Return the fields of a put, for its BatchMeta."""
     columns = []
-    dims = np.frombuffer(encoded.dims, "<i8")
-    at = 0
-    for spec in encoded.schema:
+    for spec, given, _, _, slots in encoded.columns:
+        dims = np.frombuffer(given, "<i8")
         if spec.ndim < 0:
-            shapes = []
-            for _ in range(encoded.rows):
+            shapes, at = [], 0
+            while at < len(dims):
                 rank = int(dims[at])
                 shapes.append(tuple(dims[at + 1 : at + 1 + rank].tolist()))
                 at += 1 + rank
+            if slots is not None:
+                shapes = [shapes[slot] for slot in slots.tolist()]
             columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), None, None, shapes))
-            continue
-        size = spec.ndim * (encoded.rows if spec.ragged else 1)
-        part = dims[at : at + size]
-        at += size
-        if spec.kind != "tensor":
+        elif spec.kind != "tensor":
             columns.append(_without_dtype(spec.name, spec.kind))
         elif spec.ragged:
-            columns.append(FieldColumn.from_shapes(spec.name, getattr(torch, spec.dtype), part.reshape(-1, spec.ndim)))
+            of_rows = dims.reshape(-1, spec.ndim) if slots is None else dims.reshape(-1, spec.ndim)[slots]
+            columns.append(FieldColumn.from_shapes(spec.name, getattr(torch, spec.dtype), of_rows))
         else:
-            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(part.tolist())))
+            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(dims.tolist())))
     return columns
 
 

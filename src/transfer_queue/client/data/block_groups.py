@@ -54,12 +54,12 @@ class BackendRoutes:
     def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
         """Return the blocks as which a put is written, the one with most fields first."""
         if not self._patterns:
-            return [BlockGroup(self._default, [encoded])]
+            return _groups_of(self._default, encoded)
         places: dict[str, list[int]] = {}
         for at, spec in enumerate(encoded.schema):
             places.setdefault(self.backend_of(spec.name), []).append(at)
         if len(places) == 1:
-            return [BlockGroup(next(iter(places)), [encoded])]
+            return _groups_of(next(iter(places)), encoded)
         made = {backend: encoded.with_columns(columns) for backend, columns in places.items()}
         bare = [backend for backend, block in made.items() if backend != SIMPLE and not block.nbytes]
         if bare:  # a store has no object without bytes, which would count as lost: such columns join another block
@@ -67,8 +67,14 @@ class BackendRoutes:
             joined = sorted(at for backend in {*bare, into} for at in places[backend])
             made = {backend: block for backend, block in made.items() if backend not in bare}
             made[into] = encoded.with_columns(joined)
-        groups = [BlockGroup(backend, [block]) for backend, block in made.items()]
+        groups = [group for backend, block in made.items() for group in _groups_of(backend, block)]
         return sorted(groups, key=lambda group: -len(group.blocks[0].schema))
+
+
+def _groups_of(backend: str, encoded: EncodedBlock) -> list[BlockGroup]:
+    """Return the blocks of one backend: in a store each is an object, so that each is reserved by itself."""
+    blocks = encoded.split()
+    return [BlockGroup(backend, blocks)] if backend == SIMPLE else [BlockGroup(backend, [block]) for block in blocks]
 
 
 def _fits_any(pattern: str, names: Sequence[str]) -> bool:

@@ -35,6 +35,7 @@ from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
     DeadlockError,
+    EqualValueGoneError,
     FieldTypeError,
     NotInitializedError,
     ProtocolError,
@@ -48,14 +49,15 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
-from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.queries import EqualReply, FindEqual, Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
-from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
+from transfer_queue.wire.blocks.equal_rows import HashedPut, hash_put
 from transfer_queue.wire.blocks.gather import gather, gather_objects, nest_tables
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
@@ -179,6 +181,28 @@ class DataPath:
         return (yield from self._publish_once(encoded, wait, within, **target))
 
     def _publish_once(
+        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
+    ) -> Operation[PublishReply]:
+        """Write a block and publish it. Of fields of `dedup.fields`, write only the values that are new."""
+        hashed = None if encoded is None else self._hash(encoded)
+        if hashed is None:
+            return (yield from self._publish_written(encoded, wait, within, **target))
+        asked = [(field.name, b"".join(field.digests)) for field in hashed.fields]
+        reply = yield from self._ask(FindEqual(target["partition"], asked), EqualReply, None)
+        known = hashed.known_digests(reply.known)
+        try:
+            put, equal = hashed.without(known), hashed.describe(known)
+            return (yield from self._publish_written(put, wait, within, equal=equal, **target))
+        except EqualValueGoneError:  # such a value was freed meanwhile
+            put, equal = hashed.without({}), hashed.describe({})
+            return (yield from self._publish_written(put, wait, within, equal=equal, **target))
+
+    def _hash(self, encoded: EncodedBlock) -> HashedPut | None:
+        """Return the digests of the values of fields of `dedup.fields`; None if there are none."""
+        settings = self._state.settings
+        return hash_put(encoded, settings.deduplicates) if settings.dedup_fields else None
+
+    def _publish_written(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
         arguments.validated_seconds(wait)
@@ -364,6 +388,7 @@ class DataPath:
         device: torch.device | None,
         partition: str,
         task: str | None = None,
+        shared: bool = False,
     ) -> Operation[TensorDict]:
         """Return the values that a lookup names: `_read_values`, which the timeline notes and which may have a span.
 
@@ -373,8 +398,9 @@ class DataPath:
             device: See `get_data`.
             partition: The partition.
             task: The task that has claimed the samples in the same operation, for the span.
+            shared: See `get_data`.
         """
-        operation, tracing = self._read_values(look, layout, device), self._state.tracing
+        operation, tracing = self._read_values(look, layout, device, shared), self._state.tracing
         if self._state.settings.timeline_events:
             operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
@@ -391,7 +417,7 @@ class DataPath:
         return values
 
     def _read_values(
-        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None
+        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None, shared: bool
     ) -> Operation[TensorDict]:
         """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
         allow_pickle = self._state.settings.allow_pickle
@@ -401,10 +427,11 @@ class DataPath:
                 return TensorDict({}, batch_size=0)
             tables = [field.name for field in reply.types if field.kind == NESTED]
             if device is not None:
-                landed = yield from get_to_device(self._state, reply, device, layout)
+                landed = yield from get_to_device(self._state, reply, device, layout, shared)
                 if landed is not None:
                     return nest_tables(landed, tables)
-            found = yield from self._copy(reply, partial(gather, layout=layout, allow_pickle=allow_pickle))
+            collect = partial(gather, layout=layout, shared=shared, allow_pickle=allow_pickle)
+            found = yield from self._copy(reply, collect)
             if found is not None:
                 values, reply = found
                 return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
@@ -452,7 +479,7 @@ class DataPath:
         return checked_parser_result(before, data_parser(dict(before)), rows)
 
     def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
-        return encode_columns(columns, rows, allow_pickle=self._state.settings.allow_pickle)
+        return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
         if tags is None:

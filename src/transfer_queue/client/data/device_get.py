@@ -32,7 +32,7 @@ _NOTHING: U8 = np.empty(0, np.uint8)
 
 
 def get_to_device(
-    state: ClientContext, reply: LookupReply, device: torch.device, layout: str
+    state: ClientContext, reply: LookupReply, device: torch.device, layout: str, shared: bool
 ) -> Generator[Call, AnyReply, TensorDict | None]:
     """Return the values of a lookup, tensors on the device; None if they must pass through the host, or are gone."""
     external = yield from state.only_store(reply)
@@ -40,14 +40,15 @@ def get_to_device(
     if external is None or path is None or path.kind != device.type:
         return None
     tensors, objects = _by_kind(reply)
-    columns = yield from _receive_on_device(path, external[1], tensors, device, layout, state.settings.call_timeout)
+    within = state.settings.call_timeout
+    columns = yield from _receive_on_device(path, external[1], tensors, device, (layout, shared), within)
     if columns is None:
         return None
     if objects.types:
         brought = yield from state.fetch_values(objects)
         if brought is None:
             return None
-        columns.update(gather(*brought, layout, allow_pickle=state.settings.allow_pickle).items())
+        columns.update(gather(*brought, layout, shared=shared, allow_pickle=state.settings.allow_pickle).items())
     return table_of({field.name: columns[field.name] for field in reply.types if field.kind != NESTED}, reply.count)
 
 
@@ -61,7 +62,9 @@ def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device)
         if field.kind == "tensor" and isinstance(column, torch.Tensor):
             column = column.to(device)
         elif field.kind == "tensor":
-            column = stack_of([row.to(device) for row in column.tolist()], reply.count)
+            rows = column.tolist()
+            moved = {id(row): row.to(device) for row in rows}  # rows may share memory
+            column = stack_of([moved[id(row)] for row in rows], reply.count)
         columns[field.name] = column
     return table_of(columns, reply.count)
 
@@ -84,14 +87,17 @@ def _select_fields(reply: LookupReply, names: set[str]) -> LookupReply:
 
 
 def _receive_on_device(
-    path: DevicePath, unit: UnitInfo, reply: LookupReply, device: torch.device, layout: str, within: float
+    path: DevicePath, unit: UnitInfo, reply: LookupReply, device: torch.device, form: tuple[str, bool], within: float
 ) -> Generator[Call, AnyReply, dict[str, Any] | None]:
-    """Return the columns of tensors on the device, received from a store; None as in `get_to_device`."""
+    """Return the columns of tensors on the device, received from a store; None as in `get_to_device`.
+
+    form: The `layout` and `shared` of `gather`.
+    """
     found = find_remote(reply, (unit.unit,))
     pieces = found.pieces(lambda unit: _NOTHING) if found is not None and reply.types else []
     if found is None or not pieces:  # there is nothing to read from the store
         return None
-    landing = _Landing(path, found, pieces[0], device, layout)
+    landing = _Landing(path, found, pieces[0], device, *form)
     try:
         yield from store_io.read(landing, unit, found, pieces[0], None, within)
     except ConnectionLostError:  # the read through the host handles it
@@ -103,7 +109,13 @@ class _Landing:
     """Reads pieces of blocks into memory of a device, without gaps, and makes tensors of them."""
 
     def __init__(
-        self, path: DevicePath, found: RemoteRanges, pieces: RangePieces, device: torch.device, layout: str
+        self,
+        path: DevicePath,
+        found: RemoteRanges,
+        pieces: RangePieces,
+        device: torch.device,
+        layout: str,
+        shared: bool,
     ) -> None:
         self.columns: dict[str, Any] | None = None
         """The columns by field when `read` has found all pieces; None before, and if the device has no memory."""
@@ -111,6 +123,7 @@ class _Landing:
         self._found = found
         self._device = device
         self._layout = layout
+        self._shared = shared
         self._packed = DeviceBlock(pieces)
 
     def read(self, pieces: Sequence[Piece], into: None, within: float) -> list[str]:
@@ -123,6 +136,6 @@ class _Landing:
             missing = self._path.read(wanted, memory, within)
             if not missing:
                 arena = DeviceArena(memory, self._found.nbytes, self._packed)
-                self.columns = dict(gather(self._found.reply, arena, self._layout).items())
+                self.columns = dict(gather(self._found.reply, arena, self._layout, shared=self._shared).items())
                 synchronize(self._device)
         return missing

@@ -243,6 +243,7 @@ class FetchOperations(DataPath):
         metadata: BatchMeta,
         *,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
@@ -253,6 +254,9 @@ class FetchOperations(DataPath):
                 rows.
             layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
                 equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
+            shared: True: rows whose value is stored once share memory in the result, so that each such value is copied
+                once. A field with such rows is returned in the form of `layout="list"`. Default: False, every row has
+                memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
             timeout: See `TransferQueueClient`.
@@ -271,9 +275,9 @@ class FetchOperations(DataPath):
             [[1, 2], [3, 4]]
         """
         arguments.check_batch_meta(metadata)
-        place = arguments.validated_device(device)
+        place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         yield from self._state.learn()
-        return (yield from self._values(metadata, layout, place, timeout))
+        return (yield from self._values(metadata, layout, place, timeout, shared=together))
 
     def await_data(
         self,
@@ -343,6 +347,7 @@ class FetchOperations(DataPath):
         timeout: float | None,
         places: LookupReply | None = None,
         task: str | None = None,
+        shared: bool = False,
     ) -> Operation[TensorDict]:
         """See `get_data`. `places` has the known locations of the values; if they changed, they are looked up again."""
         if not len(metadata):
@@ -371,7 +376,7 @@ class FetchOperations(DataPath):
             return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
 
         partitions = ", ".join(name for name, _ in parts)
-        return (yield from self._read(look, layout, device, partitions, task))
+        return (yield from self._read(look, layout, device, partitions, task, shared))
 
     def _await_rows(
         self,

@@ -199,6 +199,7 @@ class KVOperations(DataPath):
         *,
         missing: str = "drop",
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
@@ -213,6 +214,7 @@ class KVOperations(DataPath):
             select_fields: The fields to return. Default: all fields that every found key has.
             missing: "drop" omits what is missing, "error" raises an error instead. Default: "drop".
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `TransferQueueClient`.
 
@@ -228,7 +230,7 @@ class KVOperations(DataPath):
             >>> client.kv_batch_get(["b", "a"], "train_0")["reward"].tolist()
             [1.0, 0.0]
         """
-        place = arguments.validated_device(device)
+        place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         if missing not in ("drop", "error"):
             raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
         yield from self._state.learn()
@@ -257,7 +259,7 @@ class KVOperations(DataPath):
                 self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
-        return (yield from self._read(look, layout, place, partition_id))
+        return (yield from self._read(look, layout, place, partition_id, shared=together))
 
     def kv_batch_get_by_meta(
         self,
@@ -265,6 +267,7 @@ class KVOperations(DataPath):
         select_fields: Sequence[str] | str | None = None,
         *,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
@@ -274,6 +277,7 @@ class KVOperations(DataPath):
             meta: The samples, as a put returned them.
             select_fields: The fields to return, out of `meta.fields`. Default: all of `meta.fields`.
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `TransferQueueClient`.
 
@@ -307,7 +311,7 @@ class KVOperations(DataPath):
             raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
         return (
             yield from self.kv_batch_get(
-                meta.keys, meta.partition_id, fields, layout=layout, device=device, timeout=timeout
+                meta.keys, meta.partition_id, fields, layout=layout, shared=shared, device=device, timeout=timeout
             )
         )
 

@@ -129,6 +129,51 @@ class RowsPut(Record, frozen=True):
         return all_blocks(self.block, self.further)
 
 
+class SharedField(msgspec.Struct, array_like=True, frozen=True):
+    """The values of one field that a put shares with earlier puts."""
+
+    name: str
+    targets: bytes
+    """Positions in `ValuesShared.rows`, i4, of the rows that get a value that is there already."""
+    blocks: bytes
+    """The block of each of these values, i8."""
+    slots: bytes
+    """The row of the block, i4."""
+
+
+class ValuesShared(Record, frozen=True):
+    """Rows of a put get values of earlier puts. The record of the put's own blocks, which may free others, follows."""
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
+    groups: ClassVar[None] = None
+    """The rows join no groups with this record."""
+
+    partition: str
+    rows: bytes
+    fields: list[SharedField]
+
+
+class NotedField(msgspec.Struct, array_like=True, frozen=True):
+    """The digests of one field in a block."""
+
+    name: str
+    block: int
+    """The number of the block."""
+    digests: bytes
+    """16 bytes each."""
+    slots: bytes
+    """The row of the block for each digest, i4."""
+
+
+class DigestsNoted(Record, frozen=True):
+    """Values of the put before have these digests."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
+    partition: str
+    fields: list[NotedField]
+
+
 class ExtentsClosed(Record, frozen=True):
     """These extents, as (unit, extent), receive no more blocks."""
 
@@ -558,4 +603,5 @@ AnyRecord = Union[
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
     HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
+    ValuesShared, DigestsNoted,
 ]  # fmt: skip

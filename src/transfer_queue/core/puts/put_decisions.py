@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.msgpack import Ext
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import clear_decisions, flow_control
+from transfer_queue.core.puts import clear_decisions, equal_values, flow_control
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -201,13 +201,17 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     _check_conditions(state, partition, request)
     if request.block is not None:
         _check_blocks(state, partition, writer, request)
+    equal_values.check_put(request, state.blocks.complete_schemas(request.block, request.further))
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )
-    if new and partition is not None and not partition.waiting:
+    shared = equal_values.find_shared(state, partition, request)
+    if new and partition is not None and not partition.waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request)
     else:
-        records, indexes = _put(state, partition, writer, request)
+        records, indexes = _put(state, partition, writer, request, shared)
+    if request.equal:
+        records += equal_values.note_digests(state, partition, request)
     if request.groups is not None:
         dropped = clear_decisions.drop_late_members(partition, request.groups, indexes)
         records += dropped
@@ -288,7 +292,7 @@ def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] |
 
 
 def _put(
-    state: State, partition: Partition | None, writer: str, request: Publish
+    state: State, partition: Partition | None, writer: str, request: Publish, shared: list[r.SharedField]
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
     """Decide any other put."""
     groups_left = request.groups
@@ -317,6 +321,8 @@ def _put(
             _check_groups(partition, request.groups, [-1] * request.count)
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, writer)
         made, indexes, groups_left = new.records, new.indexes, None
+    if shared:
+        made.append(r.ValuesShared(request.partition, indexes.tobytes(), shared))
     if request.block is not None or request.tags is not None or groups_left is not None:
         made.append(
             r.Published(
@@ -353,7 +359,7 @@ def _check_shape(request: Publish) -> None:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
     if request.block is None and request.further:
         raise InvalidArgumentError("a put has further blocks, but no first one")
-    if request.block is None and request.tags is None and request.groups is None:
+    if request.block is None and request.tags is None and request.groups is None and not request.equal:
         raise InvalidArgumentError("a put must have fields or tags, got neither")
 
 

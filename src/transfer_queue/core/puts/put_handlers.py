@@ -60,7 +60,7 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         if request.wait is None or request.wait <= 0:
             raise
         return ParkDecision(with_whole_schema(context.state, request), request.wait)
-    if request.block is not None:
+    if request.block is not None or request.equal:
         context.measures.counters["published_rows"] += request.count
 
     def reply() -> AnyReply:

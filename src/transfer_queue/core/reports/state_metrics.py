@@ -154,7 +154,7 @@ def _add_tasks(context: ControllerContext, found: StateMeasures, now: float) -> 
 
 def _others(context: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
     """Sum up these partitions: rows, bytes and waiting claims."""
-    rows = nbytes = 0
+    rows = nbytes = saved = 0
     tiers: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     longest: dict[str, float] = {}
@@ -165,13 +165,14 @@ def _others(context: ControllerContext, names: list[str], now: float) -> Generat
                 continue
             rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
             tiers += stored_bytes(context.state, partition)
+            saved += context.state.blocks.saved[partition.number]
             for task, queue in context.state.waiting.claim_queues(name).items():
                 first = next(iter(queue.claims.values()))
                 waiting[task] += len(queue.claims)
                 longest[task] = max(longest.get(task, 0.0), now - first.since)
         yield
     tasks = [TaskProgress(task, 0, count, longest[task]) for task, count in waiting.items()]
-    return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers))
+    return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers), saved=saved)
 
 
 def _add_values(

@@ -118,6 +118,7 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
         passed={task: found for task in partition.tasks if (found := partition.passed.counts_of(task))},
         stored=dict(stored_bytes(state, partition)),
         max_rows=partition.options.max_rows, open_rows=partition.open_rows,
+        saved=state.blocks.saved[partition.number],
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.lock_table import KeyLock
+from transfer_queue.messages.descriptors import DIGEST
 
 MODULES = (apply_units,)
 """The other modules with appliers, imported so that these are registered."""
@@ -59,6 +60,20 @@ def _apply_published(state: State, record: r.Published) -> None:
         apply_puts.publish(partition, positions, record)
     if record.tags is not None or record.block is not None:
         partition.changes.mark_changed(partition.version, positions)
+
+
+@applies(r.ValuesShared)
+def _apply_values_shared(state: State, record: r.ValuesShared) -> None:
+    apply_puts.share_values(state.new_version(record.partition), record)
+
+
+@applies(r.DigestsNoted)
+def _apply_digests_noted(state: State, record: r.DigestsNoted) -> None:
+    for field in record.fields:
+        slots = np.frombuffer(field.slots, "<i4").tolist()
+        digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
+        values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
+        state.blocks.equal.add(state.partitions[record.partition].number, field.name, values)
 
 
 @applies(r.RowsPut)
@@ -203,6 +218,7 @@ def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
     partition = state.partitions.pop(record.partition)
     apply_clears.clear_all(partition)
     state.blocks.stored.pop(partition.number, None)
+    state.blocks.saved.pop(partition.number, None)
     state.counted.mark_changed(record.partition)
     state.aging.pop(record.partition, None)
 

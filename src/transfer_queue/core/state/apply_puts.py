@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.wide_columns import MANY_FIELDS, WideColumns
-from transfer_queue.core.events.records import Published, RowsPut, RowsRepacked
+from transfer_queue.core.events.records import Published, RowsPut, RowsRepacked, SharedField, ValuesShared
 from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
@@ -109,7 +109,8 @@ def publish(partition: Partition, positions: np.ndarray, put: Published) -> None
     parts = list(partition.rows.split(positions))
     released: list[np.ndarray] = []
     for number, block in enumerate(blocks, put.block_number):
-        partition.blocks.add(number, put.writer, block, len(positions) * len(block.schema), partition.number)
+        values = len(positions) if block.slots is None else _count_slots(block.slots)
+        partition.blocks.add(number, put.writer, block, values * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
         add_types(partition, block, len(blocks) == 1)
         released += _set_values(partition, parts, len(positions), number, block)
@@ -135,6 +136,8 @@ def _set_values(
     losses = partition.losses if partition.losses.counts else None
     for _, chunk, at, where in parts:
         within = slots[where]
+        if block.slots is not None and (within < 0).any():  # `share_values` has set the others
+            at, within = at[within >= 0], within[within >= 0]
         wide = wide_columns_of(partition, chunk, block) if len(schema) >= MANY_FIELDS else None
         if wide is not None and losses is None:
             released += set_wide_values(partition.fields_of(schema), wide, at, number, within)
@@ -152,6 +155,44 @@ def _set_values(
             field.ever += len(at) - held
             column[at] = number
             slot[at] = within
+    return released
+
+
+def _count_slots(packed: bytes) -> int:
+    """Return the number of slots that are not -1."""
+    return int(np.count_nonzero(np.frombuffer(packed, "<i4") >= 0))
+
+
+def share_values(partition: Partition, shared: ValuesShared) -> None:
+    """Apply a `records.ValuesShared`."""
+    positions = partition.rows.positions_of(np.frombuffer(shared.rows, "<i8"))
+    for field in shared.fields:
+        partition.blocks.retain(np.frombuffer(field.blocks, "<i8"))
+    released = [old for field in shared.fields for old in _set_shared(partition, positions, field)]
+    partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    if partition.ready:
+        names = frozenset(field.name for field in shared.fields)
+        for key, chunk, at, _ in partition.rows.split(positions):
+            partition.unseen.add_rows(names, key, chunk, at)
+        partition.update_awaited_sets(names)
+    partition.changes.mark_changed(partition.version, positions)
+
+
+def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField) -> list[np.ndarray]:
+    """Set the values of a field that are in earlier blocks. Return the former blocks of the rows."""
+    blocks, slots = np.frombuffer(field.blocks, "<i8"), np.frombuffer(field.slots, "<i4")
+    stats, losses = partition.fields[field.name], partition.losses
+    released = []
+    for _, chunk, at, where in partition.rows.split(positions[np.frombuffer(field.targets, "<i4")]):
+        column, slot = chunk.field_columns(field.name)
+        old = column[at]
+        added = len(old) - int(np.count_nonzero(old))
+        stats.live += added
+        stats.ever += added
+        if losses.counts:
+            losses.forget(chunk, field.name, at)
+        column[at], slot[at] = blocks[where], slots[where]
+        released.append(old)
     return released
 
 
@@ -225,7 +266,7 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
     values = np.zeros(len(blocks), "i8")
-    found: list[tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
+    found: list[tuple[str, tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
     names = [{spec.name for spec in block.schema} for block in blocks]
     for name in sorted(set().union(*names)):
         having = np.repeat([name in some for some in names], counts)
@@ -236,14 +277,18 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
                 continue
             chosen = there[where]
             same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
-            found.append((columns, np.asarray(at)[same], chosen[same]))
+            found.append((name, columns, np.asarray(at)[same], chosen[same]))
             values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
     for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
         if needed:
             partition.blocks.add(number, writer, block, needed, partition.number)
             partition.nbytes += block.nbytes
-    for columns, at, chosen in found:
+    for name, columns, at, chosen in found:
         columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
+        if partition.blocks.equal.of_block:
+            old, new = (sources[chosen], slots[chosen]), (numbers[chosen], fresh[chosen])
+            places = (zip(*(column.tolist() for column in pair), strict=True) for pair in (old, new))
+            partition.blocks.equal.move(partition.number, name, dict(zip(*places, strict=True)))
         partition.nbytes -= partition.blocks.release(sources[chosen])
 
 

@@ -19,6 +19,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
 from transfer_queue.core.tables.block_table import LiveBlock
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
+from transfer_queue.messages.descriptors import DIGEST
 from transfer_queue.sampler.numeric_tags import number as number_of
 from transfer_queue.sampler.ready_views import RankKey
 
@@ -63,6 +64,7 @@ def _check_all_else(state: State, blocks: list[LiveBlock]) -> None:
     require(len(set(tokens)) == len(tokens), "two leases or locks have the same token")
     require(all(token < state.next_token for token in tokens), "the token of a lease is not below the next one")
     _check_locks(state)
+    _check_equal(state, blocks)
     _check_extents(state, blocks)
     _check_waiting(state)
 
@@ -274,6 +276,24 @@ def _check_blocks(state: State, needed: Counter[int], blocks: list[LiveBlock]) -
     )
 
 
+def _check_equal(state: State, blocks: list[LiveBlock]) -> None:
+    """Check that every digest names a row of a live block that has the field."""
+    live, listed = {number for number, _, _, _ in blocks}, state.blocks.equal.of_block
+    fields = {(partition.number, name): field for partition in state.partitions.values()
+              for name, field in partition.fields.items()}  # fmt: skip
+    numbers: Counter[int] = Counter()
+    for key, known in state.blocks.equal.fields.items():
+        require(key in fields and fields[key].live > 0, f"digests are kept of field {key}, which has no values")
+        for digest, (number, slot) in known.items():
+            require(number in live, f"a digest names block {number}, which was freed")
+            schema, _, rows = state.blocks.shape_source(number)
+            there = 0 <= slot < rows and any(spec.name == key[1] for spec in schema)
+            require(there, f"a digest names row {slot} of block {number}, which does not have field {key[1]!r}")
+            require(len(digest) == DIGEST, "a digest has another length")
+            numbers[number] += 1
+    require(numbers == {number: len(values) for number, values in listed.items()}, "the digests of a block are wrong")
+
+
 def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
     """Check the bytes of partitions in each unit, and the owners of blocks, against what the rows need."""
     expected: dict[int, Counter[int]] = {}
@@ -292,6 +312,11 @@ def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
     for number in there:
         same = expected.get(number, Counter()) == state.blocks.stored.get(number, Counter())
         require(same, "7: the bytes of a partition in each unit differ from a recount")
+    saved: Counter[int] = Counter()
+    for (number, live, _, nbytes), owner in zip(blocks, recorded, strict=True):
+        schema, _, rows = state.blocks.shape_source(number)
+        saved[owner] += max(0, live - rows * len(schema)) * (nbytes // max(1, rows * len(schema)))
+    require(+saved == +state.blocks.saved, "7: the bytes that partitions save differ from a recount")
 
 
 def _check_extents(state: State, blocks: list[LiveBlock]) -> None:

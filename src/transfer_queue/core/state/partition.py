@@ -441,6 +441,7 @@ class Partition(Persisted):
         field.live -= count
         if not field.live:
             field.forget()
+            self.blocks.equal.forget_field(self.number, name)
             self.learnt = None
             self.typed += 1
 

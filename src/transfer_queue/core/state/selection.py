@@ -42,6 +42,7 @@ def select_samples(state: State, names: Sequence[str], keys: Sequence[str] | Non
         partition = state.partitions.pop(name)
         apply_clears.clear_all(partition)
         state.blocks.stored.pop(partition.number, None)
+        state.blocks.saved.pop(partition.number, None)
         state.aging.pop(name, None)
         state.counted.mark_changed(name)
     for partition in state.partitions.values():

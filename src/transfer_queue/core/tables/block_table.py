@@ -18,8 +18,9 @@ import numpy as np
 from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
 from transfer_queue.core.columns.row_columns import columns_of
-from transfer_queue.core.columns.schema import Count, Persisted, counter, parts_of, scalar
+from transfer_queue.core.columns.schema import Count, Persisted, counter, part, parts_of, scalar
 from transfer_queue.core.columns.wide_columns import PreparedColumns
+from transfer_queue.core.tables.equal_values import EqualValues
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
 from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
@@ -133,8 +134,8 @@ class BlockChunk(Persisted):
         for name in PLACE:
             self.second[name][at] = getattr(places[1], name)
 
-    def note_shared(self, at: int, values: int) -> None:
-        """Note that a block whose rows may have several values of a field was put for this number of values."""
+    def note_shared(self, at: int | np.ndarray, values: int | np.ndarray) -> None:
+        """Note that blocks whose rows may have several values of a field were put for these numbers of values."""
         if not self.shared:
             self.shared = {"values": np.zeros(self.capacity, "i8")}
         self.shared["values"][at] = values
@@ -210,13 +211,21 @@ class BlockTable(PublishedExtents):
         save=lambda values: join_columns(np.frombuffer(value or b"", "u1") for value in values),
         load=lambda values: [value.tobytes() for value in split_columns(values)],
     )
+    equal: EqualValues = part(EqualValues, missing=[])
+    """The digests of values in these blocks."""
     live_bytes: int = counter()
     """Bytes of the blocks; each block counts once, whatever its number of locations is."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.equal = EqualValues()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
+        self.saved: Counter[int] = Counter()
+        """Number of a partition -> bytes that its blocks would need more if no two values shared them. Derived.
+
+        A value of a block counts with the mean length of its values.
+        """
         self.prepared: Prepared | None = None
         """The prepared parts of the wide block that is put next. Not part of the state."""
         self.newest_schema: tuple[FieldSpec, ...] = ()
@@ -264,11 +273,34 @@ class BlockTable(PublishedExtents):
         self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
         if block.slots is not None:
             chunk.note_shared(at, values)
+            self._count_saved(chunk, np.array([at]), 1)
         if block.copies:
             chunk.put(at, places_of(block))
             for place in block.copies:
                 self.stored[owner][place.unit] += block.nbytes
                 self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
+
+    def retain(self, numbers: np.ndarray) -> None:
+        """Count one needed value more for each entry. The blocks are needed already."""
+        unique, counts = np.unique(numbers, return_counts=True)
+        keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
+        for a, b in _runs(keys):
+            chunk, mine = self.chunks[int(keys[a])], at[a:b]
+            self._count_saved(chunk, mine, -1)
+            chunk.columns["live"][mine] += counts[a:b]
+            self._count_saved(chunk, mine, 1)
+            shared = chunk.shared["values"][mine] if chunk.shared else np.zeros(len(mine), "i8")
+            chunk.note_shared(mine, np.maximum(shared, chunk.columns["live"][mine]))
+        self.changes += 1
+
+    def _count_saved(self, chunk: BlockChunk, at: np.ndarray, sign: int) -> None:
+        """Count what these blocks save, for their partitions."""
+        columns = chunk.columns
+        widths = np.array([len(self.schemas[number]) for number in columns["schema"][at].tolist()], "i8")
+        stored = columns["rows"][at] * widths
+        saved = np.maximum(columns["live"][at] - stored, 0) * (columns["nbytes"][at] // np.maximum(stored, 1))
+        for owner, nbytes in zip(columns["owner"][at].tolist(), saved.tolist(), strict=True):
+            self.saved[owner] += sign * nbytes
 
     def release(self, numbers: np.ndarray) -> int:
         """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed."""
@@ -284,7 +316,11 @@ class BlockTable(PublishedExtents):
         self.changes += 1
         chunk = self.chunks[key]
         column = chunk.columns
+        if chunk.shared:
+            self._count_saved(chunk, at, -1)
         column["live"][at] -= counts
+        if chunk.shared:
+            self._count_saved(chunk, at, 1)
         at = at[column["live"][at] == 0]
         if not len(at):
             return 0
@@ -292,6 +328,9 @@ class BlockTable(PublishedExtents):
         for table, name in tables:
             for value, uses in _count_distinct(column[name][at]):
                 table.drop(value, uses)
+        if self.equal.of_block:
+            for number in at.tolist():
+                self.equal.forget_block((key << CHUNK_BITS) + number)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
         self._leave(chunk, column, at)
@@ -331,6 +370,7 @@ class BlockTable(PublishedExtents):
             shift: The offset that is added to the numbers of its chunks. This table has no chunk of these numbers.
         """
         self.changes += 1
+        self.equal.absorb(other.equal, owners, shift << CHUNK_BITS)
         for place, extent in other.extents.items():
             self.enter_empty(place, extent)
             self.extents[place].blocks = extent.blocks
@@ -352,6 +392,8 @@ class BlockTable(PublishedExtents):
             self._store(chunk, columns, at)
             if chunk.second:
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+            if chunk.shared:
+                self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
 
     def places(self, number: int) -> list[BlockLocation]:
         """Return the one or two locations of a needed block. Readers get the first one."""
@@ -572,10 +614,13 @@ class BlockTable(PublishedExtents):
         self._measure_extents()
 
     def count_stored(self) -> None:
-        """Count again how many bytes each partition has in each unit."""
+        """Count again how many bytes each partition has in each unit, and how many it saves."""
         self.stored.clear()
+        self.saved.clear()
         for chunk in self.chunks.values():
             at = np.flatnonzero(chunk.columns["live"])
+            if chunk.shared:
+                self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
             self._store(chunk, chunk.columns, at)
             if chunk.second:
                 self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])

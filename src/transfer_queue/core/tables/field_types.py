@@ -298,7 +298,7 @@ def _check_slots(block: NewBlock, packed: bytes, count: int) -> None:
             f"the block has {block.rows} rows for {len(packed) // 4} values of each field, but {count} rows are put"
         )
     slots = np.frombuffer(packed, "<i4")
-    if int(slots.min()) < 0 or int(slots.max()) >= block.rows:
+    if int(slots.min()) < -1 or int(slots.max()) >= block.rows:
         raise InvalidArgumentError(
             f"the block has {block.rows} rows, but values are in its rows {int(slots.min())} to {int(slots.max())}"
         )

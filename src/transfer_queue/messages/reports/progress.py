@@ -89,6 +89,8 @@ class PartitionProgress(Message, frozen=True):
     """The setting `max_rows`; None for no limit."""
     open_rows: int = 0
     """The number of rows that count for `max_rows`."""
+    saved: int = 0
+    """The number of bytes that the values would need more if equal ones were not stored once."""
 
 
 class UnitProgress(Message, frozen=True):

@@ -24,6 +24,7 @@ from transfer_queue.messages.reports.progress import PartitionProgress, PolicyPr
 NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: count_text(p.rows, "sample"),
     lambda p: f"{size_text(p.nbytes)}{_tiers(p)}",
+    lambda p: f"{size_text(p.saved)} saved by storing equal values once" if p.saved else None,
     lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
     lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
     lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,

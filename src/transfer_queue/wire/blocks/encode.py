@@ -1,17 +1,17 @@
-"""Encodes the columns of a TensorDict as a block, with one copy from the source directly into the arena.
+"""Encodes the columns of a TensorDict as blocks, with one copy from the source directly into the arena.
 
-`encode_columns` takes a batch, `encode_row` the fields of one sample. Both only describe the block (schema, dims,
-length); `EncodedBlock.write_into` copies. Until then the block refers to the caller's memory.
+`encode_put` takes a batch, in which values that rows share are stored once; `encode_columns` stores every row.
+`encode_row` takes the fields of one sample. All of them only describe the blocks (schema, dims, length);
+`EncodedBlock.write_into` copies. Until then a block refers to the caller's memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -27,49 +27,53 @@ from tensordict import (
 
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldSpec
-from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
-from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copy_all
-from transfer_queue.wire.buffers.tensor_conversion import tensors_of
-from transfer_queue.wire.buffers.tensors import (
-    NAMES,
-    copy_elements,
-    dtype_name,
-    is_carriable,
-    to_host,
-    view_as_integers,
+from transfer_queue.wire.blocks.column_sources import (
+    ArrayColumn,
+    ColumnSource,
+    DeviceColumn,
+    EncodedBytes,
+    PieceColumn,
+    StridedColumn,
+    TensorMemory,
+    lies_on,
 )
+from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
+from transfer_queue.wire.blocks.shared_rows import (
+    LEAST_SAVED,
+    SharedRows,
+    find_same_memory,
+    find_same_objects,
+    rows_of_one_value,
+)
+from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
+from transfer_queue.wire.buffers.copies import U8, Copies, allocate, copy_all
+from transfer_queue.wire.buffers.tensor_conversion import tensors_of
+from transfer_queue.wire.buffers.tensors import NAMES, dtype_name, is_carriable, to_host
 from transfer_queue.wire.objects.extensions import Buffer
 from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
 
 Columns = Union[TensorDictBase, Mapping[str, Any]]
 
-_MANY = 4096
-"""Bytes from which a copy releases the GIL."""
 _NUMERIC = "biufc"
 
 
-class ColumnSource(Protocol):
-    """The source of a column's bytes."""
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        """Copy the column to memory[start:], or add large copies to `later`. `address` is the address of the memory."""
-
-
-Column = tuple[FieldSpec, bytes, int, ColumnSource]
+Slots = Union[NDArray[np.int32], None]
+"""For each row of a put the row of its block; None: row k is row k."""
+Column = tuple[FieldSpec, bytes, int, ColumnSource, Slots]
+"""A field with its dims, its length in bytes, its source, and the slots of the put's rows in it."""
 
 
 class EncodedBlock:
-    """A block that is ready to be written.
+    """A block that is ready to be written, or the values of a put that `split` divides into blocks.
 
-    `messages.descriptors.NewBlock` describes `schema`, `dims`, `rows` and `nbytes`.
+    `messages.descriptors.NewBlock` describes `schema`, `dims`, `rows`, `nbytes` and `slots` of a block.
     """
 
-    __slots__ = ("_columns", "_given", "_sources", "converted", "dims", "nbytes", "rows", "schema", "slots")
+    __slots__ = ("_given", "_sources", "columns", "converted", "dims", "nbytes", "rows", "schema", "slots")
 
-    def __init__(self, rows: int, columns: list[Column]):
+    def __init__(self, rows: int, columns: list[Column], slots: bytes | None = None):
         self.rows = rows
-        self.slots: bytes | None = None
+        self.slots = slots
         """See `NewBlock.slots`."""
         self.converted: dict[str, list[str]] = {}
         """Fields with objects that are encoded as tensors -> the known dtypes of the field."""
@@ -88,10 +92,10 @@ class EncodedBlock:
         columns, converted = [], {}
         for column in self._given:
             spec, source = column[0], column[3]
-            if spec.kind == "object" and spec.name in fields and isinstance(source, _Bytes):
+            if spec.kind == "object" and spec.name in fields and isinstance(source, EncodedBytes):
                 tensors = tensors_of(source.values, fields[spec.name])
                 if tensors is not None:
-                    column = _rows(spec.name, tensors)
+                    column = (*_rows(spec.name, tensors, False)[:4], column[4])
                     converted[spec.name] = list(fields[spec.name])
             columns.append(column)
         if converted.keys() == self.converted.keys():
@@ -102,15 +106,34 @@ class EncodedBlock:
 
     def with_columns(self, positions: Sequence[int]) -> EncodedBlock:
         """Return a block of some columns, given by their positions in the schema, as they are encoded now."""
-        return EncodedBlock(self.rows, [self._columns[at] for at in positions])
+        return EncodedBlock(self.rows, [self.columns[at] for at in positions])
+
+    def split(self) -> list[EncodedBlock]:
+        """Return the blocks to write: this one, or one for each set of columns whose rows share values alike."""
+        if not [column for column in self.columns if column[4] is not None]:
+            return [self]
+        alike: dict[bytes | None, list[Column]] = {}
+        for each in self.columns:
+            slots = each[4]
+            alike.setdefault(None if slots is None else slots.tobytes(), []).append(each)
+        shared = next((some for packed, some in alike.items() if packed is not None and some[0][4].min() >= 0), None)  # type: ignore[union-attr]
+        if shared is not None and None in alike and not any(each[2] or each[0].ragged for each in alike[None]):
+            # columns without bytes need no block of their own, which an external store could not have
+            shared += [(*each[:4], shared[0][4]) for each in alike.pop(None)]
+        blocks = []
+        for packed, some in alike.items():
+            slots = some[0][4]
+            blocks.append(EncodedBlock(self.rows if slots is None else int(slots.max()) + 1, some, packed))
+        return blocks
 
     def _lay_out(self, columns: list[Column]) -> None:
-        self._columns = columns
+        self.columns = columns
+        """The columns as they will be written."""
         self.schema = [column[0] for column in columns]
         self.dims = b"".join([column[1] for column in columns])
         self._sources: list[tuple[int, ColumnSource]] = []
         end = 0
-        for _, _, nbytes, source in columns:
+        for _, _, nbytes, source, _ in columns:
             self._sources.append((end, source))
             end = align(end + nbytes)
         self.nbytes = end
@@ -132,7 +155,7 @@ class EncodedBlock:
 
     def device_of_kind(self, kind: str) -> torch.device | None:
         """Return a device of this kind that has values of the block; None if there is none."""
-        return next((part.tensor.device for _, part in self._parts() if _lies_on(part, kind)), None)
+        return next((part.tensor.device for _, part in self._parts() if lies_on(part, kind)), None)
 
     def write_on(self, memory: torch.Tensor) -> None:
         """Copy the columns to the start of memory of a device, of at least `nbytes` bytes (see `device_memory`).
@@ -140,7 +163,7 @@ class EncodedBlock:
         Values on such a device are not copied to the host. Values on the host are copied in as few copies as possible.
         """
         kind = memory.device.type
-        for here, group in groupby(self._parts(), lambda part: _lies_on(part[1], kind)):
+        for here, group in groupby(self._parts(), lambda part: lies_on(part[1], kind)):
             some = list(group)
             if here:
                 for start, part in some:
@@ -157,10 +180,19 @@ class EncodedBlock:
     def _parts(self) -> Iterator[tuple[int, Any]]:
         """Yield each source that does not consist of several, and its start."""
         for start, source in self._sources:
-            if isinstance(source, _PieceColumn):
+            if isinstance(source, PieceColumn):
                 yield from source.parts(start)
             else:
                 yield start, source
+
+
+def encode_put(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
+    """Encode a batch. A value that several rows share in memory is encoded once if that saves `LEAST_SAVED` bytes.
+
+    Rows share a value if they are expanded (a stride of 0), the same object, or tensors over the same elements.
+    For containers and errors see `encode_columns`.
+    """
+    return EncodedBlock(rows, _columns(fields, rows, allow_pickle, rows > 1))
 
 
 def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
@@ -173,6 +205,11 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
         InvalidArgumentError: A column has another number of rows, or is not a column.
         UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
+    return EncodedBlock(rows, _columns(fields, rows, allow_pickle, False))
+
+
+def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> list[Column]:
+    """Return the columns of a batch. share: whether to look for rows that share memory."""
     if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
         # row by row, because the rows may differ in shape, and a stack would be copied again
         keys = list(fields.keys())
@@ -192,10 +229,10 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
     columns: list[Column] = []
     for name, value in items:
         if not isinstance(value, torch.Tensor) and is_nested_table(value):
-            columns += _nested_columns(_name(name), value, rows, allow_pickle)
+            columns += _nested_columns(_name(name), value, rows, allow_pickle, share)
         else:
-            columns.append(_column(_name(name), value, rows, allow_pickle))
-    return EncodedBlock(rows, columns)
+            columns.append(_column(_name(name), value, rows, allow_pickle, share))
+    return columns
 
 
 def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> EncodedBlock:
@@ -205,7 +242,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
         InvalidArgumentError: A value is a nested tensor.
         UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
-    columns = []
+    columns: list[Column] = []
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
             if value.is_nested:
@@ -215,9 +252,9 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
             tensor = _checked(_name(name), 0, value)
             shape = tuple(tensor.shape)
             spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
-            columns.append((spec, struct.pack(f"<{len(shape)}q", *shape), tensor.nbytes, _dense(tensor)))
+            columns.append((spec, struct.pack(f"<{len(shape)}q", *shape), tensor.nbytes, _dense(tensor), None))
         else:
-            columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle))
+            columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle, False))
     return EncodedBlock(1, columns)
 
 
@@ -227,124 +264,7 @@ def encode_objects(name: str, values: Sequence[Any], *, allow_pickle: bool = Tru
     Raises:
         UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
-    return EncodedBlock(len(values), [_objects(name, list(values), allow_pickle)])
-
-
-# ---------------------------------------------------------------- sources
-
-
-class _Tensor:
-    """A source with the elements of a tensor."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
-
-
-def _lies_on(source: object, kind: str) -> bool:
-    return isinstance(source, _Tensor) and source.tensor.device.type == kind
-
-
-class _TensorMemory(_Tensor):
-    """A contiguous host tensor."""
-
-    __slots__ = ()
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        nbytes = self.tensor.nbytes
-        if nbytes < LEAST_PART:
-            ctypes.memmove(address + start, self.tensor.data_ptr(), nbytes)
-        else:
-            later.append((memory[start : start + nbytes], view_as_integers(self.tensor).reshape(-1).view(np.uint8)))
-
-
-class _StridedColumn(_Tensor):
-    """A host tensor whose elements are not in C order."""
-
-    __slots__ = ()
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        copy_elements(memory[start : start + self.tensor.nbytes], self.tensor)
-
-
-class _DeviceColumn(_Tensor):
-    """A tensor on a device."""
-
-    __slots__ = ()
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        if self.nbytes:
-            torch.from_numpy(memory[start : start + self.nbytes]).copy_(flat_on_device(self.tensor))
-
-
-class _ArrayColumn:
-    """A numeric array, of any byte order and strides."""
-
-    __slots__ = ("_array", "_dtype")
-
-    def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]):
-        self._array, self._dtype = array, dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self._array.size * self._dtype.itemsize
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        into = memory[start : start + self.nbytes]
-        if self._array.dtype == self._dtype and self._array.flags.c_contiguous:
-            later.append((into, self._array.reshape(-1).view(np.uint8)))
-        else:
-            np.copyto(into.view(self._dtype).reshape(self._array.shape), self._array)
-
-
-class _PieceColumn:
-    """Sources one after the other."""
-
-    __slots__ = ("_pieces",)
-
-    def __init__(self, pieces: list[tuple[int, ColumnSource]]):
-        self._pieces = pieces
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        for nbytes, source in self._pieces:
-            source.write(memory, address, start, later)
-            start += nbytes
-
-    def parts(self, start: int) -> Iterator[tuple[int, ColumnSource]]:
-        """Yield each source, and its start."""
-        for nbytes, source in self._pieces:
-            yield start, source
-            start += nbytes
-
-
-class _Bytes:
-    """Encoded objects: buffers one after the other."""
-
-    __slots__ = ("_parts", "values")
-
-    def __init__(self, parts: list[Buffer], values: Sequence[Any]):
-        self._parts = parts
-        self.values = values
-        """The objects, one for each row."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self._parts))
-
-    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
-        view = memory.data
-        for part in self._parts:
-            end = start + len(part)
-            if end - start < _MANY:
-                view[start:end] = part
-            else:
-                later.append((memory[start:end], np.frombuffer(part, np.uint8)))
-            start = end
+    return EncodedBlock(len(values), [_objects(name, list(values), allow_pickle, False)])
 
 
 # ---------------------------------------------------------------- columns
@@ -359,29 +279,29 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, TensorDictBase) and not is_non_tensor(value)
 
 
-def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool) -> list[Column]:
+def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool, share: bool) -> list[Column]:
     """Return a column without bytes for the nested TensorDict itself, and one for each leaf.
 
     The names of leaves contain `messages.descriptors.SEPARATOR`.
     """
     _check_length(name, rows, value.batch_size[0])
-    columns: list[Column] = [(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, _Bytes([], []))]
+    columns: list[Column] = [(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, EncodedBytes([], []), None)]
     for key in list(value.keys()):
         inner, leaf = value.get(key), f"{name}{SEPARATOR}{_name(key)}"
         if is_nested_table(inner):
-            columns += _nested_columns(leaf, inner, rows, allow_pickle)
+            columns += _nested_columns(leaf, inner, rows, allow_pickle, share)
         else:
-            columns.append(_column(leaf, inner, rows, allow_pickle))
+            columns.append(_column(leaf, inner, rows, allow_pickle, share))
     return columns
 
 
-def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
+def _column(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> Column:
     if isinstance(value, torch.Tensor):
-        return _tensor(name, value, rows)
+        return _tensor(name, value, rows, share)
     if isinstance(value, np.ndarray):
-        return _array(name, value, rows, allow_pickle)
+        return _array(name, value, rows, allow_pickle, share)
     if isinstance(value, NonTensorData):
-        return _non_tensor(name, value.data, rows, allow_pickle)
+        return _non_tensor(name, value.data, rows, allow_pickle, share)
     if isinstance(value, NonTensorStack):
         values = value.tolist() if value.batch_dims else [value]
     elif isinstance(value, list | tuple):
@@ -393,75 +313,80 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
             f"field {name!r} must be a tensor, list or array of {rows} rows, got a {type(value).__name__}"
         )
     _check_length(name, rows, len(values))
-    return _values(name, values, allow_pickle)
+    return _values(name, values, allow_pickle, share)
 
 
-def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool) -> Column:
+def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> Column:
     """Encode the value of a NonTensorData: one value for each row if it has as many values, otherwise one for all."""
     if isinstance(value, list) and len(value) == rows:
-        return _values(name, list(map(_unwrap, value)), allow_pickle)
+        return _values(name, list(map(_unwrap, value)), allow_pickle, share)
     if isinstance(value, np.ndarray) and value.ndim and len(value) == rows:
-        return _values(name, array_rows(value), allow_pickle)
+        return _values(name, array_rows(value), allow_pickle, share)
     if isinstance(value, torch.Tensor) and not value.is_nested:
         whole = value.dim() > 0 and value.size(0) == rows
-        return _tensor(name, value if whole else value.expand(rows, *value.shape), rows)
-    parts = _parts(name, 0, value, allow_pickle)
-    length = sum(map(len, parts))
-    return _spec(name, "object", "object", 1, False), _i8([length]), length * rows, _Bytes(parts * rows, [value] * rows)
+        return _tensor(name, value if whole else value.expand(rows, *value.shape), rows, share)
+    return _objects(name, [value] * rows, allow_pickle, share, True)
 
 
-def _tensor(name: str, value: torch.Tensor, rows: int) -> Column:
+def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> Column:
     if value.is_nested:
         _check_length(name, rows, value.size(0))
-        return _jagged(name, value) if value.layout == torch.jagged else _nested(name, value)
+        return _jagged(name, value, share) if value.layout == torch.jagged else _nested(name, value, share)
     tensor = _checked(name, 0, value)
     if not tensor.dim():
         raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got a tensor without dimensions")
     _check_length(name, rows, tensor.size(0))
     shape = tensor.shape[1:]
     spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
-    return spec, _i8(shape), tensor.nbytes, _dense(tensor)
+    nbytes = tensor.nbytes
+    if share and nbytes > LEAST_SAVED and value.stride(0) == 0 and nbytes - nbytes // rows >= LEAST_SAVED:
+        one = tensor[:1]
+        return spec, _i8(shape), one.nbytes, _dense(one), rows_of_one_value(rows).slots
+    return spec, _i8(shape), nbytes, _dense(tensor), None
 
 
-def _jagged(name: str, value: Any) -> Column:
+def _jagged(name: str, value: Any, share: bool) -> Column:
     """Encode a jagged tensor: with one copy if its rows are one after the other, otherwise with a copy for each row."""
     values = value.values()
     if value.lengths() is not None or value._ragged_idx != 1 or not is_carriable(values):
-        return _rows(name, list(value.unbind(0)))
+        return _rows(name, list(value.unbind(0)), share)
     offsets = value.offsets().detach().cpu().numpy().astype(np.int64, copy=False)
     lengths = np.diff(offsets)
     if not len(lengths) or offsets[0] < 0 or lengths.min() < 0 or offsets[-1] > values.size(0):
-        return _rows(name, list(value.unbind(0)))
+        return _rows(name, list(value.unbind(0)), share)
     tensor = _checked(name, 0, values[int(offsets[0]) : int(offsets[-1])])
     ragged = bool((lengths != lengths[0]).any())
     shapes = np.empty((len(lengths) if ragged else 1, tensor.dim()), np.int64)
     shapes[:, 0] = lengths if ragged else lengths[0]
     shapes[:, 1:] = tensor.shape[1:]
     spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.dim(), ragged)
-    return spec, shapes.tobytes(), tensor.nbytes, _dense(tensor)
+    return spec, shapes.tobytes(), tensor.nbytes, _dense(tensor), None
 
 
-def _nested(name: str, value: torch.Tensor) -> Column:
+def _nested(name: str, value: torch.Tensor, share: bool) -> Column:
     """Encode a strided nested tensor: with one copy if its rows are one after the other, or one per row."""
     if not value.is_contiguous() or not value.size(0) or value.dtype not in NAMES:
-        return _rows(name, list(value.unbind(0)))
+        return _rows(name, list(value.unbind(0)), share)
     shapes = value._nested_tensor_size().numpy()
     tensor = _checked(name, 0, value.values())
     ragged = bool((shapes != shapes[0]).any())
     spec = _spec(name, "tensor", NAMES[tensor.dtype], shapes.shape[1], ragged)
     dims = np.ascontiguousarray(shapes if ragged else shapes[0])
     nbytes = int(shapes.prod(axis=1).sum()) * tensor.element_size()
-    return spec, dims.tobytes(), nbytes, _dense(tensor.reshape(-1)[: nbytes // tensor.element_size()])
+    return spec, dims.tobytes(), nbytes, _dense(tensor.reshape(-1)[: nbytes // tensor.element_size()]), None
 
 
-def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool) -> Column:
+def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool, share: bool) -> Column:
     if not value.ndim:
         raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got an array without dimensions")
     _check_length(name, rows, len(value))
     if value.dtype.kind not in _NUMERIC or value.dtype.name not in ITEM_SIZES or isinstance(value, np.ma.MaskedArray):
-        return _values(name, array_rows(value), allow_pickle)
-    spec = _spec(name, "tensor", value.dtype.name, value.ndim - 1, False)
-    return spec, _i8(value.shape[1:]), value.nbytes, _ArrayColumn(np.asarray(value), value.dtype.newbyteorder("<"))
+        return _values(name, array_rows(value), allow_pickle, share)
+    spec, dims = _spec(name, "tensor", value.dtype.name, value.ndim - 1, False), _i8(value.shape[1:])
+    slots = None
+    if share and value.strides[0] == 0 and value.nbytes - value.nbytes // rows >= LEAST_SAVED:
+        value, slots = value[:1], rows_of_one_value(rows).slots
+    return spec, dims, value.nbytes, ArrayColumn(np.asarray(value), value.dtype.newbyteorder("<")), slots
 
 
 def array_rows(value: NDArray[Any]) -> list[Any]:
@@ -472,18 +397,28 @@ def array_rows(value: NDArray[Any]) -> list[Any]:
     return list(value)
 
 
-def _values(name: str, values: list[Any], allow_pickle: bool) -> Column:
+def _values(name: str, values: list[Any], allow_pickle: bool, share: bool) -> Column:
     """Encode one value for each row: as a column of tensors if all are tensors of one dtype, otherwise as objects."""
     if values and all(isinstance(value, torch.Tensor) and not value.is_nested for value in values):
         dtype = values[0].dtype
         if all(value.dtype == dtype for value in values):
-            return _rows(name, values)
-    return _objects(name, values, allow_pickle)
+            return _rows(name, values, share)
+    return _objects(name, values, allow_pickle, share)
 
 
-def _rows(name: str, values: list[torch.Tensor]) -> Column:
+def _rows(name: str, values: list[torch.Tensor], share: bool) -> Column:
     """Encode tensors of one dtype, one for each row."""
-    tensors = [_checked(name, row, value) for row, value in enumerate(values)]
+    same = find_same_objects(values) if share else None
+    if same is None:
+        tensors = [_checked(name, row, value) for row, value in enumerate(values)]
+    else:
+        tensors = [_checked(name, row, values[row]) for row in same.firsts]
+    views = find_same_memory(tensors) if share else None
+    slots = None if same is None else same.slots
+    if views is not None:
+        tensors, slots = [tensors[row] for row in views.firsts], views.slots if slots is None else views.slots[slots]
+    if slots is not None and not _saves_enough([tensor.nbytes for tensor in tensors], slots):
+        tensors, slots = [tensors[slot] for slot in slots.tolist()], None
     shapes = [tuple(tensor.shape) for tensor in tensors]
     first = shapes[0]
     pieces = [(tensor.nbytes, _dense(tensor)) for tensor in tensors]
@@ -496,21 +431,42 @@ def _rows(name: str, values: list[torch.Tensor]) -> Column:
     else:
         ndim = MIXED_RANK
         dims = _i8([size for shape in shapes for size in (len(shape), *shape)])
-    return _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged), dims, nbytes, _PieceColumn(pieces)
+    return _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged), dims, nbytes, PieceColumn(pieces), slots
 
 
-def _objects(name: str, values: list[Any], allow_pickle: bool) -> Column:
-    parts: list[Buffer] = []
-    lengths = []
-    for row, value in enumerate(values):
-        encoded = _parts(name, row, value, allow_pickle)
-        parts += encoded
-        lengths.append(len(encoded[0]) if len(encoded) == 1 else sum(map(len, encoded)))
+def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, one: bool = False) -> Column:
+    """Encode objects, one for each row. one: all rows have the same object."""
+    shared: SharedRows | None = None
+    if len(values) > 1 and (one or share):
+        shared = rows_of_one_value(len(values)) if one else find_same_objects(values)
+    if shared is None:
+        parts = [_parts(name, row, value, allow_pickle) for row, value in enumerate(values)]
+        return _encoded(name, values, parts, None)
+    encoded = [_parts(name, row, values[row], allow_pickle) for row in shared.firsts]
+    if share and _saves_enough([sum(map(len, parts)) for parts in encoded], shared.slots):
+        return _encoded(name, [values[row] for row in shared.firsts], encoded, shared.slots)
+    return _encoded(name, values, [encoded[slot] for slot in shared.slots.tolist()], None)
+
+
+def _saves_enough(lengths: list[int], slots: NDArray[np.int32]) -> bool:
+    """Whether a column of rows with these slots is worth storing its values, which have these lengths, once."""
+    each = np.array(lengths, np.int64)
+    return int(each[slots].sum() - each.sum()) >= LEAST_SAVED
+
+
+def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: Slots) -> Column:
+    """Return a column of objects, one for each element of `encoded`, which are the parts of each."""
+    if len(encoded) == 1:
+        (parts,) = encoded
+        length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        return _spec(name, "object", "object", 1, False), _i8([length]), length, EncodedBytes(parts, values), slots
+    lengths = [len(parts[0]) if len(parts) == 1 else sum(map(len, parts)) for parts in encoded]
+    parts = [part for row in encoded for part in row]
     if len(parts) == len(values) and len(parts) > 1:
         parts = [b"".join(parts)]
     ragged = any(length != lengths[0] for length in lengths)
     dims = _i8(lengths if ragged else lengths[:1] or [0])
-    return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), _Bytes(parts, values)
+    return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), EncodedBytes(parts, values), slots
 
 
 def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:
@@ -522,8 +478,8 @@ def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:
 
 def _dense(tensor: torch.Tensor) -> ColumnSource:
     if not tensor.is_cpu:
-        return _DeviceColumn(tensor)
-    return _TensorMemory(tensor) if tensor.is_contiguous() else _StridedColumn(tensor)
+        return DeviceColumn(tensor)
+    return TensorMemory(tensor) if tensor.is_contiguous() else StridedColumn(tensor)
 
 
 def _checked(name: str, row: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,9 @@ Cuts = dict[bytes, JaggedOffsets]
 """Row lengths -> the offsets that all fields with these lengths share."""
 
 
-def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_pickle: bool = True) -> TensorDict:
+def gather(
+    reply: LookupReply, memory: Memory, layout: str = "jagged", *, shared: bool = False, allow_pickle: bool = True
+) -> TensorDict:
     """Return the rows that a lookup found, in its order.
 
     A field whose rows differ in dtype has the dtype of `torch.promote_types`.
@@ -56,6 +58,8 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
             device, and there must be no objects.
         layout: The container of fields of tensors: "jagged", the default; "dense", rows of equal shapes stacked;
             "padded", rows stacked with zeros up to the largest; "list", a tensor for each row.
+        shared: Whether rows whose value is stored once share memory. A field with such rows has the container of
+            "list". Default: every row has memory of its own.
         allow_pickle: Whether pickled values may be decoded. Default: True.
 
     Raises:
@@ -70,7 +74,7 @@ def gather(reply: LookupReply, memory: Memory, layout: str = "jagged", *, allow_
         raise InvalidArgumentError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
     with decode_guard("the reply of a lookup"):
         later: Copies = []
-        columns = _columns(reply, memory, layout, allow_pickle, later)
+        columns = _columns(reply, memory, layout, shared, allow_pickle, later)
         copy_all(later)
         return table_of(columns, reply.count)
 
@@ -98,7 +102,9 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
         return objects, sum(length for _, _, length in places)
 
 
-def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool, later: Copies) -> dict[str, Any]:
+def _columns(
+    reply: LookupReply, memory: Memory, layout: str, shared: bool, allow_pickle: bool, later: Copies
+) -> dict[str, Any]:
     """Return the columns of the fields. The caller must make the copies in `later`."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
@@ -112,13 +118,26 @@ def _columns(reply: LookupReply, memory: Memory, layout: str, allow_pickle: bool
         name = rows.type.name
         if rows.type.kind == NESTED:
             continue
-        if rows.type.kind == "object":
+        if shared and (distinct := rows.distinct()) is not None:
+            columns[name] = _shared(*distinct, memory, allow_pickle)
+        elif rows.type.kind == "object":
             columns[name] = stack_of(_objects(name, rows.places(), memory, allow_pickle), reply.count)
         elif rows.parts:
             columns[name] = _tensors(*promoted_rows(rows, memory), layout, cuts, later)
         else:
             columns[name] = _tensors(rows, memory, layout, cuts, later)
     return columns
+
+
+def _shared(rows: FieldRows, slots: list[int], memory: Memory, allow_pickle: bool) -> NonTensorStack:
+    """Return a value for each of `slots`, which are positions in `rows`. Equal positions get the same object."""
+    if rows.type.kind == "object":
+        values = _objects(rows.type.name, rows.places(), memory, allow_pickle)
+    elif rows.type.dtype not in DTYPES:
+        raise _unknown_dtype(rows.type)
+    else:
+        values = _rows(*(promoted_rows(rows, memory) if rows.parts else (rows, memory)))
+    return stack_of([values[slot] for slot in slots], len(slots))
 
 
 def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Copies) -> Any:

@@ -47,6 +47,26 @@ class FieldRows:
         """Return the unit, the start and the length of each row."""
         return zip(self.units.tolist(), self.starts.tolist(), self.lengths.tolist(), strict=True)
 
+    def distinct(self) -> tuple[FieldRows, list[int]] | None:
+        """Return the rows without repeated places, and for each row its position there; None if no place is repeated.
+
+        A place is repeated if rows share a value, or if a row was requested several times.
+        """
+        count = len(self.starts)
+        if count == len(set(zip(self.units.tolist(), self.starts.tolist()))):
+            return None
+        keys = np.column_stack((self.units, self.starts, self.lengths, self.shapes))
+        _, firsts, slots = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        if len(firsts) == count:
+            return None
+        at = np.full(count, -1, np.int64)
+        at[firsts] = np.arange(len(firsts))
+        parts = tuple((dtype, found[found >= 0]) for dtype, chosen in self.parts for found in (at[chosen],))
+        kept = FieldRows(
+            self.type, self.units[firsts], self.starts[firsts], self.lengths[firsts], self.shapes[firsts], parts
+        )
+        return kept, slots.reshape(-1).tolist()
+
     def gather_bytes(self, memory: Memory, later: Copies | None = None) -> U8:
         """Return all rows, one after the other, in new memory. For `later` see `copies.gather_pieces`."""
         return gather(memory, self.units, self.starts, self.lengths, later)

@@ -1,0 +1,186 @@
+"""Finds rows of equal bytes by a hash, in one put and across puts, so that each distinct value is written once.
+
+`hash_put` makes the digests of the rows of some fields. `HashedPut.without` makes the put that writes each value once
+and leaves out the values that the system has already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer_queue.messages.descriptors import NESTED, EqualField, FieldSpec
+from transfer_queue.wire.blocks.column_sources import EncodedBytes
+from transfer_queue.wire.blocks.encode import Column, EncodedBlock
+from transfer_queue.wire.blocks.repack import repack_block
+from transfer_queue.wire.blocks.shared_rows import find_equal_keys
+from transfer_queue.wire.buffers.block_layout import columns
+from transfer_queue.wire.buffers.copies import U8
+
+LEAST_HASHED = 4096
+"""Bytes from which a row is hashed."""
+
+I4 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class HashedField:
+    """The digests of one field of a put."""
+
+    name: str
+    digests: list[bytes]
+    """The distinct digests of rows of at least `LEAST_HASHED` bytes, in the order of their first rows."""
+    numbers: I4
+    """For each row of the put the position of its digest; -1 for a shorter row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HashedColumn:
+    column: Column
+    rows: int
+    """The number of rows of the column, before equal ones are left out."""
+    digests: list[bytes | None]
+    """The digest of each row of the column; None for a short one."""
+    pieces: list[list[U8]]
+    """The bytes of each row of the column."""
+
+
+class HashedPut:
+    """A put with the digests of some of its fields."""
+
+    def __init__(self, put: EncodedBlock, hashed: Mapping[str, _HashedColumn]) -> None:
+        self.put = put
+        self._hashed = hashed
+        self.fields = [_field_of(each) for each in hashed.values()]
+        """The digests of each hashed field."""
+
+    def without(self, known: Mapping[str, Collection[bytes]]) -> EncodedBlock:
+        """Return the put that writes each distinct value once, without values of these digests.
+
+        Slots are -1 for rows of the put whose value is not written. A field of which nothing is written is missing.
+        """
+        made = []
+        for column in self.put.columns:
+            hashed = self._hashed.get(column[0].name)
+            kept = column if hashed is None else _distinct(hashed, known.get(column[0].name, ()))
+            if kept is not None:
+                made.append(kept)
+        put = EncodedBlock(self.put.rows, made)
+        put.converted = self.put.converted
+        return put
+
+    def known_digests(self, told: Sequence[bytes]) -> dict[str, set[bytes]]:
+        """Return the known digests of each field, from the reply to the digests of all fields."""
+        return {
+            field.name: {digest for digest, there in zip(field.digests, known, strict=True) if there}
+            for field, known in zip(self.fields, told, strict=True)
+        }
+
+    def describe(self, known: Mapping[str, Collection[bytes]]) -> list[EqualField]:
+        """Return the digests for the request that publishes `without(known)`."""
+        return [
+            EqualField(
+                field.name, b"".join(field.digests), field.numbers.tobytes(),
+                bytes(digest in known.get(field.name, ()) for digest in field.digests),
+            )
+            for field in self.fields
+        ]  # fmt: skip
+
+
+def hash_put(put: EncodedBlock, matches: Callable[[str], bool]) -> HashedPut | None:
+    """Return the put with the digests of the fields that match; None if none of them has rows to hash."""
+    hashed = {}
+    for column in put.columns:
+        spec, slots = column[0], column[4]
+        if spec.kind != NESTED and column[2] >= LEAST_HASHED and matches(spec.name):
+            found = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
+            if found is not None:
+                hashed[spec.name] = found
+    return HashedPut(put, hashed) if hashed else None
+
+
+def _field_of(hashed: _HashedColumn) -> HashedField:
+    numbers: dict[bytes, int] = {}
+    of_rows = [-1 if digest is None else numbers.setdefault(digest, len(numbers)) for digest in hashed.digests]
+    of_targets = np.array(of_rows, np.int32)
+    slots = hashed.column[4]
+    return HashedField(hashed.column[0].name, list(numbers), of_targets if slots is None else of_targets[slots])
+
+
+def _distinct(hashed: _HashedColumn, known: Collection[bytes]) -> Column | None:
+    """Return the column with one row for each distinct value that is not known; None if all are known."""
+    column = hashed.column
+    equal = find_equal_keys([row if digest is None else digest for row, digest in enumerate(hashed.digests)])
+    if equal is None and not known:
+        return column
+    firsts = list(range(hashed.rows)) if equal is None else equal.firsts
+    of_row = np.arange(hashed.rows, dtype=np.int32) if equal is None else equal.slots
+    written = [row for row in firsts if hashed.digests[row] not in known]
+    if not written:
+        return None
+    places = np.full(len(firsts), -1, np.int32)
+    places[[at for at, row in enumerate(firsts) if hashed.digests[row] not in known]] = np.arange(len(written))
+    slots = places[of_row]
+    if column[4] is not None:
+        slots = slots[column[4]]
+    spec, dims = _select(column, hashed.rows, written)
+    parts = [piece for row in written for piece in hashed.pieces[row]]
+    values = column[3].values if isinstance(column[3], EncodedBytes) else []
+    source = EncodedBytes(parts, [values[row] for row in written] if values else [])
+    return spec, dims, source.nbytes, source, np.ascontiguousarray(slots)
+
+
+def _select(column: Column, rows: int, chosen: Sequence[int]) -> tuple[FieldSpec, bytes]:
+    """Return the spec and the dims of these rows of a column."""
+    made = repack_block([column[0]], column[1], rows, np.array(chosen, np.int64), (column[0].name,))
+    return made.schema[0], made.dims
+
+
+def _hash_column(column: Column, rows: int) -> _HashedColumn | None:
+    """Return the digests of a column; None if no row is long enough."""
+    spec = column[0]
+    (layout,) = columns([spec], np.frombuffer(column[1], "<i8"), rows)
+    all_rows = np.arange(rows)
+    _, lengths = layout.locate(0, all_rows)
+    if int(lengths.max(initial=0)) < LEAST_HASHED:
+        return None
+    shapes = layout.row_shapes(0, all_rows)
+    pieces = list(_cut(column[3].memory(), lengths.tolist()))
+    digests = [
+        None if length < LEAST_HASHED else _digest(piece, f"{spec.kind} {spec.dtype} {shape}")
+        for piece, length, shape in zip(pieces, lengths.tolist(), shapes.tolist(), strict=True)
+    ]
+    return _HashedColumn(column, rows, digests, pieces)
+
+
+def _cut(memory: Sequence[U8], lengths: Sequence[int]) -> Iterator[list[U8]]:
+    """Yield the bytes of each row, which are one after the other in the pieces of memory."""
+    number = start = 0
+    for length in lengths:
+        row = []
+        while length:
+            piece = memory[number][start : start + length]
+            row.append(piece)
+            length -= len(piece)
+            start += len(piece)
+            if start == len(memory[number]):
+                number, start = number + 1, 0
+        yield row
+
+
+def _digest(pieces: Sequence[U8], form: str) -> bytes:
+    """Return the digest of a value. Values of equal bytes but another kind, dtype or shape have another digest."""
+    import xxhash  # type: ignore[import-not-found, unused-ignore]
+
+    seed = xxhash.xxh3_64_intdigest(form.encode())
+    if len(pieces) == 1:
+        digest: bytes = xxhash.xxh3_128_digest(pieces[0], seed)
+        return digest
+    state = xxhash.xxh3_128(seed=seed)
+    for piece in pieces:
+        state.update(piece)
+    whole: bytes = state.digest()
+    return whole

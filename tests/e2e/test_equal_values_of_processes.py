@@ -1,0 +1,71 @@
+"""Real processes put values of which many are equal; every reader gets its own bytes, and the bytes are freed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import transfer_queue as tq
+
+pytest.importorskip("xxhash")
+
+MIB = 1 << 20
+PROMPTS, ANSWERS = 8, 16
+WRITER = """
+import sys
+import torch
+import transfer_queue as tq
+
+tq.init()
+name, client = sys.argv[1], tq.get_client()
+for turn in range(4):
+    numbers = [(turn + at // 16) % 8 for at in range(128)]
+    pixels = [torch.full((1 << 18,), float(number)) for number in numbers]
+    keys = [f"{name}-{at}" for at in range(128)]
+    client.kv_batch_put(keys, "images", {"pixels": pixels, "number": torch.tensor(numbers)})
+    data = client.kv_batch_get(keys, "images", shared=bool(turn % 2), layout="dense")
+    rows = data["pixels"].tolist() if turn % 2 else data["pixels"].unbind(0)
+    assert [int(row[0]) for row in rows] == [int(row[-1]) for row in rows] == numbers == data["number"].tolist()
+    client.kv_clear(keys[: 32 * turn], "images")
+"""
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    tq.close()
+
+
+def test_processes_that_put_equal_values_at_once() -> None:
+    tq.init({"dedup": {"fields": ["pixels"]}})
+    client = tq.get_client()
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, name]) for name in "ab"]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    (partition,) = client.status().partitions
+    assert partition.rows == 2 * 32
+    # a value may be written twice, by each process that did not know of the other
+    assert partition.nbytes <= 2 * PROMPTS * MIB + MIB
+    keys = list(client.kv_list("images")["images"])
+    got = client.kv_batch_get(keys, "images", layout="dense")
+    assert (got["pixels"] == got["number"][:, None]).all()
+    client.kv_clear(keys, "images")
+    assert client.status().partitions[0].nbytes == 0
+
+
+def test_an_image_of_many_rows_takes_the_space_of_one() -> None:
+    tq.init()
+    client = tq.get_client()
+    images = [torch.rand(1 << 18) for _ in range(PROMPTS)]
+    keys = [f"k{at}" for at in range(PROMPTS * ANSWERS)]
+    client.kv_batch_put(keys, "images", {"pixels": [image for image in images for _ in range(ANSWERS)]})
+    status = client.status()
+    assert status.partitions[0].nbytes == PROMPTS * MIB
+    assert status.partitions[0].saved == PROMPTS * (ANSWERS - 1) * MIB
+    assert sum(unit.leased for unit in status.units) < 2 * PROMPTS * MIB
+    got = client.kv_batch_get(keys, "images", shared=True)["pixels"].tolist()
+    assert len({row.data_ptr() for row in got}) == PROMPTS
+    assert all(torch.equal(row, images[at // ANSWERS]) for at, row in enumerate(got))
