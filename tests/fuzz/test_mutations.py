@@ -44,8 +44,8 @@ def test_every_field_of_every_request_is_changed_in_some_life() -> None:
         slots=bytes(4),
     )
     request = Publish(
-        "p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, ["x"], bytes(8), 9, [block],
-        [EqualField("x", bytes(16), bytes(4), bytes(1))],
+        "p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, ["x"], bytes(8), 9,
+        further=[block], equal=[EqualField("x", bytes(16), bytes(4), bytes(1))],
     )  # fmt: skip
     changed: set[str] = set()
     for _ in range(2000):
