@@ -68,8 +68,8 @@ class TornOperations(Operations):
         if len(groups) > 1 or fields < 2 or self._draw.random() < 0.5:
             return groups
         cut = self._draw.randrange(1, fields)
-        blocks = [encoded.with_columns(range(cut)), encoded.with_columns(range(cut, fields))]
-        return [BlockGroup(groups[0].backend, blocks)]
+        parts = encoded.with_columns(range(cut)), encoded.with_columns(range(cut, fields))
+        return [BlockGroup(groups[0].backend, [block for part in parts for block in part.split()])]
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         seconds = self._interrupt()
