@@ -173,14 +173,14 @@ def _cut(memory: Sequence[U8], lengths: Sequence[int]) -> Iterator[list[U8]]:
 
 def _digest(pieces: Sequence[U8], form: str) -> bytes:
     """Return the digest of a value. Values of equal bytes but another kind, dtype or shape have another digest."""
-    import xxhash  # type: ignore[import-not-found, unused-ignore]
+    import xxhash
 
     seed = xxhash.xxh3_64_intdigest(form.encode())
     if len(pieces) == 1:
-        digest: bytes = xxhash.xxh3_128_digest(pieces[0], seed)
+        digest: bytes = xxhash.xxh3_128_digest(pieces[0].data, seed)
         return digest
     state = xxhash.xxh3_128(seed=seed)
     for piece in pieces:
-        state.update(piece)
+        state.update(piece.data)
     whole: bytes = state.digest()
     return whole
