@@ -732,7 +732,7 @@ def test_a_setting_that_cannot_be_used_is_named_without_a_traceback(
     place: Place, key: str, value: object, told: str
 ) -> None:
     with pytest.raises(StartError, match=told) as raised:
-        start_local("s", place.config(**{key: value}), timeout=SECONDS)
+        start_local("s", place.config(**{key: value}, store_options={"no.such:Store": {}}), timeout=SECONDS)
     assert "Traceback" not in str(raised.value)
     assert place.is_empty(), place.story()
 

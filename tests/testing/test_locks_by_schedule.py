@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from tests.simulation import lock_run
 from tests.simulation.ledger import LedgerError
 from tests.simulation.lock_run import History, Increment
 from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lock_table import LockTable
+from transfer_queue.messages.puts import Publish
 
 SEEDS, PART = 60, 30
 PLANTED_SEEDS = 60
@@ -55,7 +59,12 @@ def test_puts_without_the_token_of_their_lock() -> None:
 
 
 def test_puts_whose_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(put_decisions, "_check_conditions", lambda state, partition, request: None)
+    check = put_decisions._check_conditions
+
+    def without_versions(state: State, partition: Partition | None, request: Publish) -> None:
+        check(state, partition, msgspec.structs.replace(request, expected=None))
+
+    monkeypatch.setattr(put_decisions, "_check_conditions", without_versions)
     assert "updated: two acknowledged increments" in str(found({"slow": 1}))
 
 

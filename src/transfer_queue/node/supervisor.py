@@ -168,7 +168,10 @@ class Supervisor:
             self._bring_page()
         self._is_up = True
         if self._folders.durable is not None:
-            self._folders.durable.begin(system.folder)
+            try:
+                self._folders.durable.begin(system.folder)
+            except StartError as error:
+                raise _ShutdownReason(f"{error} (StartError)") from error
         system.describe(self._description())
         launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._folders.warnings), RECEIVE_SECONDS)
         self._channel.close()

@@ -322,8 +322,16 @@ class DurableFolder:
             (place / OWNER).symlink_to(os.path.realpath(self.folder))
 
     def begin(self, system: Path) -> None:
-        """Note that a system, whose runtime folder is this one, runs with the folder."""
-        _write(self._running, os.fsencode(system))
+        """Note that a system, whose runtime folder is this one, runs with the folder.
+
+        Raises StartError if the disk is full.
+        """
+        try:
+            _write(self._running, os.fsencode(system))
+        except OSError as error:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) cannot be written: {error}; free some space there"
+            ) from error
 
     def mark_stopped(self) -> None:
         """Note that the system was stopped: its clients do not wait for it any longer."""

@@ -16,19 +16,20 @@ from transfer_queue.storage.unit.disk_pool import DiskPool
 from transfer_queue.storage.unit.unit_effects import Begin, Effect
 
 MOST_SPARED = 256 << 20
+LEAST_SPARED = 12 << 20  # while the journal begins a new file, it has reserved space in two
 
 
 class MirrorPool(DiskPool):
     """The extent pool of an arena on disk that survives the failure of the machine.
 
-    It leaves a tenth of its file system free, at most MOST_SPARED bytes. If the disk is full, the journal there can
+    It leaves a tenth of its file system free, from LEAST_SPARED to MOST_SPARED bytes. If the disk is full, the journal there can
     still be written, so that samples can be cleared and the mirror gets space again.
     """
 
     def __init__(self, arena: Arena, begin: Begin) -> None:
         super().__init__(arena)
         disk = os.statvfs(arena.folder)
-        arena.spared = min(MOST_SPARED, disk.f_blocks * disk.f_frsize // 10)
+        arena.spared = min(MOST_SPARED, max(LEAST_SPARED, disk.f_blocks * disk.f_frsize // 10))
         self._begin = begin
 
     def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
