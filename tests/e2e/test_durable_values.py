@@ -431,7 +431,7 @@ def test_only_a_durable_folder_can_be_adopted_or_discarded(lasting: Lasting) -> 
     assert f"is used by the running system {NAME!r}" in done.stderr
 
 
-@pytest.mark.parametrize("file", ["lock", "key", "identity.json", "arenas", "slots-0", "unit-0/arena", "unit-0/header"])
+@pytest.mark.parametrize("file", ["lock", "identity.json", "arenas", "unit-0/arena"])
 def test_what_a_killed_start_leaves_does_not_prevent_the_next_one(lasting: Lasting, file: str) -> None:
     program = f"import transfer_queue as tq; tq.init({lasting.conf()!r}); import signal; signal.pause()"
     starter = psutil.Popen([sys.executable, "-c", program])

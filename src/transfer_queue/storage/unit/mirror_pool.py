@@ -22,8 +22,8 @@ LEAST_SPARED = 12 << 20  # while the journal begins a new file, it has reserved 
 class MirrorPool(DiskPool):
     """The extent pool of an arena on disk that survives the failure of the machine.
 
-    It leaves a tenth of its file system free, from LEAST_SPARED to MOST_SPARED bytes. If the disk is full, the journal there can
-    still be written, so that samples can be cleared and the mirror gets space again.
+    It leaves a tenth of its file system free, from LEAST_SPARED to MOST_SPARED bytes. If the disk is full, the journal
+    there can still be written, so that samples can be cleared and the mirror gets space again.
     """
 
     def __init__(self, arena: Arena, begin: Begin) -> None:
