@@ -53,7 +53,7 @@ def run(scale: Scale) -> list[Row]:
 def _beside_multiprocessing(kind: str, rounds: int, count: int) -> Row:
     ours, item = Queue(), item_of(kind)
     theirs: Any = multiprocessing.Queue()
-    pairs(ours.put, ours.get, item, min(count, 50))  # warm up
+    pairs(ours.put, ours.get, item, count)  # warm up: the first pairs use memory for the first time
     found = [(pairs(ours.put, ours.get, item, count), pairs(theirs.put, theirs.get, item, count))
              for _ in range(rounds)]  # fmt: skip
     theirs.close()
