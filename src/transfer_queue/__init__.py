@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.client.conversion.arguments import consumed_by
     from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
+    from transfer_queue.client.data.views import is_view
     from transfer_queue.client.key_lock import KVLock
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -184,6 +185,7 @@ __all__ = [
     "get_live_address",
     "get_metrics_endpoint",
     "init",
+    "is_view",
     "kv_batch_get",
     "kv_batch_get_by_meta",
     "kv_batch_put",
@@ -226,6 +228,7 @@ _WHERE = {
     "TransferQueueClient": "client",
     "Verdict": "messages.reports.timeline",
     "consumed_by": "client.conversion.arguments",
+    "is_view": "client.data.views",
     "log_stats": "summary_logger",
 }
 

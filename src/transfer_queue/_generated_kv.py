@@ -211,6 +211,7 @@ def kv_batch_get(
     layout: str = "jagged",
     shared: bool = False,
     device: torch.device | str | None = None,
+    copy: bool = True,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples with these keys. Consumes nothing.
@@ -226,6 +227,7 @@ def kv_batch_get(
         layout: See `get_data`.
         shared: See `get_data`.
         device: See `get_data`.
+        copy: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -241,7 +243,15 @@ def kv_batch_get(
         [1.0, 0.0]
     """
     return current_client().kv_batch_get(
-        keys, partition_id, select_fields, missing=missing, layout=layout, shared=shared, device=device, timeout=timeout
+        keys,
+        partition_id,
+        select_fields,
+        missing=missing,
+        layout=layout,
+        shared=shared,
+        device=device,
+        copy=copy,
+        timeout=timeout,
     )
 
 
@@ -254,6 +264,7 @@ async def async_kv_batch_get(
     layout: str = "jagged",
     shared: bool = False,
     device: torch.device | str | None = None,
+    copy: bool = True,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples with these keys. Consumes nothing.
@@ -269,6 +280,7 @@ async def async_kv_batch_get(
         layout: See `get_data`.
         shared: See `get_data`.
         device: See `get_data`.
+        copy: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -284,7 +296,15 @@ async def async_kv_batch_get(
         [1.0, 0.0]
     """
     return await current_client().async_kv_batch_get(
-        keys, partition_id, select_fields, missing=missing, layout=layout, shared=shared, device=device, timeout=timeout
+        keys,
+        partition_id,
+        select_fields,
+        missing=missing,
+        layout=layout,
+        shared=shared,
+        device=device,
+        copy=copy,
+        timeout=timeout,
     )
 
 
@@ -295,6 +315,7 @@ def kv_batch_get_by_meta(
     layout: str = "jagged",
     shared: bool = False,
     device: torch.device | str | None = None,
+    copy: bool = True,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -305,6 +326,7 @@ def kv_batch_get_by_meta(
         layout: See `get_data`.
         shared: See `get_data`.
         device: See `get_data`.
+        copy: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -320,7 +342,7 @@ def kv_batch_get_by_meta(
         [0.0, 1.0]
     """
     return current_client().kv_batch_get_by_meta(
-        meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+        meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
     )
 
 
@@ -331,6 +353,7 @@ async def async_kv_batch_get_by_meta(
     layout: str = "jagged",
     shared: bool = False,
     device: torch.device | str | None = None,
+    copy: bool = True,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -341,6 +364,7 @@ async def async_kv_batch_get_by_meta(
         layout: See `get_data`.
         shared: See `get_data`.
         device: See `get_data`.
+        copy: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -356,7 +380,7 @@ async def async_kv_batch_get_by_meta(
         [0.0, 1.0]
     """
     return await current_client().async_kv_batch_get_by_meta(
-        meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+        meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
     )
 
 

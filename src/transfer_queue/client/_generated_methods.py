@@ -398,6 +398,7 @@ class GeneratedMethods(ABC):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of samples.
@@ -412,10 +413,16 @@ class GeneratedMethods(ABC):
                 memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
+                returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
+                this process only. The space of cleared samples is in use until the last view of them ends
+                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                tensor is. Default: True, every field is copied.
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
+            The values, batch size [rows], in the order of the metadata. They are writable, and what is written to them
+            does not change the store.
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
@@ -426,9 +433,12 @@ class GeneratedMethods(ABC):
             >>> meta = client.put(prompts, partition_id="train_0")
             >>> client.get_data(meta, layout="dense")["prompt"].tolist()
             [[1, 2], [3, 4]]
+            >>> view = client.get_data(meta, layout="dense", copy=False)["prompt"]
+            >>> tq.is_view(view), view.tolist()
+            (True, [[1, 2], [3, 4]])
         """
         return self._run(
-            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, timeout=timeout)
+            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout)
         )
 
     async def async_get_data(
@@ -438,6 +448,7 @@ class GeneratedMethods(ABC):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of samples.
@@ -452,10 +463,16 @@ class GeneratedMethods(ABC):
                 memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
+                returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
+                this process only. The space of cleared samples is in use until the last view of them ends
+                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                tensor is. Default: True, every field is copied.
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
+            The values, batch size [rows], in the order of the metadata. They are writable, and what is written to them
+            does not change the store.
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
@@ -466,9 +483,12 @@ class GeneratedMethods(ABC):
             >>> meta = await client.async_put(prompts, partition_id="train_0")
             >>> (await client.async_get_data(meta, layout="dense"))["prompt"].tolist()
             [[1, 2], [3, 4]]
+            >>> view = (await client.async_get_data(meta, layout="dense", copy=False))["prompt"]
+            >>> tq.is_view(view), view.tolist()
+            (True, [[1, 2], [3, 4]])
         """
         return await self._run_async(
-            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, timeout=timeout)
+            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout)
         )
 
     def await_data(
@@ -485,6 +505,7 @@ class GeneratedMethods(ABC):
         replicas: int | None = None,
         layout: str = "jagged",
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
         """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
@@ -503,6 +524,7 @@ class GeneratedMethods(ABC):
             replicas: See `get_meta`.
             layout: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `await_batch`.
 
         Returns:
@@ -532,6 +554,7 @@ class GeneratedMethods(ABC):
                 replicas=replicas,
                 layout=layout,
                 device=device,
+                copy=copy,
                 timeout=timeout,
             )
         )
@@ -550,6 +573,7 @@ class GeneratedMethods(ABC):
         replicas: int | None = None,
         layout: str = "jagged",
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
         """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
@@ -568,6 +592,7 @@ class GeneratedMethods(ABC):
             replicas: See `get_meta`.
             layout: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `await_batch`.
 
         Returns:
@@ -597,6 +622,7 @@ class GeneratedMethods(ABC):
                 replicas=replicas,
                 layout=layout,
                 device=device,
+                copy=copy,
                 timeout=timeout,
             )
         )
@@ -2431,6 +2457,7 @@ class GeneratedMethods(ABC):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples with these keys. Consumes nothing.
@@ -2446,6 +2473,7 @@ class GeneratedMethods(ABC):
             layout: See `get_data`.
             shared: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2469,6 +2497,7 @@ class GeneratedMethods(ABC):
                 layout=layout,
                 shared=shared,
                 device=device,
+                copy=copy,
                 timeout=timeout,
             )
         )
@@ -2483,6 +2512,7 @@ class GeneratedMethods(ABC):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples with these keys. Consumes nothing.
@@ -2498,6 +2528,7 @@ class GeneratedMethods(ABC):
             layout: See `get_data`.
             shared: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2521,6 +2552,7 @@ class GeneratedMethods(ABC):
                 layout=layout,
                 shared=shared,
                 device=device,
+                copy=copy,
                 timeout=timeout,
             )
         )
@@ -2533,6 +2565,7 @@ class GeneratedMethods(ABC):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -2543,6 +2576,7 @@ class GeneratedMethods(ABC):
             layout: See `get_data`.
             shared: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2559,7 +2593,7 @@ class GeneratedMethods(ABC):
         """
         return self._run(
             self._operations.kv_batch_get_by_meta(
-                meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+                meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
             )
         )
 
@@ -2571,6 +2605,7 @@ class GeneratedMethods(ABC):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -2581,6 +2616,7 @@ class GeneratedMethods(ABC):
             layout: See `get_data`.
             shared: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2597,7 +2633,7 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(
             self._operations.kv_batch_get_by_meta(
-                meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
+                meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
             )
         )
 

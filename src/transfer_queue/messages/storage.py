@@ -6,6 +6,9 @@ from transfer_queue.messages.base import (
     AnyUnit,
     Bytes,
     ExtentNumber,
+    Finite,
+    Message,
+    Natural,
     Reply,
     Request,
     Seconds,
@@ -58,6 +61,29 @@ class UnitStatusReply(Reply, frozen=True):
     """See `UnitInfo.told_tier`."""
     largest_free: Bytes = 0
     """The longest run of space that is not leased, whether it is allocated in the file system or not."""
+    viewed: Bytes = 0
+    """The part of `leased` that is needed only by views of readers: it is free when the last of them ends."""
+
+
+class ReadHold(Message, frozen=True):
+    """The views that a client of a process has in an arena.
+
+    Example:
+        >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
+        >>> client.status().units[0].views
+        []
+    """
+
+    client: str
+    """The client id."""
+    pid: int
+    """The process, by its number on its node or in its container."""
+    since: Finite
+    """When its oldest view was made, in seconds since the epoch."""
+    nbytes: Natural
+    """Bytes of its views."""
+    views: Natural
+    """The number of its views: one for each field of a read."""
 
 
 class LeaseExtent(Request, frozen=True, tag="Lease"):

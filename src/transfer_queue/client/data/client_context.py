@@ -56,6 +56,7 @@ from transfer_queue.net.session import Session, Target
 from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import hold_slot
 from transfer_queue.storage.protocols import Reserved
@@ -181,6 +182,8 @@ class ClientContext:
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
+        self._views: dict[int, ArenaViews] = {}
+        """The views of units' arenas, opened at their first use."""
         self._remote: frozenset[int] = frozenset()
         """The units on other nodes."""
         self._elsewhere: frozenset[int] = frozenset()
@@ -492,6 +495,20 @@ class ClientContext:
                         raise AttachError(f"the arena in {info.arena} is not the arena of storage unit {unit}")
                     self._arenas[unit] = found
         return found
+
+    def hold_view(self, unit: int, start: int, nbytes: int) -> U8 | None:
+        """Return a view of bytes of an arena of this node, held until nothing refers to it; None if there can be none.
+
+        The caller must compare the generation afterwards.
+        """
+        views = self._views.get(unit)
+        arena = self.arena(unit)
+        if views is None or views.boot_id != arena.boot_id:
+            views = open_views(arena)
+            if views is None:
+                return None
+            self._views[unit] = views
+        return views.take(self.client_id, start, nbytes)
 
     def block_source(self, unit: int) -> BlockSource:
         """Return the blocks of a unit for a checkpoint. Blocks outside this node are read in blocking round trips."""

@@ -389,6 +389,7 @@ class DataPath:
         partition: str,
         task: str | None = None,
         shared: bool = False,
+        copy: bool = True,
     ) -> Operation[TensorDict]:
         """Return the values that a lookup names: `_read_values`, which the timeline notes and which may have a span.
 
@@ -399,8 +400,9 @@ class DataPath:
             partition: The partition.
             task: The task that has claimed the samples in the same operation, for the span.
             shared: See `get_data`.
+            copy: See `get_data`.
         """
-        operation, tracing = self._read_values(look, layout, device, shared), self._state.tracing
+        operation, tracing = self._read_values(look, layout, device, shared, copy), self._state.tracing
         if self._state.settings.timeline_events:
             operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
@@ -417,9 +419,14 @@ class DataPath:
         return values
 
     def _read_values(
-        self, look: Callable[[], Operation[LookupReply]], layout: str, device: torch.device | None, shared: bool
+        self,
+        look: Callable[[], Operation[LookupReply]],
+        layout: str,
+        device: torch.device | None,
+        shared: bool,
+        copy: bool,
     ) -> Operation[TensorDict]:
-        """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
+        """Copy or view the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
         allow_pickle = self._state.settings.allow_pickle
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
@@ -430,7 +437,8 @@ class DataPath:
                 landed = yield from get_to_device(self._state, reply, device, layout, shared)
                 if landed is not None:
                     return nest_tables(landed, tables)
-            collect = partial(gather, layout=layout, shared=shared, allow_pickle=allow_pickle)
+            views = None if copy or device is not None else self._state.hold_view
+            collect = partial(gather, layout=layout, shared=shared, allow_pickle=allow_pickle, views=views)
             found = yield from self._copy(reply, collect)
             if found is not None:
                 values, reply = found

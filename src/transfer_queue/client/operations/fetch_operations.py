@@ -245,6 +245,7 @@ class FetchOperations(DataPath):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """Return the values of samples.
@@ -259,10 +260,16 @@ class FetchOperations(DataPath):
                 memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
+            copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
+                returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
+                this process only. The space of cleared samples is in use until the last view of them ends
+                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                tensor is. Default: True, every field is copied.
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The values, batch size [rows], in the order of the metadata. They are writable and independent of the store.
+            The values, batch size [rows], in the order of the metadata. They are writable, and what is written to them
+            does not change the store.
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
@@ -273,11 +280,15 @@ class FetchOperations(DataPath):
             >>> meta = client.put(prompts, partition_id="train_0")
             >>> client.get_data(meta, layout="dense")["prompt"].tolist()
             [[1, 2], [3, 4]]
+            >>> view = client.get_data(meta, layout="dense", copy=False)["prompt"]
+            >>> tq.is_view(view), view.tolist()
+            (True, [[1, 2], [3, 4]])
         """
         arguments.check_batch_meta(metadata)
         place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
+        copied = arguments.validated_bool(copy, "copy")
         yield from self._state.learn()
-        return (yield from self._values(metadata, layout, place, timeout, shared=together))
+        return (yield from self._values(metadata, layout, place, timeout, shared=together, copy=copied))
 
     def await_data(
         self,
@@ -293,6 +304,7 @@ class FetchOperations(DataPath):
         replicas: int | None = None,
         layout: str = "jagged",
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
         """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
@@ -311,6 +323,7 @@ class FetchOperations(DataPath):
             replicas: See `get_meta`.
             layout: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `await_batch`.
 
         Returns:
@@ -327,14 +340,14 @@ class FetchOperations(DataPath):
             >>> values["reward"].tolist(), ended
             ([1.0, 1.0], False)
         """
-        place = arguments.validated_device(device)
+        place, copied = arguments.validated_device(device), arguments.validated_bool(copy, "copy")
         found = yield from self._await_rows(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
             places=True,
         )  # fmt: skip
         values = None
         if len(found.meta):
-            values = yield from self._values(found.meta, layout, place, None, found.places, task_name)
+            values = yield from self._values(found.meta, layout, place, None, found.places, task_name, copy=copied)
         return values, found.meta, found.ended
 
     # ------------------------------------------------------------ shared
@@ -348,6 +361,7 @@ class FetchOperations(DataPath):
         places: LookupReply | None = None,
         task: str | None = None,
         shared: bool = False,
+        copy: bool = True,
     ) -> Operation[TensorDict]:
         """See `get_data`. `places` has the known locations of the values; if they changed, they are looked up again."""
         if not len(metadata):
@@ -376,7 +390,7 @@ class FetchOperations(DataPath):
             return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
 
         partitions = ", ".join(name for name, _ in parts)
-        return (yield from self._read(look, layout, device, partitions, task, shared))
+        return (yield from self._read(look, layout, device, partitions, task, shared, copy))
 
     def _await_rows(
         self,

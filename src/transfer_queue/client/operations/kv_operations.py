@@ -201,6 +201,7 @@ class KVOperations(DataPath):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """Return the values of the samples with these keys. Consumes nothing.
@@ -216,6 +217,7 @@ class KVOperations(DataPath):
             layout: See `get_data`.
             shared: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -231,6 +233,7 @@ class KVOperations(DataPath):
             [1.0, 0.0]
         """
         place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
+        copied = arguments.validated_bool(copy, "copy")
         if missing not in ("drop", "error"):
             raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
         yield from self._state.learn()
@@ -259,7 +262,7 @@ class KVOperations(DataPath):
                 self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
-        return (yield from self._read(look, layout, place, partition_id, shared=together))
+        return (yield from self._read(look, layout, place, partition_id, shared=together, copy=copied))
 
     def kv_batch_get_by_meta(
         self,
@@ -269,6 +272,7 @@ class KVOperations(DataPath):
         layout: str = "jagged",
         shared: bool = False,
         device: torch.device | str | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -279,6 +283,7 @@ class KVOperations(DataPath):
             layout: See `get_data`.
             shared: See `get_data`.
             device: See `get_data`.
+            copy: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -311,7 +316,8 @@ class KVOperations(DataPath):
             raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
         return (
             yield from self.kv_batch_get(
-                meta.keys, meta.partition_id, fields, layout=layout, shared=shared, device=device, timeout=timeout
+                meta.keys, meta.partition_id, fields, layout=layout, shared=shared, device=device, copy=copy,
+                timeout=timeout,
             )
         )
 

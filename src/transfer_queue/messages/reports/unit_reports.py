@@ -14,7 +14,7 @@ from transfer_queue.messages.base import (
 )
 from transfer_queue.messages.descriptors import MEMORY, Blocks, NewBlock
 from transfer_queue.messages.reports.progress import Timing
-from transfer_queue.messages.storage import UnitStatusReply
+from transfer_queue.messages.storage import ReadHold, UnitStatusReply
 
 
 class RegisterUnit(Request, frozen=True):
@@ -220,3 +220,5 @@ class UnitMeasures(Message, frozen=True):
     draining: bool
     counters: dict[str, Finite] = {}
     """The counters of the unit, by name."""
+    holds: list[ReadHold] = []
+    """The clients that have views."""

@@ -210,7 +210,7 @@ class UnitService(EnvelopeService):
         extents, waiting = len(unit.table.leased_extents()), len(self._waiting)
         longest = now - min(self._waiting.values(), default=now)
         storage = unit_reports.UnitMeasures(
-            unit.pool.status(), extents, waiting, longest, unit.draining, dict(unit.counters)
+            unit.pool.status(), extents, waiting, longest, unit.draining, dict(unit.counters), unit.pool.read_holds()
         )
         report = unit_reports.Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
         yield from self._outgoing([Report(report)])

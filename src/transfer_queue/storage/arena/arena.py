@@ -4,6 +4,7 @@
                  No other byte is ever touched, so that a full file system is an error at growth and not a SIGBUS
     generations  one little-endian u8 per granule of 64 KiB; only the unit writes it
     extents      the leased extents (`storage.arena.extent_file`); only the unit reads it
+    holds        which granules readers have views of (`storage.arena.read_holds`)
     header       JSON (`ArenaHeader`); written last, so if it exists, the other files are complete
 
 The unit creates the arena, or reopens the one of the unit before it, and every process of the node maps all of it once.
@@ -30,6 +31,7 @@ from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentErr
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
+from transfer_queue.storage.arena.read_holds import HOLDS, HoldFile, ReadHolds
 from transfer_queue.storage.protocols import ArenaMemory, Bytes
 
 MAGIC = "transfer_queue arena"
@@ -140,6 +142,8 @@ class Arena(ArenaMemory):
         table = mmap.mmap(generations, _generations_size(header.capacity), access=access)
         self.generations: Generations = np.frombuffer(table, "<u8")
         """u8 per granule; only the unit can write it."""
+        self.holds: ReadHolds | None = HoldFile(folder) if owner else None
+        """The read holds of its readers (for the unit only). Simulations replace it."""
 
     @classmethod
     def create(cls, folder: Path, capacity: int | None = None, tier: str = MEMORY) -> Arena:
@@ -162,6 +166,7 @@ class Arena(ArenaMemory):
                 files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
                 made.append(path)
                 os.ftruncate(files[-1], length)
+            made.append(folder / HOLDS)
             _allocate(files[2], 0, HEAD_BYTES)
             arena = cls(folder, header, files[0], files[1], files[2], tier)
             arena.extents.begin(header.boot_id)
@@ -170,7 +175,7 @@ class Arena(ArenaMemory):
             for file in files:
                 os.close(file)
             for path in made:
-                path.unlink()
+                path.unlink(missing_ok=True)
             if isinstance(error, FileExistsError):
                 raise StartError(f"the arena cannot be created in {folder}, because {error.filename} exists: another "
                                  f"arena or a part of one; remove it or choose another folder") from None  # fmt: skip
@@ -372,6 +377,8 @@ class Arena(ArenaMemory):
         for file in self._files:
             os.close(file)
         self._files = ()
+        if self.holds is not None:
+            self.holds.close()
         self._mapping = None
         self._extents = None
         self.memory = np.empty(0, np.uint8)
@@ -379,7 +386,7 @@ class Arena(ArenaMemory):
 
     def remove(self) -> None:
         """Unlink the files. Their space is freed when the last process has unmapped them."""
-        for name in ("header", "arena", "generations", "extents"):
+        for name in ("header", "arena", "generations", "extents", HOLDS):
             (self.folder / name).unlink(missing_ok=True)
 
     def _allocate(self, step: int) -> OSError | None:
@@ -515,6 +522,11 @@ def _accept_the_loss(folder: Path) -> str:
         f"The values in this arena cannot be read. Bring the file back; or remove the folder {folder}, and its values "
         f"are reported as lost"
     )
+
+
+def boot_id_of(folder: Path) -> str:
+    """Return the boot id of the arena in a folder. Raises AttachError or OSError if there is none."""
+    return _parse(folder, _read_header(folder)).boot_id
 
 
 def _read_header(folder: Path) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
-from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.arena import SEGMENT, Arena
 from transfer_queue.storage.arena.block_copier import BlockCopier
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent, LeasedExtents, round_up
@@ -73,8 +73,14 @@ class ExtentPool(Protocol):
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Return the bytes themselves, to write into them."""
 
-    def free(self, extent: LeasedExtent) -> None:
-        """Free a leased extent."""
+    def free(self, extent: LeasedExtent) -> bool:
+        """Free a leased extent, whose content no reader finds from now on.
+
+        Returns False if readers have views of it: it stays leased until `free_unheld` frees it.
+        """
+
+    def free_unheld(self) -> list[LeasedExtent]:
+        """Free and return the extents that were to be freed, and of which no reader has a view any more."""
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """Free the part of a leased extent behind its first `keep` bytes."""
@@ -118,6 +124,9 @@ class ExtentPool(Protocol):
     def status(self) -> UnitStatusReply:
         """Return the bytes that are held, leased and free."""
 
+    def read_holds(self) -> list[ReadHold]:
+        """Return the clients that have views."""
+
     def next_deadline(self) -> float | None:
         """Return when `begin_period` must be called next; None if it need not be called."""
 
@@ -140,6 +149,8 @@ class ArenaPool(ExtentPool):
         leased = arena.extents.read(arena.folder, arena.boot_id)
         self._table = ExtentTable.from_extents(arena.held, leased, arena.extents.next_extent)
         self.trimmer = FreeSpaceReclaimer(arena, self._table)
+        self._viewed: dict[int, LeasedExtent] = {}
+        """Number -> extent, for the leased extents that are freed when no reader has a view of them any more."""
 
     @property
     def table(self) -> ExtentTable:
@@ -193,9 +204,32 @@ class ArenaPool(ExtentPool):
         """See `ExtentPool.view`."""
         return self.arena.view(offset, nbytes).data
 
-    def free(self, extent: LeasedExtent) -> None:
-        """See `ExtentPool.free`. Generations change first: readers must notice before another writer writes there."""
-        self.arena.bump(extent.offset, extent.length)
+    def free(self, extent: LeasedExtent) -> bool:
+        """See `ExtentPool.free`. Generations change first: readers must notice before another writer writes there.
+
+        Readers also notice before this looks for their views (`storage.arena.read_holds`).
+        """
+        if extent.number not in self._viewed:
+            self.arena.bump(extent.offset, extent.length)
+        if self._is_viewed(extent):
+            self._viewed[extent.number] = extent
+            return False
+        self._free_now(extent)
+        return True
+
+    def free_unheld(self) -> list[LeasedExtent]:
+        """See `ExtentPool.free_unheld`."""
+        unheld = [extent for extent in self._viewed.values() if not self._is_viewed(extent)]
+        for extent in unheld:
+            self._free_now(extent)
+        return unheld
+
+    def _is_viewed(self, extent: LeasedExtent) -> bool:
+        holds = self.arena.holds
+        return holds is not None and holds.is_held(extent.offset, extent.length)
+
+    def _free_now(self, extent: LeasedExtent) -> None:
+        self._viewed.pop(extent.number, None)
         self.arena.extents.free(extent)
         self._table.free(extent.number)
         self.trimmer.note_freed(extent.offset, extent.length)
@@ -244,7 +278,12 @@ class ArenaPool(ExtentPool):
         """See `ExtentPool.status`."""
         table, holes = self._table, self.arena.hole_bytes
         free, tier = table.free_bytes - holes, self.arena.tier
-        return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, tier, table.largest_free)
+        viewed = sum(extent.length for extent in self._viewed.values())
+        return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, tier, table.largest_free, viewed)
+
+    def read_holds(self) -> list[ReadHold]:
+        """See `ExtentPool.read_holds`."""
+        return [] if self.arena.holds is None else self.arena.holds.holders()
 
     def next_deadline(self) -> float | None:
         """See `ExtentPool.next_deadline`."""
@@ -269,6 +308,7 @@ class ArenaPool(ExtentPool):
         table.check()
         leased = arena.extents.read(arena.folder, arena.boot_id)
         assert leased == table.leased_extents(), "the file of extents"
+        assert all(table.get(number) == extent for number, extent in self._viewed.items()), "viewed extents"
         assert table.held == arena.held, "held bytes of table and arena"
         assert arena.hole_bytes == np.count_nonzero(arena.holes) * GRANULE, "bytes of holes"
         for extent in leased:

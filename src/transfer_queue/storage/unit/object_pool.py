@@ -28,7 +28,7 @@ import numpy.typing as npt
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import STORE
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
-from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
 from transfer_queue.storage.protocols import Bytes
@@ -266,13 +266,22 @@ class ObjectPool(ExtentPool):
         """Return 1, because an extent's offset is never used again."""
         return 1
 
-    def free(self, extent: LeasedExtent) -> None:
-        """See `ExtentPool.free`. The store removes the block a little later."""
+    def free(self, extent: LeasedExtent) -> bool:
+        """See `ExtentPool.free`. The store removes the block a little later. Nobody has views of it."""
         self._table.remove(extent.number)
         self._names.mark_removing(extent.number)
         self._doomed[extent.number] = extent.length
         self._doomed_bytes += extent.length
         self._remove()
+        return True
+
+    def free_unheld(self) -> list[LeasedExtent]:
+        """See `ExtentPool.free_unheld`. There are none."""
+        return []
+
+    def read_holds(self) -> list[ReadHold]:
+        """See `ExtentPool.read_holds`. There are none."""
+        return []
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """See `ExtentPool.cut`. Does nothing, because there is nothing behind the block."""

@@ -61,6 +61,10 @@ from transfer_queue.wire.buffers.copies import U8
 
 PROBE_INTERVAL = 0.25
 """Seconds between two checks of the locks of suspects."""
+VIEWS_INTERVAL = 0.25
+"""Seconds between two checks whether readers still have views of freed extents."""
+SHORT_VIEWS_INTERVAL = 0.02
+"""The same in seconds while leases wait for space."""
 _RECENT_GRANTS = 64
 
 
@@ -136,6 +140,10 @@ class StorageUnit:
         self._moving: BlockCopy | None = None
         self._freed = 0
         """How often the controller has freed extents."""
+        self._viewed: set[int] = set()
+        """The leased extents that are free when no reader has a view of them any more."""
+        self._views_checked = 0.0
+        """When the extents of `_viewed` were checked last."""
         self._confirm: list[int] = []
         """Extents that were freed on the controller's order, and are not confirmed to it yet."""
         self._not_freed = ""
@@ -229,7 +237,8 @@ class StorageUnit:
         for number in extents:
             try:
                 self._release_all([number])
-                self._confirm.append(number)
+                if number not in self._viewed:
+                    self._confirm.append(number)
             except Exception as error:  # continue with the others, and do not try this one again
                 self._not_freed = f"extent {number} could not be freed: {error!r}"
         return self._serve()
@@ -325,6 +334,8 @@ class StorageUnit:
             return 0.0
         due = min((parked.deadline for parked in self._parked.values()), default=math.inf)
         due = min(due, self._probe_at, self._recalls.next_deadline(bool(self._parked)))
+        if self._viewed:
+            due = min(due, self._views_checked + (SHORT_VIEWS_INTERVAL if self._parked else VIEWS_INTERVAL))
         for other in (self.pool.next_deadline(), self._kept.next_deadline()):
             due = due if other is None else min(due, other)
         return None if due == math.inf else due
@@ -335,6 +346,7 @@ class StorageUnit:
         if self.pool.begin_period(now):
             self._recalls.begin_period(self._with_extents())
         self._kept.free_idle(now)
+        effects += self._free_unheld(now, SHORT_VIEWS_INTERVAL if self._parked else VIEWS_INTERVAL)
         effects += self._recall(now)
         if any(parked.deadline <= now for parked in self._parked.values()):
             effects += self._serve()  # other programs of this machine may have freed space in the file system
@@ -385,6 +397,7 @@ class StorageUnit:
         assert all(self.table.count(number) for number in self._gone), "gone without extents"
         assert all(parked.slot.number in self._slots for parked in self._parked.values()), "parked for a gone slot"
         assert len(self._parked) <= self._limits.parked, "parked leases"
+        assert all(self.table.get(number) for number in self._viewed), "viewed extents that are not leased"
 
     # ------------------------------------------------------------ requests
 
@@ -458,7 +471,7 @@ class StorageUnit:
         slot.opening = False
         # The new lease is queued like all others: an earlier one that can be met now goes first.
         self._parked[key] = parked
-        effects = [*self._serve(), *self._recall(now)]
+        effects = [*self._serve(), *self._free_unheld(now, 0.0), *self._recall(now)]
         if key in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
             del self._parked[key]
             effects.append(self._refusal(parked, now))
@@ -555,6 +568,18 @@ class StorageUnit:
 
     # ------------------------------------------------------------ space
 
+    def _free_unheld(self, now: float, after: float) -> list[Effect]:
+        """Free the extents of `_viewed` of which no reader has a view now, `after` seconds after the last check."""
+        if not self._viewed or now < self._views_checked + after:
+            return []
+        self._views_checked = now
+        freed = self.pool.free_unheld()
+        for extent in freed:
+            self._viewed.discard(extent.number)
+            self._forget_gone(extent.slot)
+        self._confirm += [extent.number for extent in freed]
+        return self._serve() if freed else []
+
     def _recall(self, now: float) -> list[Effect]:
         """If leases are waiting, free copies and recall all offers; otherwise recall what was unused for a period."""
         if self._parked and self._kept.free_copies():
@@ -571,11 +596,11 @@ class StorageUnit:
 
     def _free_recalled(self, number: int, used: int) -> bool:
         extent = self.table.get(number)
-        if extent is None:
+        if extent is None or number in self._viewed:
             return False
         if not used:
             self._release_all([number])
-            return True
+            return number not in self._viewed
         return self._recalls.cut(extent, used) < extent.length
 
     def _with_extents(self) -> list[int]:
@@ -583,17 +608,24 @@ class StorageUnit:
         return [number for number in self._slots if self.table.count(number)]
 
     def _release_all(self, extents: Sequence[int]) -> None:
-        """Free those of these extents that are leased."""
+        """Free those of these extents that are leased; later, if readers have views of them."""
         for number in extents:
             extent = self.table.get(number)
             if extent is None or self._kept.is_filling(number):
                 continue
             self._kept.forget(number)
-            self.pool.free(extent)
             self._recalls.forget(number)
-            if extent.slot in self._gone and not self.table.count(extent.slot):
-                del self._gone[extent.slot]
-                self._files.forget(extent.slot)
+            if not self.pool.free(extent):
+                self._viewed.add(number)
+                continue
+            self._viewed.discard(number)
+            self._forget_gone(extent.slot)
+
+    def _forget_gone(self, slot: int) -> None:
+        """Forget a slot whose writer is dead if it has no extents any more."""
+        if slot in self._gone and not self.table.count(slot):
+            del self._gone[slot]
+            self._files.forget(slot)
 
     def _serve(self) -> list[Effect]:
         """Grant the parked leases that can be met, in order of arrival."""
@@ -621,7 +653,8 @@ class StorageUnit:
 
     def _find_granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
         """Return the extent that was recently granted to this request, if it is still leased."""
-        return self.table.get(slot.grants.get(sequence, 0))
+        number = slot.grants.get(sequence, 0)
+        return None if number in self._viewed else self.table.get(number)
 
     def _describe(self, extent: LeasedExtent) -> storage.ExtentLeaseReply:
         return storage.ExtentLeaseReply(

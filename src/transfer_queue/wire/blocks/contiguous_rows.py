@@ -64,29 +64,37 @@ class RowRun:
 
 def row_runs(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
     """Return the rows of each field if all of them are runs; None otherwise, and if the reply is not consistent."""
+    found = some_row_runs(reply, memory, every=True)
+    return found if found and len(found) == len(reply.types) else None
+
+
+def some_row_runs(reply: LookupReply, memory: Memory, every: bool = False) -> Mapping[str, RowRun]:
+    """Return the rows of the fields that are runs; none if the reply is not consistent.
+
+    every: Whether the result is of use only if it has every field, so that the search may end before.
+    """
     try:
-        return _found(reply, memory) if reply.count else None
+        return _found(reply, memory, every) if reply.count else {}
     except (InvalidArgumentError, ValueError, KeyError, IndexError, struct.error):
-        return None  # the general way reports what is wrong
+        return {}  # the general way reports what is wrong
 
 
-def _found(reply: LookupReply, memory: Memory) -> Mapping[str, RowRun] | None:
+def _found(reply: LookupReply, memory: Memory, every: bool) -> Mapping[str, RowRun]:
     types = {field.name: field for field in reply.types}
     found: dict[str, RowRun] = {}
     for placement in reply.placements:
         first = _first_of(placement, reply.count)
-        if first is None:
-            return None
-        block = _RunBlock(reply.blocks, *first, reply.count, memory)
-        if not block.good:
-            return None
-        for name in placement.fields:
+        block = None if first is None else _RunBlock(reply.blocks, *first, reply.count, memory)
+        for name in placement.fields if block is not None and block.good else ():
             field = types.get(name)
-            run = None if field is None else block.run(field)
-            if run is None:
-                return None
-            found[name] = run
-    return found if len(found) == len(types) else None
+            run = None if block is None or field is None else block.run(field)
+            if run is not None:
+                found[name] = run
+            elif every:
+                return {}
+        if every and (block is None or not block.good):
+            return {}
+    return found
 
 
 def _first_of(placement: Placement, count: int) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Gathers rows out of arenas into a TensorDict. The values are copies: writable, and independent of the store.
+"""Gathers rows out of arenas into a TensorDict. The values are copies, unless the caller has views of the arena.
 
 The container of a field follows from the type of the field over all its live rows (`FieldType`), not from the rows of
 this batch. The caller checks generations after `gather` has returned: until then the bytes may be overwritten, which
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Optional, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs
+from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, locate_rows, with_dtype
@@ -41,12 +41,20 @@ I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
+Views = Callable[[int, int, int], Optional[U8]]
+"""Returns a held view of bytes (unit, start, length) of an arena; None if there can be none."""
 Cuts = dict[bytes, JaggedOffsets]
 """Row lengths -> the offsets that all fields with these lengths share."""
 
 
 def gather(
-    reply: LookupReply, memory: Memory, layout: str = "jagged", *, shared: bool = False, allow_pickle: bool = True
+    reply: LookupReply,
+    memory: Memory,
+    layout: str = "jagged",
+    *,
+    shared: bool = False,
+    allow_pickle: bool = True,
+    views: Views | None = None,
 ) -> TensorDict:
     """Return the rows that a lookup found, in its order.
 
@@ -61,6 +69,8 @@ def gather(
         shared: Whether rows whose value is stored once share memory. A field with such rows has the container of
             "list". Default: every row has memory of its own.
         allow_pickle: Whether pickled values may be decoded. Default: True.
+        views: Makes views of the arena, which are used for fields whose rows are one after the other in one block and
+            need no rearrangement. Default: every field is copied.
 
     Raises:
         InvalidArgumentError: The layout is unknown, or it is "dense" and rows differ in shape, or it is "padded" and
@@ -74,7 +84,10 @@ def gather(
         raise InvalidArgumentError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
     with decode_guard("the reply of a lookup"):
         later: Copies = []
-        columns = _columns(reply, memory, layout, shared, allow_pickle, later)
+        if views is not None and not isinstance(memory, DeviceArena):
+            columns = _viewed_columns(reply, memory, layout, shared, allow_pickle, views, later)
+        else:
+            columns = _columns(reply, memory, layout, shared, allow_pickle, later)
         copy_all(later)
         return table_of(columns, reply.count)
 
@@ -107,26 +120,51 @@ def _columns(
 ) -> dict[str, Any]:
     """Return the columns of the fields. The caller must make the copies in `later`."""
     cuts: Cuts = {}
-    columns: dict[str, Any] = {}
     if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := row_runs(reply, memory)) is not None:
-        for field in reply.types:
-            if field.kind == NESTED:
-                continue
-            columns[field.name] = _of_run(found[field.name], memory, allow_pickle, cuts, later)
-        return columns
+        return {
+            field.name: _of_run(found[field.name], memory, allow_pickle, cuts, later)
+            for field in reply.types
+            if field.kind != NESTED
+        }
+    columns: dict[str, Any] = {}
     for rows in locate_rows(reply, memory):
-        name = rows.type.name
-        if rows.type.kind == NESTED:
-            continue
-        if shared and (distinct := rows.distinct()) is not None:
-            columns[name] = _shared(*distinct, memory, allow_pickle)
-        elif rows.type.kind == "object":
-            columns[name] = stack_of(_objects(name, rows.places(), memory, allow_pickle), reply.count)
-        elif rows.parts:
-            columns[name] = _tensors(*promoted_rows(rows, memory), layout, cuts, later)
-        else:
-            columns[name] = _tensors(rows, memory, layout, cuts, later)
+        if rows.type.kind != NESTED:
+            columns[rows.type.name] = _column(rows, memory, layout, shared, allow_pickle, cuts, later)
     return columns
+
+
+def _viewed_columns(
+    reply: LookupReply, memory: Memory, layout: str, shared: bool, allow_pickle: bool, views: Views, later: Copies
+) -> dict[str, Any]:
+    """Return the columns of the fields, as far as possible as views."""
+    cuts: Cuts = {}
+    columns: dict[str, Any] = {}
+    for name, run in some_row_runs(reply, memory).items():
+        whole = run.shape is not None and run.type.dtype in DTYPES
+        if layout == "jagged" and run.type.kind != NESTED:
+            columns[name] = _of_run(run, memory, allow_pickle, cuts, later, views)
+        elif whole and run.type.kind == "tensor" and run.nbytes:
+            rows = _tensor(run, memory, (run.count, *(run.shape or ())), later, views)
+            columns[name] = stack_of(list(rows.unbind(0)), run.count) if layout == "list" else rows
+    if any(field.kind != NESTED and field.name not in columns for field in reply.types):
+        for rows in locate_rows(reply, memory):
+            if rows.type.kind != NESTED and rows.type.name not in columns:
+                columns[rows.type.name] = _column(rows, memory, layout, shared, allow_pickle, cuts, later)
+    return {field.name: columns[field.name] for field in reply.types if field.name in columns}
+
+
+def _column(
+    rows: FieldRows, memory: Memory, layout: str, shared: bool, allow_pickle: bool, cuts: Cuts, later: Copies
+) -> Any:
+    """Return the column of one field."""
+    name = rows.type.name
+    if shared and (distinct := rows.distinct()) is not None:
+        return _shared(*distinct, memory, allow_pickle)
+    if rows.type.kind == "object":
+        return stack_of(_objects(name, rows.places(), memory, allow_pickle), len(rows.starts))
+    if rows.parts:
+        return _tensors(*promoted_rows(rows, memory), layout, cuts, later)
+    return _tensors(rows, memory, layout, cuts, later)
 
 
 def _shared(rows: FieldRows, slots: list[int], memory: Memory, allow_pickle: bool) -> NonTensorStack:
@@ -184,7 +222,9 @@ def table_of(columns: dict[str, Any], count: int) -> TensorDict:
     return table
 
 
-def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
+def _of_run(
+    run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies, views: Views | None = None
+) -> Any:
     """Return the default container of a field whose rows are one after the other in one block."""
     field, shape = run.type, run.shape
     if field.kind == "object":
@@ -198,18 +238,24 @@ def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: 
     ):  # fmt: skip
         return _by_type(run.field_rows(), memory, cuts, later)
     if not shape:
-        return _tensor(run, memory, (run.count,), later)
+        return _tensor(run, memory, (run.count,), later, views)
     key = shape[ragged].to_bytes(8, "little") * run.count
     cut = cuts.get(key)
     if cut is None:
         cut = cuts[key] = offsets_of_lengths(key)
     whole = (*shape[:ragged], cut.total, *shape[ragged + 1 :])
-    return cut.make_jagged(_tensor(run, memory, whole, later), ragged + 1)
+    return cut.make_jagged(_tensor(run, memory, whole, later, views), ragged + 1)
 
 
-def _tensor(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
-    """Return a tensor of a run's elements: a copy, or a view of the memory into which they were received."""
+def _tensor(
+    run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies, views: Views | None = None
+) -> torch.Tensor:
+    """Return a tensor of a run's elements: a copy, a view, or a view of the memory into which they were received."""
     its = memory(run.unit)
+    if views is not None and run.unit != HERE and run.nbytes:
+        held = views(run.unit, run.start, run.nbytes)
+        if held is not None:
+            return tensor_over(held, run.type.dtype, shape)
     if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
         return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
     return copy_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)

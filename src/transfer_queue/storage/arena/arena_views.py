@@ -1,0 +1,372 @@
+"""The views that this process has of arenas: memory over the values themselves, each with a read hold.
+
+A view is an array over a private mapping of the arena: what is written to it goes to a page of this process alone. Two
+views of one mapping never share a byte, so a write to one is not seen in another; a second view of the same bytes gets
+a mapping of its own. Pages that a user wrote to are dropped with the last view of their granule, because otherwise a
+later view would show them. All other pages stay mapped: mapping them again would take as long as a copy.
+
+A view ends when nothing refers to its array any more: a tensor over the array, and whatever shares its storage, refers
+to it. Views may end in any thread at any moment, also in a garbage collection, so a finalizer only appends the view to
+a list, and whoever has the lock of this module carries out the end.
+
+A forked child inherits the arrays but no lock of the kernel. It locks what they hold before the fork returns in the
+parent, which ends no view meanwhile. So the arrays stay valid in both processes. A child that C code forked without
+the hooks of Python must not read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import threading
+import time
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_queue.errors import AttachError
+from transfer_queue.messages.storage import ReadHold
+from transfer_queue.storage.arena.arena import Arena, boot_id_of, stretches
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.read_holds import CAN_HOLD, HoldLocks
+from transfer_queue.storage.protocols import Bytes
+
+MAPPINGS = 4
+"""The most private mappings of one arena: so many views of the same bytes can exist at a time, further ones are copies.
+"""
+FORK_SECONDS = 10.0
+"""The longest time for which a fork waits for the child's locks. After that, the views are never ended here."""
+
+_PAGE = mmap.PAGESIZE
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the mapping may be larger than the memory of the machine
+_PAGEMAP_PAGES = 1 << 16  # pages whose state is read at once
+_FILE_PAGE = np.uint64(1 << 61)  # /proc/self/pagemap: a page of a file, not a private one
+_ANY_PAGE = np.uint64(3 << 62)  # present or swapped
+
+_lock = threading.Lock()
+_arenas: dict[str, ArenaViews] = {}
+"""Boot id -> the views of an arena, for the arenas that are open or have views."""
+_ended: deque[tuple[ArenaViews, int]] = deque()
+"""The views that ended, by their numbers; and number 0 for each `Arena` that was closed."""
+
+
+class _View(NamedTuple):
+    mapping: _PrivateMapping
+    start: int
+    nbytes: int
+    holder: _Holder
+
+    @property
+    def granules(self) -> slice:
+        """The numbers of its granules."""
+        return granules_of(self.start, self.start + self.nbytes)
+
+
+class _Holder:
+    """A client with views of an arena, and its entry in the file of holds."""
+
+    def __init__(self, client: str, entry: int | None) -> None:
+        self.client = client
+        self.entry = entry
+        """The number of the entry; None if all are in use."""
+        self.since: dict[int, float] = {}
+        """View -> when it was made, the oldest first."""
+        self.nbytes = 0
+
+
+class _PrivateMapping:
+    """A private mapping of a whole arena, and the views over it."""
+
+    def __init__(self, file: int, capacity: int) -> None:
+        flags, access = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        self.memory = mmap.mmap(file, capacity, flags=flags, prot=access)
+        self.address = int(np.frombuffer(self.memory, np.uint8, 1).__array_interface__["data"][0])
+        self.counts: npt.NDArray[np.int32] = np.zeros(capacity // GRANULE, np.int32)
+        """The views of each granule."""
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        """The bytes of the views, ascending; no two of them overlap."""
+
+    def is_free(self, start: int, end: int) -> bool:
+        """Whether no view has any of these bytes."""
+        at = bisect_left(self._ends, start + 1)
+        return at == len(self._starts) or self._starts[at] >= end
+
+    def covers(self, address: int) -> bool:
+        """Whether a byte at this address belongs to a view."""
+        place = address - self.address
+        at = bisect_left(self._ends, place + 1)
+        return at < len(self._starts) and self._starts[at] <= place
+
+    def add(self, start: int, end: int) -> None:
+        """Add a view."""
+        at = bisect_left(self._starts, start)
+        self._starts.insert(at, start)
+        self._ends.insert(at, end)
+        self.counts[granules_of(start, end)] += 1
+
+    def remove(self, start: int, end: int) -> None:
+        """Remove a view, and drop pages that were written to of granules that no other view has."""
+        at = bisect_left(self._starts, start)
+        del self._starts[at], self._ends[at]
+        part = granules_of(start, end)
+        self.counts[part] -= 1
+        unused = np.flatnonzero(self.counts[part] == 0) + part.start
+        for first, last in stretches(unused):
+            self._drop_written(first * GRANULE, last * GRANULE)
+
+    def _drop_written(self, start: int, end: int) -> None:
+        """Drop the private pages of these granules, so that the mapping shows the arena again."""
+        try:
+            written = _private_pages(self.address + start, self.address + end)
+        except OSError:  # without the state of pages, all are dropped
+            self.memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+            return
+        for first, last in stretches(written):
+            self.memory.madvise(mmap.MADV_DONTNEED, start + first * _PAGE, (last - first) * _PAGE)
+
+
+class ArenaViews:
+    """The views that this process has of one arena. There is one for each arena; `open_views` returns it."""
+
+    def __init__(self, folder: Path, capacity: int, boot_id: str) -> None:
+        self.users = 0
+        """The arenas that are open and the views that exist. The last one closes this."""
+        self.boot_id = boot_id
+        """Identifies the arena."""
+        self._capacity = capacity
+        # On a mistake the file of holds is not closed again: that would drop the locks of this process in it.
+        if boot_id_of(folder) != boot_id:
+            raise AttachError(f"the arena in {folder} was replaced; get the values again")
+        self._file = os.open(folder / "arena", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._locks = HoldLocks(folder)
+        if boot_id_of(folder) != boot_id:
+            raise AttachError(f"the arena in {folder} was replaced; get the values again")
+        self.mappings: list[_PrivateMapping] = []
+        self.views: dict[int, _View] = {}
+        self._next = 1
+        self._holders: dict[str, _Holder] = {}
+        """Client -> its entry, for the clients with views."""
+
+    def take(self, client: str, start: int, nbytes: int) -> Bytes | None:
+        """Return these bytes of the arena, and hold them until nothing refers to the result any more.
+
+        The caller must compare the generation afterwards. Returns None if there can be no view of these bytes.
+        """
+        with _locked():
+            mapping = self._mapping_for(start, start + nbytes)
+            part = granules_of(start, start + nbytes)
+            if mapping is None or not self._locks.lock(part.start, part.stop - part.start):
+                return None
+            array: Bytes = np.frombuffer(mapping.memory, np.uint8, nbytes, start)
+            number, self._next = self._next, self._next + 1
+            holder = self._holders.get(client) or self._add_holder(client)
+            mapping.add(start, start + nbytes)
+            self.views[number] = _View(mapping, start, nbytes, holder)
+            self.users += 1
+            weakref.finalize(array, _note_ended, self, number).atexit = False
+            holder.since[number] = time.time()
+            holder.nbytes += nbytes
+            self._write_entry(holder)
+        return array
+
+    def _mapping_for(self, start: int, end: int) -> _PrivateMapping | None:
+        for mapping in self.mappings:
+            if mapping.is_free(start, end):
+                return mapping
+        if len(self.mappings) == MAPPINGS:
+            return None
+        try:
+            self.mappings.append(_PrivateMapping(self._file, self._capacity))
+        except (OSError, ValueError):
+            return None
+        return self.mappings[-1]
+
+    def end(self, number: int) -> None:
+        """End a view, or for number 0 the use by an `Arena`. The caller has the lock."""
+        if number:
+            view = self.views.pop(number)
+            view.mapping.remove(view.start, view.start + view.nbytes)
+            held = sum(mapping.counts[view.granules] for mapping in self.mappings)
+            for first, last in stretches(np.flatnonzero(held == 0) + view.granules.start):
+                self._locks.unlock(first, last - first)
+            del view.holder.since[number]
+            view.holder.nbytes -= view.nbytes
+            self._write_entry(view.holder)
+        self.users -= 1
+        if not self.users:
+            del _arenas[self.boot_id]
+            self._locks.close()
+            os.close(self._file)
+
+    def _add_holder(self, client: str) -> _Holder:
+        taken = {holder.entry for holder in self._holders.values()}
+        self._holders[client] = holder = _Holder(client, self._locks.take_entry(taken))
+        return holder
+
+    def _write_entry(self, holder: _Holder) -> None:
+        """Write the entry of a client, or leave it if the client has no view any more."""
+        if not holder.since:
+            del self._holders[holder.client]
+        if holder.entry is None:
+            return
+        if not holder.since:
+            self._locks.leave_entry(holder.entry)
+            return
+        since = next(iter(holder.since.values()))
+        hold = ReadHold(holder.client, os.getpid(), since, holder.nbytes, len(holder.since))
+        self._locks.write_entry(holder.entry, hold)
+
+    def lock_in_child(self) -> None:
+        """Lock in a forked child what its inherited arrays hold. The parent still has its own locks."""
+        for view in self.views.values():
+            self._locks.lock(view.granules.start, view.granules.stop - view.granules.start)
+        for holder in self._holders.values():
+            holder.entry = None
+        for holder in self._holders.values():
+            holder.entry = self._locks.take_entry({other.entry for other in self._holders.values()})
+            self._write_entry(holder)
+
+    def keep_all(self) -> None:
+        """Never end the present views here, because a forked child may have them without locks."""
+        for view in self.views.values():
+            view.mapping.counts[view.granules] += 1
+        self.users += 1
+
+
+def open_views(arena: Arena) -> ArenaViews | None:
+    """Return the views of an arena, which this process has mapped; None if it cannot have any.
+
+    They are closed when the arena is not in use any more and no view is left.
+    """
+    if not CAN_HOLD:
+        return None
+    with _locked():
+        found = _arenas.get(arena.boot_id)
+        if found is None:
+            try:
+                found = ArenaViews(arena.folder, arena.capacity, arena.boot_id)
+            except (OSError, AttachError):
+                return None
+            _arenas[arena.boot_id] = found
+        found.users += 1
+    weakref.finalize(arena, _note_ended, found, 0).atexit = False
+    return found
+
+
+def is_viewed(address: int) -> bool:
+    """Whether the byte at this address of this process belongs to a view."""
+    with _locked():
+        return any(mapping.covers(address) for views in _arenas.values() for mapping in views.mappings)
+
+
+def granules_of(start: int, end: int) -> slice:
+    """Return the numbers of the granules of these bytes."""
+    return slice(start // GRANULE, -(-end // GRANULE))
+
+
+def _private_pages(start: int, end: int) -> npt.NDArray[np.int64]:
+    """Return which pages of a private mapping of a file were written to, counted from the first one.
+
+    Raises OSError if the kernel does not tell.
+    """
+    first, count = start // _PAGE, -(-end // _PAGE) - start // _PAGE
+    found = []
+    file = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for at in range(0, count, _PAGEMAP_PAGES):
+            some = min(_PAGEMAP_PAGES, count - at)
+            content = os.pread(file, some * 8, (first + at) * 8)
+            if len(content) < some * 8:
+                raise OSError(f"the state of {some} pages cannot be read")
+            states = np.frombuffer(content, "<u8")
+            found.append(np.flatnonzero(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0)) + at)
+    finally:
+        os.close(file)
+    return np.concatenate(found)
+
+
+def _note_ended(views: ArenaViews, number: int) -> None:
+    """Note that a view ended. May run in any thread at any moment, also in one that has the lock."""
+    _ended.append((views, number))
+    _settle()
+
+
+def _settle() -> None:
+    """End the views that were noted, unless another call has the lock, which then does it when it releases it."""
+    while _ended and _lock.acquire(blocking=False):
+        try:
+            _end_noted()
+        finally:
+            _lock.release()
+
+
+def _end_noted() -> None:
+    while _ended:
+        views, number = _ended.popleft()
+        views.end(number)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Hold the lock, with all noted ends carried out before and after."""
+    with _lock:
+        _end_noted()
+        yield
+    _settle()
+
+
+# ---------------------------------------------------------------- forks
+
+_pipe: tuple[int, int] | None = None
+"""During a fork with views: the child closes or writes to the second descriptor when it has locked them."""
+
+
+def _before_fork() -> None:
+    global _pipe
+    _lock.acquire()
+    _pipe = os.pipe() if any(views.views for views in _arenas.values()) else None
+
+
+def _after_fork_in_parent() -> None:
+    global _pipe
+    try:
+        if _pipe is not None:
+            ours, theirs = _pipe
+            _pipe = None
+            os.close(theirs)
+            if not select.select([ours], [], [], FORK_SECONDS)[0]:
+                for views in _arenas.values():
+                    views.keep_all()
+            os.close(ours)
+    finally:
+        _lock.release()
+    _settle()
+
+
+def _after_fork_in_child() -> None:
+    global _pipe
+    try:
+        if _pipe is not None:
+            ours, theirs = _pipe
+            _pipe = None
+            os.close(ours)
+            for views in _arenas.values():
+                views.lock_in_child()
+            os.close(theirs)
+    finally:
+        _lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )
