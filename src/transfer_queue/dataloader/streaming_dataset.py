@@ -132,6 +132,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             even if its workers fetch far ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
             number is not known, batches are dealt to the rank that asks (docs/architecture/controller.md, "Ranks").
+        copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
+            its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
+            share with the loader. A `fetch_batch_fn` decides itself. Default: True.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
@@ -179,6 +182,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """The length of a lease in seconds."""
     dp_size: int | None
     """The number of ranks that was given; None if it was not."""
+    copy: bool
+    """Whether batches are copied; False if they are read as views."""
     buffer: list[Batch]
     """The whole batches that were fetched, which `reset` replays."""
     batch_index: int
@@ -212,6 +217,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         delivery: str = "at_most_once",
         lease_seconds: float = 30.0,
         dp_size: Any = None,
+        copy: bool = True,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -236,6 +242,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         )
         self.keep_batches = keep_batches
         self.dp_size = checked_dp_size(dp_size, dp_rank)
+        self.copy = arguments.validated_bool(copy, "copy")
         self.delivery = delivery
         self.lease_seconds = lease_seconds
         self._lease = lease_of(delivery, lease_seconds)
@@ -540,6 +547,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
             lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
+            copy=self.copy,
         )  # fmt: skip
 
     def client(self) -> GeneratedMethods:

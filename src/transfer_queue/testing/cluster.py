@@ -46,7 +46,7 @@ from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Begin
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
-from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
+from transfer_queue.testing.simulated_locks import HeldSlots, HoldsHere, SimulatedSlots
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
@@ -79,6 +79,7 @@ def registration(address: str, name: str, arena: Arena, leased: bytes) -> unit_r
 
 def pool_of(arena: Arena, begin: Begin) -> ArenaPool:
     """Return the pool over an arena in memory, on disk or of a mirror. `begin` waits for the disk of a mirror."""
+    arena.holds = HoldsHere(arena)
     if arena.tier == MIRROR:
         return MirrorPool(arena, begin)
     return DiskPool(arena) if arena.tier == DISK else ArenaPool(arena)

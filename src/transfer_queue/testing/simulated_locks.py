@@ -6,6 +6,10 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from transfer_queue.messages.storage import ReadHold
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.arena_views import holders_here
+from transfer_queue.storage.arena.read_holds import ReadHolds
 from transfer_queue.storage.arena.writer_locks import KnownSlot, Offer
 
 
@@ -56,6 +60,28 @@ class Board:
                 entry.recalled = True
                 found.append(offer)
         return found
+
+
+class HoldsHere(ReadHolds):
+    """The views that clients of this process have of an arena: the kernel does not show a process its own locks.
+
+    Args:
+        arena: The arena of a unit in this process.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._boot_id, self._capacity = arena.boot_id, arena.capacity
+
+    def is_held(self, offset: int, length: int) -> bool:
+        """See `ReadHolds.is_held`."""
+        return bool(holders_here(self._boot_id, offset, length))
+
+    def holders(self) -> list[ReadHold]:
+        """See `ReadHolds.holders`."""
+        return holders_here(self._boot_id, 0, self._capacity)
+
+    def close(self) -> None:
+        """See `ReadHolds.close`."""
 
 
 class HeldSlots(set[str]):

@@ -316,7 +316,13 @@ class KVOperations(DataPath):
             raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
         return (
             yield from self.kv_batch_get(
-                meta.keys, meta.partition_id, fields, layout=layout, shared=shared, device=device, copy=copy,
+                meta.keys,
+                meta.partition_id,
+                fields,
+                layout=layout,
+                shared=shared,
+                device=device,
+                copy=copy,
                 timeout=timeout,
             )
         )

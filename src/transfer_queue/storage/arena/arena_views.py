@@ -81,6 +81,11 @@ class _Holder:
         """View -> when it was made, the oldest first."""
         self.nbytes = 0
 
+    def describe(self) -> ReadHold:
+        """Return what the file of holds says about it."""
+        since = next(iter(self.since.values()), 0.0)
+        return ReadHold(self.client, os.getpid(), since, self.nbytes, len(self.since))
+
 
 class _PrivateMapping:
     """A private mapping of a whole arena, and the views over it."""
@@ -221,9 +226,13 @@ class ArenaViews:
         if not holder.since:
             self._locks.leave_entry(holder.entry)
             return
-        since = next(iter(holder.since.values()))
-        hold = ReadHold(holder.client, os.getpid(), since, holder.nbytes, len(holder.since))
-        self._locks.write_entry(holder.entry, hold)
+        self._locks.write_entry(holder.entry, holder.describe())
+
+    def holders(self, start: int, end: int) -> list[ReadHold]:
+        """Return the clients with views whose granules overlap these bytes. The caller has the lock."""
+        part = granules_of(start, end)
+        some = [v for v in self.views.values() if v.granules.start < part.stop and part.start < v.granules.stop]
+        return [holder.describe() for holder in dict.fromkeys(v.holder for v in some)]
 
     def lock_in_child(self) -> None:
         """Lock in a forked child what its inherited arrays hold. The parent still has its own locks."""
@@ -266,6 +275,13 @@ def is_viewed(address: int) -> bool:
     """Whether the byte at this address of this process belongs to a view."""
     with _locked():
         return any(mapping.covers(address) for views in _arenas.values() for mapping in views.mappings)
+
+
+def holders_here(boot_id: str, offset: int, length: int) -> list[ReadHold]:
+    """Return the clients of this process with views of these bytes of an arena, for simulations in one process."""
+    with _locked():
+        found = _arenas.get(boot_id)
+        return [] if found is None else found.holders(offset, offset + length)
 
 
 def granules_of(start: int, end: int) -> slice:
@@ -367,6 +383,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

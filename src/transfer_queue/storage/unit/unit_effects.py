@@ -80,10 +80,13 @@ def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, w
         advice = "write smaller batches, or raise the capacity of storage"
     elif crowd:
         advice += f" ({crowd} leases are waiting already, which is the limit)"
+    viewed = ""
+    if status.viewed:
+        viewed = f" (of which {status.viewed} are free when views of readers end: `tq status` names the readers)"
     return Failure(
         "CapacityError",
         f"no capacity in storage unit {unit}{where}{after}: {nbytes} bytes wanted in one piece, capacity "
-        f"{status.capacity}, held {status.held}, leased {status.leased}, free {status.free}; {advice}",
+        f"{status.capacity}, held {status.held}, leased {status.leased}{viewed}, free {status.free}; {advice}",
     )
 
 

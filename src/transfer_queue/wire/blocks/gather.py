@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Optional, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
-Views = Callable[[int, int, int], Optional[U8]]
+Views = Callable[[int, int, int], U8 | None]
 """Returns a held view of bytes (unit, start, length) of an arena; None if there can be none."""
 Cuts = dict[bytes, JaggedOffsets]
 """Row lengths -> the offsets that all fields with these lengths share."""
@@ -144,8 +144,8 @@ def _viewed_columns(
         if layout == "jagged" and run.type.kind != NESTED:
             columns[name] = _of_run(run, memory, allow_pickle, cuts, later, views)
         elif whole and run.type.kind == "tensor" and run.nbytes:
-            rows = _tensor(run, memory, (run.count, *(run.shape or ())), later, views)
-            columns[name] = stack_of(list(rows.unbind(0)), run.count) if layout == "list" else rows
+            stacked = _tensor(run, memory, (run.count, *(run.shape or ())), later, views)
+            columns[name] = stack_of(list(stacked.unbind(0)), run.count) if layout == "list" else stacked
     if any(field.kind != NESTED and field.name not in columns for field in reply.types):
         for rows in locate_rows(reply, memory):
             if rows.type.kind != NESTED and rows.type.name not in columns:

@@ -1,0 +1,306 @@
+"""Views of an arena, and their holds, between real processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transfer_queue.errors import AttachError
+from transfer_queue.storage.arena import arena_views
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.arena_views import MAPPINGS, ArenaViews, holders_here, is_viewed, open_views
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.read_holds import HOLDS, HoldFile, HoldLocks
+
+# Views bytes of the arena of its first argument, and does what it hears: END a view, FORK a child, or END of the child.
+READER = """
+import os, sys
+from pathlib import Path
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.arena_views import open_views
+arena = Arena.open(Path(sys.argv[1]))
+views = open_views(arena)
+held = {}
+child = 0
+print("ready", flush=True)
+for line in sys.stdin:
+    order, *numbers = line.split()
+    if order == "view":
+        start, nbytes = map(int, numbers)
+        held[start] = views.take("reader", start, nbytes)
+        print(int(held[start].sum()), flush=True)
+    elif order == "end":
+        del held[int(numbers[0])]
+        print("ended", flush=True)
+    elif order == "write":
+        held[int(numbers[0])][:] = 9
+        print("written", flush=True)
+    elif order == "fork":
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(writing)
+            os.read(reading, 1)
+            print(int(held[int(numbers[0])].sum()), flush=True)
+            os._exit(0)
+        os.close(reading)
+        print("forked", flush=True)
+    elif order == "finish":
+        os.write(writing, b"x")
+        os.waitpid(child, 0)
+        print("finished", flush=True)
+"""
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    """An arena of 16 granules, whose bytes are the numbers of their granules."""
+    made = Arena.create(tmp_path / "arena", 16 * GRANULE)
+    made.grow(16 * GRANULE)
+    made.memory.reshape(16, -1)[:] = np.arange(16, dtype=np.uint8)[:, None]
+    return made
+
+
+@pytest.fixture
+def views(arena: Arena) -> ArenaViews:
+    found = open_views(arena)
+    assert found is not None
+    return found
+
+
+def held_granules(arena: Arena) -> list[int]:
+    """The granules that other processes hold."""
+    assert arena.holds is not None
+    return [number for number in range(16) if arena.holds.is_held(number * GRANULE, GRANULE)]
+
+
+def test_the_unit_sees_what_other_processes_hold(arena: Arena, child: Callable) -> None:
+    reader = child(READER, str(arena.folder))
+    assert reader.hear() == "ready"
+    assert held_granules(arena) == []
+    reader.say(f"view {3 * GRANULE + 100} {2 * GRANULE}")
+    assert reader.hear() == str(3 * (GRANULE - 100) + 4 * GRANULE + 5 * 100)
+    assert held_granules(arena) == [3, 4, 5]
+    reader.say(f"view {5 * GRANULE + 200} 8")
+    assert reader.hear() == "40"
+    reader.say(f"end {3 * GRANULE + 100}")
+    assert reader.hear() == "ended"
+    assert held_granules(arena) == [5]
+    reader.say(f"end {5 * GRANULE + 200}")
+    assert reader.hear() == "ended"
+    assert held_granules(arena) == []
+
+
+def test_the_unit_knows_who_holds(arena: Arena, child: Callable) -> None:
+    assert arena.holds is not None
+    first, second = child(READER, str(arena.folder)), child(READER, str(arena.folder))
+    for reader in (first, second):
+        reader.hear()
+        reader.say("view 0 1000")
+        reader.hear()
+    first.say("view 2000 100")
+    first.hear()
+    found = {hold.pid: hold for hold in arena.holds.holders()}
+    assert set(found) == {first.process.pid, second.process.pid}
+    one = found[first.process.pid]
+    assert (one.client, one.nbytes, one.views) == ("reader", 1100, 2)
+    first.say("end 0")
+    first.hear()
+    assert {hold.pid: hold.nbytes for hold in arena.holds.holders()}[first.process.pid] == 100
+    first.say("end 2000")
+    first.hear()
+    assert [hold.pid for hold in arena.holds.holders()] == [second.process.pid]
+
+
+def test_a_killed_process_holds_nothing(arena: Arena, child: Callable) -> None:
+    assert arena.holds is not None
+    reader = child(READER, str(arena.folder))
+    reader.hear()
+    reader.say("view 0 1000")
+    reader.hear()
+    reader.process.send_signal(signal.SIGSTOP)
+    assert held_granules(arena) == [0]
+    reader.process.kill()
+    reader.process.wait()
+    assert held_granules(arena) == []
+    assert arena.holds.holders() == []
+
+
+def test_a_forked_child_holds_what_it_inherits(arena: Arena, child: Callable) -> None:
+    reader = child(READER, str(arena.folder))
+    reader.hear()
+    reader.say(f"view {GRANULE} 1000")
+    reader.hear()
+    reader.say(f"fork {GRANULE}")
+    assert reader.hear() == "forked"
+    reader.say(f"end {GRANULE}")
+    assert reader.hear() == "ended"
+    assert held_granules(arena) == [1], "the child has its own lock"
+    reader.say("finish")
+    assert reader.hear() == "1000"
+    assert reader.hear() == "finished"
+    assert held_granules(arena) == []
+
+
+def test_a_write_changes_only_the_view(arena: Arena, child: Callable) -> None:
+    reader = child(READER, str(arena.folder))
+    reader.hear()
+    reader.say(f"view {2 * GRANULE} 1000")
+    reader.hear()
+    reader.say(f"write {2 * GRANULE}")
+    reader.hear()
+    assert arena.memory[2 * GRANULE : 2 * GRANULE + 1000].max() == 2
+    reader.say(f"end {2 * GRANULE}")
+    reader.hear()
+    reader.say(f"view {2 * GRANULE} 1000")
+    assert reader.hear() == "2000", "the next view shows the arena again"
+
+
+@pytest.mark.parametrize("pagemap", [True, False])
+def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
+    arena: Arena, views: ArenaViews, pagemap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not pagemap:
+
+        def refused(start: int, end: int) -> None:
+            raise OSError
+
+        monkeypatch.setattr(arena_views, "_private_pages", refused)
+    first, second = views.take("c", 0, 1000), views.take("c", 2 * 4096, 1000)
+    assert first is not None
+    assert second is not None
+    first[:] = 7
+    second[:] = 8
+    del first
+    assert second.max() == second.min() == 8, "what was written to a view stays as long as the view"
+    again = views.take("c", 0, 1000)
+    assert again is not None
+    del again, second
+    third = views.take("c", 0, 3 * 4096)
+    assert third is not None
+    assert third.max() == 0
+    arena.memory[:100] = 5  # as the next writer of this space does
+    assert third[:100].min() == 5
+
+
+def test_views_of_the_same_bytes_do_not_see_each_others_writes(arena: Arena, views: ArenaViews) -> None:
+    made = [views.take("c", GRANULE, 100) for _ in range(MAPPINGS)]
+    for number, view in enumerate(made):
+        assert view is not None
+        assert view.max() == 1
+        view[:] = 100 + number
+    assert views.take("c", GRANULE + 99, 100) is None, "there are no more mappings"
+    assert [int(view[0]) for view in made if view is not None] == [100 + number for number in range(MAPPINGS)]
+    beside = views.take("c", GRANULE + 100, 100)
+    assert beside is not None
+    assert beside.max() == 1
+    assert arena.memory[GRANULE : GRANULE + 100].max() == 1
+
+
+def test_a_view_lives_as_long_as_anything_refers_to_it(arena: Arena, views: ArenaViews) -> None:
+    def held() -> bool:
+        return bool(holders_here(arena.boot_id, 0, GRANULE))
+
+    array = views.take("c", 0, 800)
+    tensor = torch.from_numpy(array).view(torch.int64)
+    address = tensor.data_ptr()
+    part = tensor.view(10, 10)[3:4, 2:5]
+    del array, tensor
+    assert held()
+    assert is_viewed(part.data_ptr())
+    as_array = part.numpy()
+    del part
+    gc.collect()
+    assert held()
+    del as_array
+    assert not held()
+    assert not is_viewed(address)
+
+
+def test_a_cycle_of_garbage_ends_its_view(arena: Arena, views: ArenaViews) -> None:
+    view = views.take("c", 0, 800)
+    loop = [view]
+    loop.append(loop)  # type: ignore[arg-type]
+    del view, loop
+    gc.collect()
+    assert holders_here(arena.boot_id, 0, GRANULE) == []
+
+
+def test_views_of_many_threads(arena: Arena, views: ArenaViews) -> None:
+    def work(place: int) -> None:
+        for round_ in range(300):
+            view = views.take(f"c{place}", ((place + round_) % 16) * GRANULE, 5000)
+            if view is not None:
+                assert view.max() == view.min() == (place + round_) % 16
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert holders_here(arena.boot_id, 0, 16 * GRANULE) == []
+    assert not views.views
+    assert all(not mapping.counts.any() for mapping in views.mappings)
+
+
+def test_everything_is_closed_after_the_last_use(tmp_path: Path) -> None:
+    arena = Arena.create(tmp_path / "a", GRANULE)
+    arena.grow(GRANULE)
+    before = set(os.listdir("/proc/self/fd"))
+    again, other = Arena.open(arena.folder), Arena.open(arena.folder)
+    views = open_views(again)
+    assert views is open_views(other)
+    assert views is not None
+    view = views.take("c", 0, 100)
+    del again, other, views
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    assert view is not None
+    assert view.max() == 0
+    del view
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_replaced_arena_has_no_views(tmp_path: Path) -> None:
+    arena = Arena.create(tmp_path / "a", GRANULE)
+    arena.remove()
+    another = Arena.create(tmp_path / "a", GRANULE)
+    assert open_views(arena) is None
+    assert open_views(another) is not None
+    with pytest.raises(AttachError, match="was replaced"):
+        ArenaViews(tmp_path / "a", GRANULE, arena.boot_id)
+
+
+def test_an_arena_without_the_file_has_no_views(tmp_path: Path) -> None:
+    arena = Arena.create(tmp_path / "a", GRANULE)
+    (arena.folder / HOLDS).unlink()
+    assert open_views(arena) is None
+    arena.close()
+    assert open_views(Arena.reopen(tmp_path / "a")) is not None
+
+
+def test_a_system_without_such_locks_has_no_views(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_views, "CAN_HOLD", False)
+    assert open_views(arena) is None
+
+
+def test_a_lock_that_is_refused_is_no_view(views: ArenaViews, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HoldLocks, "lock", lambda self, first, count: False)
+    assert views.take("c", 0, 100) is None
+    assert not views.views
+
+
+def test_entries_that_make_no_sense_are_no_holders(tmp_path: Path) -> None:
+    (tmp_path / HOLDS).write_bytes(os.urandom(5000))
+    holds = HoldFile(tmp_path)
+    assert holds.holders() == []
+    holds.close()
+    holds.close()
