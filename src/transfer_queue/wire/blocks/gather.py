@@ -41,8 +41,8 @@ I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
-Views = Callable[[int, int, int], U8 | None]
-"""Returns a held view of bytes (unit, start, length) of an arena; None if there can be none."""
+Views = Callable[[int, int, int], U8 | torch.Tensor | None]
+"""Returns held bytes (unit, start, length) of an arena as a view, or their copy on a device; None if neither can be."""
 Cuts = dict[bytes, JaggedOffsets]
 """Row lengths -> the offsets that all fields with these lengths share."""
 
@@ -236,15 +236,46 @@ def _of_run(
         shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
         or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
     ):  # fmt: skip
-        return _by_type(run.field_rows(), memory, cuts, later)
+        rows = run.field_rows()
+        if views is not None and _is_one_jagged_tensor(run, rows, ragged):
+            sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
+            return _jagged_run(run, memory, (*sizes[:ragged], -1, *sizes[ragged + 1 :]), lengths, cuts, later, views)
+        return _by_type(rows, memory, cuts, later)
     if not shape:
         return _tensor(run, memory, (run.count,), later, views)
-    key = shape[ragged].to_bytes(8, "little") * run.count
-    cut = cuts.get(key)
+    lengths = shape[ragged].to_bytes(8, "little") * run.count
+    return _jagged_run(run, memory, (*shape[:ragged], -1, *shape[ragged + 1 :]), lengths, cuts, later, views)
+
+
+def _is_one_jagged_tensor(run: RowRun, rows: FieldRows, ragged: int) -> bool:
+    """Whether the bytes of a run, as they are, are the elements of one jagged tensor."""
+    field = run.type
+    return (
+        0 <= ragged < field.ndim == rows.shapes.shape[1]
+        and not field.differs & (field.differs - 1)
+        and not (rows.shapes < 0).any()
+        and int(rows.lengths.sum()) == run.nbytes
+        and math.prod(_common_shape(rows, ragged)[:ragged]) == 1
+    )
+
+
+def _jagged_run(
+    run: RowRun,
+    memory: Memory,
+    shape: tuple[int, ...],
+    lengths: bytes,
+    cuts: Cuts,
+    later: Copies,
+    views: Views | None,
+) -> torch.Tensor:
+    """Return a run as a jagged tensor. shape: the shape of all elements, with -1 at the ragged dimension."""
+    cut = cuts.get(lengths)
     if cut is None:
-        cut = cuts[key] = offsets_of_lengths(key)
-    whole = (*shape[:ragged], cut.total, *shape[ragged + 1 :])
-    return cut.make_jagged(_tensor(run, memory, whole, later, views), ragged + 1)
+        cut = cuts[lengths] = offsets_of_lengths(lengths)
+    values = _tensor(run, memory, tuple(cut.total if size < 0 else size for size in shape), later, views)
+    if not values.is_cpu:
+        cut = cut.to_device(values.device)
+    return cut.make_jagged(values, shape.index(-1) + 1)
 
 
 def _tensor(
