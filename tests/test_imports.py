@@ -105,7 +105,8 @@ EXCUSED = {
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
     *(f"wire/buffers/{name}.py" for name in ("jagged", "tensor_conversion", "tensors")),
-    *(f"wire/blocks/{name}.py" for name in ("column_sources", "device_memory", "encode", "gather", "shared_rows")),
+    *(f"wire/blocks/{name}.py" for name in ("column_sources", "device_memory", "encode", "gather", "gather_into")),
+    "wire/blocks/shared_rows.py",
     "wire/objects/torch_objects.py",
 }
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects/object_values.py"}

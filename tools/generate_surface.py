@@ -83,7 +83,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.attachment import current_client
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags

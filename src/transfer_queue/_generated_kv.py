@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.attachment import current_client
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
@@ -212,6 +212,7 @@ def kv_batch_get(
     shared: bool = False,
     device: torch.device | str | None = None,
     copy: bool = True,
+    out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples with these keys. Consumes nothing.
@@ -228,6 +229,7 @@ def kv_batch_get(
         shared: See `get_data`.
         device: See `get_data`.
         copy: See `get_data`.
+        out: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -251,6 +253,7 @@ def kv_batch_get(
         shared=shared,
         device=device,
         copy=copy,
+        out=out,
         timeout=timeout,
     )
 
@@ -265,6 +268,7 @@ async def async_kv_batch_get(
     shared: bool = False,
     device: torch.device | str | None = None,
     copy: bool = True,
+    out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples with these keys. Consumes nothing.
@@ -281,6 +285,7 @@ async def async_kv_batch_get(
         shared: See `get_data`.
         device: See `get_data`.
         copy: See `get_data`.
+        out: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -304,6 +309,7 @@ async def async_kv_batch_get(
         shared=shared,
         device=device,
         copy=copy,
+        out=out,
         timeout=timeout,
     )
 
@@ -316,6 +322,7 @@ def kv_batch_get_by_meta(
     shared: bool = False,
     device: torch.device | str | None = None,
     copy: bool = True,
+    out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -327,6 +334,7 @@ def kv_batch_get_by_meta(
         shared: See `get_data`.
         device: See `get_data`.
         copy: See `get_data`.
+        out: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -342,7 +350,7 @@ def kv_batch_get_by_meta(
         [0.0, 1.0]
     """
     return current_client().kv_batch_get_by_meta(
-        meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
+        meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
     )
 
 
@@ -354,6 +362,7 @@ async def async_kv_batch_get_by_meta(
     shared: bool = False,
     device: torch.device | str | None = None,
     copy: bool = True,
+    out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -365,6 +374,7 @@ async def async_kv_batch_get_by_meta(
         shared: See `get_data`.
         device: See `get_data`.
         copy: See `get_data`.
+        out: See `get_data`.
         timeout: See `TransferQueueClient`.
 
     Returns:
@@ -380,7 +390,7 @@ async def async_kv_batch_get_by_meta(
         [0.0, 1.0]
     """
     return await current_client().async_kv_batch_get_by_meta(
-        meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
+        meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
     )
 
 

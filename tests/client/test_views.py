@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from test_checkpoints import load, save
 
 import transfer_queue as tq
-from test_checkpoints import load, save
 from simulated import Start, numbers, ragged, rows_of, same, table
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.storage.arena import arena_views

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,6 +61,8 @@ def format_table(status: SystemStatus, speeds: Rates | None = None) -> str:
         parts.append(f"locks of keys: {status.locks.held} held, requests that wait: {status.locks.waiting}{longest}")
     if any(unit.tier == DISK for unit in status.units):
         parts.append("\n".join(_storage(status.units)))
+    if any(unit.views or unit.viewed for unit in status.units):
+        parts.append("\n".join(_views(status.units)))
     if status.mirror is not None:
         parts.append(_mirror(status.mirror))
     for cost in status.samplers:
@@ -89,6 +92,21 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
         drained = [str(unit.unit) for unit in some if unit.drained]
         more = f", being drained: {', '.join(drained)}" if drained else ""
         lines.append(f"storage {tier_name(tier)}: {leased} of {capacity} leased, units: {len(some)}{more}")
+    return lines
+
+
+def _views(units: Sequence[UnitProgress]) -> list[str]:
+    """Return a line for the views of readers in each unit, and one for each client that has some."""
+    lines = []
+    for unit in units:
+        if not unit.views and not unit.viewed:
+            continue
+        waits = f", {size_text(unit.viewed)} are free when views end" if unit.viewed else ""
+        lines.append(f"views of unit {unit.unit}: {size_text(sum(hold.nbytes for hold in unit.views))}{waits}")
+        for hold in sorted(unit.views, key=lambda hold: hold.since):
+            began = datetime.fromtimestamp(hold.since).astimezone().isoformat(" ", "seconds")
+            who = f"client {printable_name(hold.client)}, process {hold.pid}"
+            lines.append(f"  {who}: {hold.views} views, {size_text(hold.nbytes)}, the oldest since {began}")
     return lines
 
 

@@ -399,6 +399,7 @@ class GeneratedMethods(ABC):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of samples.
@@ -418,6 +419,9 @@ class GeneratedMethods(ABC):
                 this process only. The space of cleared samples is in use until the last view of them ends
                 ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
+            out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
+                the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
+                are in the result; if an error is raised, their content is undefined. Default: new tensors.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -426,7 +430,8 @@ class GeneratedMethods(ABC):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, `device` cannot be used, or a tensor of `out`
+                does not fit.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
@@ -438,7 +443,9 @@ class GeneratedMethods(ABC):
             (True, [[1, 2], [3, 4]])
         """
         return self._run(
-            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout)
+            self._operations.get_data(
+                metadata, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
+            )
         )
 
     async def async_get_data(
@@ -449,6 +456,7 @@ class GeneratedMethods(ABC):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of samples.
@@ -468,6 +476,9 @@ class GeneratedMethods(ABC):
                 this process only. The space of cleared samples is in use until the last view of them ends
                 ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
+            out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
+                the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
+                are in the result; if an error is raised, their content is undefined. Default: new tensors.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -476,7 +487,8 @@ class GeneratedMethods(ABC):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, `device` cannot be used, or a tensor of `out`
+                does not fit.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
@@ -488,7 +500,9 @@ class GeneratedMethods(ABC):
             (True, [[1, 2], [3, 4]])
         """
         return await self._run_async(
-            self._operations.get_data(metadata, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout)
+            self._operations.get_data(
+                metadata, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
+            )
         )
 
     def await_data(
@@ -2014,7 +2028,8 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The status; `tq status` prints it. Its `verdict` is at most a second old.
+            The status; `tq status` prints it. Its `verdict` is at most a second old. The `views` of its `units` say
+            which clients hold values with `copy=False`, of which process, since when and how many bytes.
 
         Example:
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
@@ -2030,7 +2045,8 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The status; `tq status` prints it. Its `verdict` is at most a second old.
+            The status; `tq status` prints it. Its `verdict` is at most a second old. The `views` of its `units` say
+            which clients hold values with `copy=False`, of which process, since when and how many bytes.
 
         Example:
             >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
@@ -2458,6 +2474,7 @@ class GeneratedMethods(ABC):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples with these keys. Consumes nothing.
@@ -2474,6 +2491,7 @@ class GeneratedMethods(ABC):
             shared: See `get_data`.
             device: See `get_data`.
             copy: See `get_data`.
+            out: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2498,6 +2516,7 @@ class GeneratedMethods(ABC):
                 shared=shared,
                 device=device,
                 copy=copy,
+                out=out,
                 timeout=timeout,
             )
         )
@@ -2513,6 +2532,7 @@ class GeneratedMethods(ABC):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples with these keys. Consumes nothing.
@@ -2529,6 +2549,7 @@ class GeneratedMethods(ABC):
             shared: See `get_data`.
             device: See `get_data`.
             copy: See `get_data`.
+            out: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2553,6 +2574,7 @@ class GeneratedMethods(ABC):
                 shared=shared,
                 device=device,
                 copy=copy,
+                out=out,
                 timeout=timeout,
             )
         )
@@ -2566,6 +2588,7 @@ class GeneratedMethods(ABC):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -2577,6 +2600,7 @@ class GeneratedMethods(ABC):
             shared: See `get_data`.
             device: See `get_data`.
             copy: See `get_data`.
+            out: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2593,7 +2617,7 @@ class GeneratedMethods(ABC):
         """
         return self._run(
             self._operations.kv_batch_get_by_meta(
-                meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
+                meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
             )
         )
 
@@ -2606,6 +2630,7 @@ class GeneratedMethods(ABC):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -2617,6 +2642,7 @@ class GeneratedMethods(ABC):
             shared: See `get_data`.
             device: See `get_data`.
             copy: See `get_data`.
+            out: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -2633,7 +2659,7 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(
             self._operations.kv_batch_get_by_meta(
-                meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, timeout=timeout
+                meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
             )
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar
@@ -10,10 +11,17 @@ import msgspec
 
 from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import AttachError, AuthenticationError, ConnectionLostError, ProtocolError
+from transfer_queue.errors import (
+    AttachError,
+    AuthenticationError,
+    ConnectionLostError,
+    ProtocolError,
+    TransferQueueError,
+)
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import Explain
+from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
 from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
@@ -48,7 +56,10 @@ class ControlClient:
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
         """See `TransferQueueClient.status`."""
-        return self.request(Status(), SystemStatus, timeout)
+        status = self.request(Status(), SystemStatus, timeout)
+        with contextlib.suppress(TransferQueueError):  # units that do not answer
+            status = self.request(ShowViews(), ViewsReply, timeout).with_views(status)
+        return status
 
     def explain(
         self, partition_id: str, global_index: int | None, key: str | None, task: str | None, fields: list[str] | None,

@@ -366,6 +366,22 @@ ROWS: dict[str, dict[str, Family]] = {
             panel="Space",
             legend="unit {{unit}}: live",
         ),
+        "tq_arena_viewed_bytes": Family(
+            "gauge",
+            "Leased space that is free when the last view of it ends (a get with copy=False).",
+            ARENA,
+            sample=per_unit(lambda unit: unit.space.viewed),
+            panel="Space",
+            legend="unit {{unit}}: held by views alone",
+        ),
+        "tq_view_bytes": Family(
+            "gauge",
+            "Values of which processes have views (a get with copy=False), once for each client.",
+            ARENA,
+            sample=per_unit(lambda unit: sum(hold.nbytes for hold in unit.holds)),
+            panel="Space",
+            legend="unit {{unit}}: views",
+        ),
         "tq_arena_free_bytes": Family(
             "gauge",
             "Space that is allocated and not leased.",

@@ -76,6 +76,10 @@ class HoldsHere(ReadHolds):
         """See `ReadHolds.is_held`."""
         return bool(holders_here(self._boot_id, offset, length))
 
+    def is_registered(self, offset: int, length: int) -> bool:
+        """See `ReadHolds.is_registered`. Simulated clients have no devices."""
+        return False
+
     def holders(self) -> list[ReadHold]:
         """See `ReadHolds.holders`."""
         return holders_here(self._boot_id, 0, self._capacity)

@@ -12,7 +12,7 @@ from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, appli
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.reports.overview import MeasureServers
+from transfer_queue.messages.reports.overview import MeasureServers, ShowViews
 from transfer_queue.messages.reports.unit_reports import (
     BlockMissing,
     DrainFinished,
@@ -49,7 +49,7 @@ TO_UNITS = {
     WriteBytes,
 }
 """Requests that storage units take."""
-TO_THE_PROCESS = {FetchState, Measured, MeasureServers, SendState, UseSampler}
+TO_THE_PROCESS = {FetchState, Measured, MeasureServers, SendState, ShowViews, UseSampler}
 """Requests that the process around the controller carries out."""
 
 

@@ -28,7 +28,7 @@ GRANULES = 12
 
 
 class System:
-    """A unit with one writer and one reader in this process. Each granule of a leased extent has its extent's number."""
+    """A unit with one writer and one reader in this process. The bytes of an extent are its number."""
 
     def __init__(self, folder: Path) -> None:
         self.slots = StandInSlots()

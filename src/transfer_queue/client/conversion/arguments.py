@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensor_collection
 
 from transfer_queue.client.conversion.data_parser import columns_of_row, parser_columns
 from transfer_queue.errors import InvalidArgumentError
@@ -245,6 +245,40 @@ def validated_device(wanted: torch.device | str | None) -> torch.device | None:
     if found.type == "meta":
         raise InvalidArgumentError("device 'meta' stores no values; pass another device, or None for the host")
     return found
+
+
+def validated_out(out: Any, device: torch.device | None, copy: bool) -> dict[str, torch.Tensor] | None:
+    """Return the caller's tensors for values by field, with the fields of nested tables by their whole names."""
+    if out is None:
+        return None
+    if device is not None or not copy:
+        raise InvalidArgumentError("out= cannot be used with device= or copy=False; pass tensors of that device as out")
+    if not isinstance(out, Mapping) and not is_tensor_collection(out):
+        raise InvalidArgumentError(f"out must be a TensorDict or a dict of tensors, got a {type(out).__name__}")
+    found: dict[str, torch.Tensor] = {}
+    for name, value in out.items():
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"the keys of out must be names of fields (str), got {name!r}")
+        if isinstance(value, Mapping) or is_tensor_collection(value):
+            inner = validated_out(value, None, True) or {}
+            found.update({name + SEPARATOR + leaf: tensor for leaf, tensor in inner.items()})
+            continue
+        _check_out_tensor(name, value)
+        found[name] = value
+    return found
+
+
+def _check_out_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor) or value.is_nested:
+        kind = "nested tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise InvalidArgumentError(f"out[{name!r}] must be a plain tensor, got a {kind}; leave the field out of `out`")
+    if value.requires_grad:
+        raise InvalidArgumentError(
+            f"out[{name!r}] requires a gradient, but its content is replaced; pass a detached one"
+        )
+    if not value.is_contiguous() or value.is_conj() or value.is_neg():
+        raise InvalidArgumentError(f"out[{name!r}] must be contiguous, got strides {value.stride()} for shape "
+                                   f"{list(value.shape)}; pass a tensor of its own")  # fmt: skip
 
 
 def check_partition_id(name: object) -> None:

@@ -69,6 +69,10 @@ from transfer_queue.wire.buffers.copies import U8
 if TYPE_CHECKING:
     import ssl
 
+    import torch
+
+    from transfer_queue.client.data.device_copies import DeviceCopies
+
 T = TypeVar("T")
 
 MOST_WARNINGS = 1000
@@ -182,6 +186,8 @@ class ClientContext:
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
+        self.device_copies: dict[torch.device, DeviceCopies] = {}
+        """Device -> the copies from arenas to it."""
         self._views: dict[int, ArenaViews] = {}
         """The views of units' arenas, opened at their first use."""
         self._remote: frozenset[int] = frozenset()
@@ -501,14 +507,18 @@ class ClientContext:
 
         The caller must compare the generation afterwards.
         """
-        views = self._views.get(unit)
+        views = self.views_of(unit)
+        return None if views is None else views.take(self.client_id, start, nbytes)
+
+    def views_of(self, unit: int) -> ArenaViews | None:
+        """Return the views of the arena of a unit of this node; None if there can be none."""
         arena = self.arena(unit)
+        views = self._views.get(unit)
         if views is None or views.boot_id != arena.boot_id:
             views = open_views(arena)
-            if views is None:
-                return None
-            self._views[unit] = views
-        return views.take(self.client_id, start, nbytes)
+            if views is not None:
+                self._views[unit] = views
+        return views
 
     def block_source(self, unit: int) -> BlockSource:
         """Return the blocks of a unit for a checkpoint. Blocks outside this node are read in blocking round trips."""
@@ -592,6 +602,8 @@ class ClientContext:
 
     def close(self) -> None:
         """Close connections and release the locks of slots."""
+        for copies in self.device_copies.values():
+            copies.close()
         self.session.close()
         self.stores.close()
         for space in self.spaces:

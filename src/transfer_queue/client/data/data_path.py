@@ -23,6 +23,7 @@ from transfer_queue.client.conversion.data_parser import checked_parser_result, 
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BlockGroup, describe_block, group_bytes, place_blocks
 from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client.data.device_copies import copies_to
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.lease_renewal import Renewals
@@ -58,7 +59,8 @@ from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
 from transfer_queue.wire.blocks.equal_rows import HashedPut, hash_put
-from transfer_queue.wire.blocks.gather import gather, gather_objects, nest_tables
+from transfer_queue.wire.blocks.gather import Views, gather, gather_objects, nest_tables
+from transfer_queue.wire.blocks.gather_into import gather_into
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import allocate, copy_bytes
 
@@ -390,6 +392,7 @@ class DataPath:
         task: str | None = None,
         shared: bool = False,
         copy: bool = True,
+        out: Mapping[str, torch.Tensor] | None = None,
     ) -> Operation[TensorDict]:
         """Return the values that a lookup names: `_read_values`, which the timeline notes and which may have a span.
 
@@ -401,8 +404,9 @@ class DataPath:
             task: The task that has claimed the samples in the same operation, for the span.
             shared: See `get_data`.
             copy: See `get_data`.
+            out: The caller's tensors, see `get_data`.
         """
-        operation, tracing = self._read_values(look, layout, device, shared, copy), self._state.tracing
+        operation, tracing = self._read_values(look, layout, device, shared, copy, out), self._state.tracing
         if self._state.settings.timeline_events:
             operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
@@ -425,9 +429,9 @@ class DataPath:
         device: torch.device | None,
         shared: bool,
         copy: bool,
+        out: Mapping[str, torch.Tensor] | None,
     ) -> Operation[TensorDict]:
         """Copy or view the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
-        allow_pickle = self._state.settings.allow_pickle
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
             if not reply.types:
@@ -437,13 +441,32 @@ class DataPath:
                 landed = yield from get_to_device(self._state, reply, device, layout, shared)
                 if landed is not None:
                     return nest_tables(landed, tables)
-            views = None if copy or device is not None else self._state.hold_view
-            collect = partial(gather, layout=layout, shared=shared, allow_pickle=allow_pickle, views=views)
+            collect = partial(self._collect, layout=layout, shared=shared, device=device, copy=copy, out=out)
             found = yield from self._copy(reply, collect)
             if found is not None:
                 values, reply = found
                 return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
         raise _replaced_error()
+
+    def _collect(
+        self,
+        reply: LookupReply,
+        memory: Memory,
+        layout: str,
+        shared: bool,
+        device: torch.device | None,
+        copy: bool,
+        out: Mapping[str, torch.Tensor] | None,
+    ) -> TensorDict:
+        """Return the values of a lookup: copies, views, the caller's tensors, or tensors that a device copies."""
+        allow_pickle = self._state.settings.allow_pickle
+        if out is not None:
+            return gather_into(reply, memory, out, layout, shared=shared, allow_pickle=allow_pickle)
+        views: Views | None = None if copy else self._state.hold_view
+        if device is not None:
+            copies = copies_to(self._state, device)
+            views = None if copies is None else partial(copies.begin, reply)
+        return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
 
     def _read_objects(
         self, look: Callable[[], Operation[LookupReply]], partition: str, name: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -24,6 +23,7 @@ from transfer_queue.net.calls import Call
 from transfer_queue.storage.stores.base import DevicePath, Piece
 from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
 from transfer_queue.wire.blocks.gather import gather, stack_of, table_of
+from transfer_queue.wire.blocks.gather_into import select_fields
 from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges, find_remote
 from transfer_queue.wire.buffers.copies import U8
 from transfer_queue.wire.buffers.tensors import synchronize
@@ -72,18 +72,7 @@ def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device)
 def _by_kind(reply: LookupReply) -> tuple[LookupReply, LookupReply]:
     """Return the reply for the fields of tensors, and the reply for the fields of objects."""
     tensors = {field.name for field in reply.types if field.kind == "tensor"}
-    return _select_fields(reply, tensors), _select_fields(reply, {field.name for field in reply.types} - tensors)
-
-
-def _select_fields(reply: LookupReply, names: set[str]) -> LookupReply:
-    fields = [[name for name in placement.fields if name in names] for placement in reply.placements]
-    placements = [
-        msgspec.structs.replace(placement, fields=some)
-        for placement, some in zip(reply.placements, fields, strict=True)
-        if some
-    ]
-    types = [field for field in reply.types if field.name in names]
-    return msgspec.structs.replace(reply, types=types, placements=placements)
+    return select_fields(reply, tensors), select_fields(reply, {field.name for field in reply.types} - tensors)
 
 
 def _receive_on_device(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.empty_columns import column_of_no_rows
@@ -246,6 +246,7 @@ class FetchOperations(DataPath):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """Return the values of samples.
@@ -265,6 +266,9 @@ class FetchOperations(DataPath):
                 this process only. The space of cleared samples is in use until the last view of them ends
                 ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
+            out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
+                the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
+                are in the result; if an error is raised, their content is undefined. Default: new tensors.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -273,7 +277,8 @@ class FetchOperations(DataPath):
 
         Raises:
             StorageKeyNotFoundError: A sample was cleared, or does not have a field.
-            InvalidArgumentError: `layout` is "dense" and shapes differ, or `device` cannot be used.
+            InvalidArgumentError: `layout` is "dense" and shapes differ, `device` cannot be used, or a tensor of `out`
+                does not fit.
 
         Example:
             >>> prompts = TensorDict({"prompt": torch.tensor([[1, 2], [3, 4]])}, batch_size=2)
@@ -287,8 +292,9 @@ class FetchOperations(DataPath):
         arguments.check_batch_meta(metadata)
         place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         copied = arguments.validated_bool(copy, "copy")
+        given = arguments.validated_out(out, place, copied)
         yield from self._state.learn()
-        return (yield from self._values(metadata, layout, place, timeout, shared=together, copy=copied))
+        return (yield from self._values(metadata, layout, place, timeout, shared=together, copy=copied, out=given))
 
     def await_data(
         self,
@@ -362,6 +368,7 @@ class FetchOperations(DataPath):
         task: str | None = None,
         shared: bool = False,
         copy: bool = True,
+        out: Mapping[str, torch.Tensor] | None = None,
     ) -> Operation[TensorDict]:
         """See `get_data`. `places` has the known locations of the values; if they changed, they are looked up again."""
         if not len(metadata):
@@ -390,7 +397,7 @@ class FetchOperations(DataPath):
             return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
 
         partitions = ", ".join(name for name, _ in parts)
-        return (yield from self._read(look, layout, device, partitions, task, shared, copy))
+        return (yield from self._read(look, layout, device, partitions, task, shared, copy, out))
 
     def _await_rows(
         self,

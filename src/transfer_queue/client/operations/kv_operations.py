@@ -202,6 +202,7 @@ class KVOperations(DataPath):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """Return the values of the samples with these keys. Consumes nothing.
@@ -218,6 +219,7 @@ class KVOperations(DataPath):
             shared: See `get_data`.
             device: See `get_data`.
             copy: See `get_data`.
+            out: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -234,6 +236,7 @@ class KVOperations(DataPath):
         """
         place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         copied = arguments.validated_bool(copy, "copy")
+        given = arguments.validated_out(out, place, copied)
         if missing not in ("drop", "error"):
             raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
         yield from self._state.learn()
@@ -262,7 +265,7 @@ class KVOperations(DataPath):
                 self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
-        return (yield from self._read(look, layout, place, partition_id, shared=together, copy=copied))
+        return (yield from self._read(look, layout, place, partition_id, shared=together, copy=copied, out=given))
 
     def kv_batch_get_by_meta(
         self,
@@ -273,6 +276,7 @@ class KVOperations(DataPath):
         shared: bool = False,
         device: torch.device | str | None = None,
         copy: bool = True,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
         """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
@@ -284,6 +288,7 @@ class KVOperations(DataPath):
             shared: See `get_data`.
             device: See `get_data`.
             copy: See `get_data`.
+            out: See `get_data`.
             timeout: See `TransferQueueClient`.
 
         Returns:
@@ -323,6 +328,7 @@ class KVOperations(DataPath):
                 shared=shared,
                 device=device,
                 copy=copy,
+                out=out,
                 timeout=timeout,
             )
         )

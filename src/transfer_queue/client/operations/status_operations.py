@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPa
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.config.environment import get_metadata_timeout
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
+from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
 from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
 from transfer_queue.messages.system import SystemStatus
@@ -338,7 +340,8 @@ class StatusOperations(DataPath):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            The status; `tq status` prints it. Its `verdict` is at most a second old.
+            The status; `tq status` prints it. Its `verdict` is at most a second old. The `views` of its `units` say
+            which clients hold values with `copy=False`, of which process, since when and how many bytes.
 
         Example:
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
@@ -349,6 +352,8 @@ class StatusOperations(DataPath):
         verdict = self._state.timeline.recent_verdict()
         if verdict is None:
             verdict = yield from self._judge(status, timeout)
+        with contextlib.suppress(TransferQueueError):  # units that do not answer
+            status = (yield from self._ask(ShowViews(), ViewsReply, timeout)).with_views(status)
         return msgspec.structs.replace(status, verdict=verdict)
 
     def verdict(self, *, timeout: float | None = None) -> Operation[Verdict]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from transfer_queue.messages.base import Finite, Message, Natural, Reply, Request
 from transfer_queue.messages.reports.unit_reports import ServerMeasures, UnitMeasures
+from transfer_queue.messages.storage import ReadHold
 from transfer_queue.messages.system import SystemStatus
 
 MOST_PARTITIONS = 64
@@ -128,6 +130,36 @@ class ColumnCounts(Reply, frozen=True):
 
 class MeasureServers(Request, frozen=True):
     """Ask for the measures of all server processes. The reply, a `ServersReply`, comes when they have answered."""
+
+
+class ShowViews(Request, frozen=True):
+    """Ask for the views of readers in all storage units. The reply, a `ViewsReply`, comes when they have answered."""
+
+
+class UnitViews(Message, frozen=True):
+    """The views of readers in a storage unit."""
+
+    unit: int
+    viewed: int
+    """See `UnitStatusReply`."""
+    holds: list[ReadHold]
+
+
+class ViewsReply(Reply, frozen=True):
+    """The views of readers in the storage units that answered within a second."""
+
+    units: list[UnitViews]
+
+    def with_views(self, status: SystemStatus) -> SystemStatus:
+        """Return the status with the views of these units."""
+        found = {each.unit: each for each in self.units}
+        units = [
+            msgspec.structs.replace(unit, viewed=found[unit.unit].viewed, views=found[unit.unit].holds)
+            if unit.unit in found
+            else unit
+            for unit in status.units
+        ]
+        return msgspec.structs.replace(status, units=units)
 
 
 class UnitServer(Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transfer_queue.messages.base import Finite, Message, Natural
+from transfer_queue.messages.storage import ReadHold
 
 
 class FieldProgress(Message, frozen=True):
@@ -106,6 +107,10 @@ class UnitProgress(Message, frozen=True):
     """The number of bytes in extents that contain needed values."""
     drained: bool = False
     """True if everything is being moved off the unit."""
+    viewed: int = 0
+    """Bytes that are free when the last view of them ends."""
+    views: list[ReadHold] = []
+    """The clients that have views of its values (`get_data` with `copy=False`), of each process."""
 
 
 class MirrorProgress(Message, frozen=True):

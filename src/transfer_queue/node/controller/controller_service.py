@@ -33,7 +33,7 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.reports import unit_reports
-from transfer_queue.messages.reports.overview import MeasureServers, ServersReply
+from transfer_queue.messages.reports.overview import MeasureServers, ServersReply, ShowViews, ViewsReply
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.net.handshake import Hello
@@ -51,7 +51,12 @@ from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (*CONTROLLER_READS, unit_reports.Measured, MeasureServers)  # requests that change nothing of the state
+READS = (
+    *CONTROLLER_READS,
+    unit_reports.Measured,
+    MeasureServers,
+    ShowViews,
+)  # requests that change nothing of the state
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
@@ -65,7 +70,7 @@ FROM_UNITS = (
     unit_reports.ExtentsGone,
     unit_reports.Measured,
 )
-SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, UseSampler))
+SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, ShowViews, UseSampler))
 """The requests that this module looks at; the core serves all others."""
 
 
@@ -97,6 +102,8 @@ class ControllerService(EnvelopeService):
         """Gets what a unit at this connection has measured."""
         self.measure_servers: Callable[[], ServersReply] | None = None
         """Measures all servers, in another thread than the loop's; None if this is not possible."""
+        self.show_views: Callable[[], ViewsReply] | None = None
+        """The same for the views of readers."""
         self._measuring = BackgroundThread()
         self._departed = departed
         self._controller = controller
@@ -235,6 +242,9 @@ class ControllerService(EnvelopeService):
         if isinstance(envelope.body, MeasureServers) and self.measure_servers is not None:
             self._measure(peer, envelope.sequence, self.measure_servers)
             return ()
+        if isinstance(envelope.body, ShowViews) and self.show_views is not None:
+            self._measure(peer, envelope.sequence, self.show_views)
+            return ()
         if isinstance(envelope.body, UseSampler) and self._samplers is not None:
             self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
             return ()
@@ -314,7 +324,7 @@ class ControllerService(EnvelopeService):
 
         self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
 
-    def _measure(self, peer: int, sequence: int, measure_servers: Callable[[], ServersReply]) -> None:
+    def _measure(self, peer: int, sequence: int, measure_servers: Callable[[], ServersReply | ViewsReply]) -> None:
         """Measure all servers in another thread, because the units may take a second to answer."""
         call_soon = self._call_soon
         assert call_soon is not None

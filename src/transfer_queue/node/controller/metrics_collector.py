@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
-from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer
+from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer, UnitViews, ViewsReply
 from transfer_queue.messages.reports.unit_reports import Measure, Measured
 from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
@@ -117,6 +117,20 @@ class Collector:
             loads = self._steps(measure_units(self._controller.context, time.monotonic()))
             self.units.wait(UNITS_SECONDS)
             return self._in_loop(lambda: self._make_reply(loads))
+
+    def show_views(self) -> ViewsReply:
+        """Return the views of readers in all units. Otherwise like `collect`."""
+        with self._one_at_a_time:
+            self._in_loop(self.units.ask, sends=True)
+            self.units.wait(UNITS_SECONDS)
+            answers = self._in_loop(self.units.answers)
+        return ViewsReply(
+            [
+                UnitViews(number, answer.storage.space.viewed, answer.storage.holds)
+                for number, answer in sorted(answers.items())
+                if answer is not None
+            ]
+        )
 
     def _make_reply(self, loads: UnitLoads) -> ServersReply:
         core, answers, journal = self._controller.context, self.units.answers(), self._journal()

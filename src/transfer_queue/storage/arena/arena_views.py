@@ -27,7 +27,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from transfer_queue.errors import AttachError
 from transfer_queue.messages.storage import ReadHold
 from transfer_queue.storage.arena.arena import Arena, boot_id_of, stretches
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.read_holds import CAN_HOLD, HoldLocks
+from transfer_queue.storage.arena.read_holds import CAN_HOLD, REGISTERED, HoldLocks
 from transfer_queue.storage.protocols import Bytes
 
 MAPPINGS = 4
@@ -45,6 +45,7 @@ MAPPINGS = 4
 FORK_SECONDS = 10.0
 """The longest time for which a fork waits for the child's locks. After that, the views are never ended here."""
 
+Buffer = Union[mmap.mmap, memoryview]
 _PAGE = mmap.PAGESIZE
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the mapping may be larger than the memory of the machine
 _PAGEMAP_PAGES = 1 << 16  # pages whose state is read at once
@@ -59,7 +60,7 @@ _ended: deque[tuple[ArenaViews, int]] = deque()
 
 
 class _View(NamedTuple):
-    mapping: _PrivateMapping
+    mapping: _PrivateMapping | _SharedMapping
     start: int
     nbytes: int
     holder: _Holder
@@ -139,6 +140,22 @@ class _PrivateMapping:
             self.memory.madvise(mmap.MADV_DONTNEED, start + first * _PAGE, (last - first) * _PAGE)
 
 
+class _SharedMapping:
+    """The mapping of a client's `Arena`, out of which bytes are copied while they are held. Copies may overlap."""
+
+    def __init__(self, capacity: int) -> None:
+        self.counts: npt.NDArray[np.int32] = np.zeros(capacity // GRANULE, np.int32)
+        """The holds of each granule."""
+
+    def add(self, start: int, end: int) -> None:
+        """Add a hold."""
+        self.counts[granules_of(start, end)] += 1
+
+    def remove(self, start: int, end: int) -> None:
+        """Remove a hold."""
+        self.counts[granules_of(start, end)] -= 1
+
+
 class ArenaViews:
     """The views that this process has of one arena. There is one for each arena; `open_views` returns it."""
 
@@ -156,6 +173,7 @@ class ArenaViews:
         if boot_id_of(folder) != boot_id:
             raise AttachError(f"the arena in {folder} was replaced; get the values again")
         self.mappings: list[_PrivateMapping] = []
+        self._shared = _SharedMapping(capacity)
         self.views: dict[int, _View] = {}
         self._next = 1
         self._holders: dict[str, _Holder] = {}
@@ -168,20 +186,40 @@ class ArenaViews:
         """
         with _locked():
             mapping = self._mapping_for(start, start + nbytes)
-            part = granules_of(start, start + nbytes)
-            if mapping is None or not self._locks.lock(part.start, part.stop - part.start):
-                return None
-            array: Bytes = np.frombuffer(mapping.memory, np.uint8, nbytes, start)
-            number, self._next = self._next, self._next + 1
-            holder = self._holders.get(client) or self._add_holder(client)
-            mapping.add(start, start + nbytes)
-            self.views[number] = _View(mapping, start, nbytes, holder)
-            self.users += 1
-            weakref.finalize(array, _note_ended, self, number).atexit = False
-            holder.since[number] = time.time()
-            holder.nbytes += nbytes
-            self._write_entry(holder)
+            return None if mapping is None else self._hold(mapping, mapping.memory, client, start, nbytes)
+
+    def hold(self, arena: Arena, client: str, start: int, nbytes: int) -> Bytes | None:
+        """Do the same for bytes that are copied elsewhere: returns those of the arena itself, which nobody may write."""
+        with _locked():
+            return self._hold(self._shared, arena.memory.data, client, start, nbytes)
+
+    def _hold(
+        self, mapping: _PrivateMapping | _SharedMapping, memory: Buffer, client: str, start: int, nbytes: int
+    ) -> Bytes | None:
+        part = granules_of(start, start + nbytes)
+        if not self._locks.lock(part.start, part.stop - part.start):
+            return None
+        array: Bytes = np.frombuffer(memory, np.uint8, nbytes, start)
+        number, self._next = self._next, self._next + 1
+        holder = self._holders.get(client) or self._add_holder(client)
+        mapping.add(start, start + nbytes)
+        self.views[number] = _View(mapping, start, nbytes, holder)
+        self.users += 1
+        weakref.finalize(array, _note_ended, self, number).atexit = False
+        holder.since[number] = time.time()
+        holder.nbytes += nbytes
+        self._write_entry(holder)
         return array
+
+    def keep_pages(self, first: int, count: int) -> bool:
+        """Keep the pages of these granules, which this process holds, until `drop_pages`. Returns whether it does."""
+        with _locked():
+            return self._locks.lock(REGISTERED + first, count)
+
+    def drop_pages(self, first: int, count: int) -> None:
+        """See `keep_pages`."""
+        with _locked():
+            self._locks.unlock(REGISTERED + first, count)
 
     def _mapping_for(self, start: int, end: int) -> _PrivateMapping | None:
         for mapping in self.mappings:
@@ -200,7 +238,7 @@ class ArenaViews:
         if number:
             view = self.views.pop(number)
             view.mapping.remove(view.start, view.start + view.nbytes)
-            held = sum(mapping.counts[view.granules] for mapping in self.mappings)
+            held = self._shared.counts[view.granules] + sum(mapping.counts[view.granules] for mapping in self.mappings)
             for first, last in stretches(np.flatnonzero(held == 0) + view.granules.start):
                 self._locks.unlock(first, last - first)
             del view.holder.since[number]

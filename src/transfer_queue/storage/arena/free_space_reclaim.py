@@ -97,7 +97,10 @@ class FreeSpaceReclaimer:
         self._surplus, some = self._surplus[: -STEP // GRANULE], self._surplus[-STEP // GRANULE :]
         marks = self._marks[some]
         unused = np.array(some)[(marks > _LEASED) & (marks < self._period - 1)]  # without what was leased meanwhile
+        holds = self._arena.holds
         for first, end in stretches(unused):
+            if holds is not None and holds.is_registered(first * GRANULE, (end - first) * GRANULE):
+                continue
             if not self._arena.punch(first * GRANULE, (end - first) * GRANULE):
                 self._surplus = []
         return bool(self._surplus)

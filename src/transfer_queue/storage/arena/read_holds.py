@@ -10,6 +10,10 @@ A free and a new hold may run at the same time. The reader locks first and compa
 increases the generation first and looks for locks afterwards. So either the reader notices that its block is gone, or
 the unit notices the hold.
 
+A process that has registered granules with a device, which then keeps their pages, has a lock on the byte
+REGISTERED + number of the granule. The unit does not return such granules to the file system, because the device would
+not see the pages that replace them.
+
 The file also says, for people, who holds: each client of a process with views has an entry, and locks the byte
 ENTRY_LOCKS + number of the entry. An entry without a lock means nothing. No decision depends on an entry.
 """
@@ -33,6 +37,8 @@ CAN_HOLD = sys.platform == "linux" and sys.maxsize > 1 << 32
 """Whether this module knows how to ask the kernel for locks. Elsewhere there are no views."""
 ENTRY_LOCKS = 1 << 40
 """The position of the lock of the first entry, behind those of all granules."""
+REGISTERED = 1 << 41
+"""The position of the lock of the first registered granule."""
 ENTRIES = 4096
 """The most entries of a file. Further clients hold without an entry."""
 
@@ -45,6 +51,9 @@ class ReadHolds(Protocol):
 
     def is_held(self, offset: int, length: int) -> bool:
         """Whether a process may have a view of any of these granules."""
+
+    def is_registered(self, offset: int, length: int) -> bool:
+        """Whether a process has registered any of these granules with a device."""
 
     def holders(self) -> list[ReadHold]:
         """Return the clients that have views, with the time and the size."""
@@ -62,6 +71,10 @@ class HoldFile(ReadHolds):
     def is_held(self, offset: int, length: int) -> bool:
         """See `ReadHolds.is_held`."""
         return _is_locked(self._file, offset // GRANULE, length // GRANULE)
+
+    def is_registered(self, offset: int, length: int) -> bool:
+        """See `ReadHolds.is_registered`."""
+        return _is_locked(self._file, REGISTERED + offset // GRANULE, length // GRANULE)
 
     def holders(self) -> list[ReadHold]:
         """See `ReadHolds.holders`."""

@@ -186,7 +186,7 @@ def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Co
         return _by_type(rows, memory, cuts, later)
     if layout == "list":
         return stack_of(_rows(rows, memory), len(rows.starts))
-    return _dense(rows, memory) if layout == "dense" else _padded(rows, memory)
+    return dense_rows(rows, memory) if layout == "dense" else _padded(rows, memory)
 
 
 def _unknown_dtype(field: FieldType) -> ProtocolError:
@@ -396,7 +396,8 @@ def _agree(rows: FieldRows) -> bool:
     return not len(rows.shapes) or bool((rows.shapes == rows.shapes[0]).all())
 
 
-def _dense(rows: FieldRows, memory: Memory) -> torch.Tensor:
+def dense_rows(rows: FieldRows, memory: Memory) -> torch.Tensor:
+    """Return the rows, which must have one shape, as one new tensor."""
     if not _agree(rows):
         shapes = {tuple(size for size in shape if size >= 0) for shape in rows.shapes.tolist()}
         raise InvalidArgumentError(
@@ -412,7 +413,7 @@ def _dense(rows: FieldRows, memory: Memory) -> torch.Tensor:
 
 def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
     if _agree(rows):
-        return _dense(rows, memory)
+        return dense_rows(rows, memory)
     ranks = (rows.shapes >= 0).sum(axis=1)
     if (ranks != ranks[0]).any():
         raise InvalidArgumentError(
@@ -464,7 +465,7 @@ def _padded_on(
 def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
     """Return one tensor for each row, of any shapes."""
     if len(rows.starts) and _agree(rows):
-        return list(_dense(rows, memory).unbind(0))
+        return list(dense_rows(rows, memory).unbind(0))
     flat = _flat(rows, memory)
     counts = (rows.lengths // ITEM_SIZES[rows.type.dtype]).tolist()
     shapes = [[size for size in shape if size >= 0] for shape in rows.shapes.tolist()]

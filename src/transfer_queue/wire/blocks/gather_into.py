@@ -1,0 +1,120 @@
+"""Gathers rows out of arenas into tensors of the caller, which may be pinned or on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.descriptors import NESTED
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.wire.blocks.contiguous_rows import RowRun, some_row_runs
+from transfer_queue.wire.blocks.gather import dense_rows, gather, promoted_rows, table_of
+from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, locate_rows
+from transfer_queue.wire.buffers.copies import Copies, copy_all
+from transfer_queue.wire.buffers.tensors import DTYPES, dtype_name, flat_bytes, promote_dtypes, tensor_over
+
+
+def gather_into(
+    reply: LookupReply,
+    memory: Memory,
+    out: Mapping[str, torch.Tensor],
+    layout: str = "jagged",
+    *,
+    shared: bool = False,
+    allow_pickle: bool = True,
+) -> TensorDict:
+    """Return the rows that a lookup found. The fields of `out` are copied into its tensors, which are in the result.
+
+    All tensors are checked before the first one is written. The caller checks generations afterwards, as for `gather`.
+
+    Args:
+        reply: See `gather`.
+        memory: See `gather`; on the host.
+        out: Contiguous tensors by field. Other fields are returned as `gather` returns them.
+        layout: See `gather`.
+        shared: See `gather`.
+        allow_pickle: See `gather`.
+
+    Raises:
+        InvalidArgumentError: A field of `out` was not found, has objects or rows of different shapes, or its tensor has
+            another dtype or shape. Or see `gather`.
+    """
+    with decode_guard("the reply of a lookup"):
+        unknown = sorted(set(out) - {field.name for field in reply.types if field.kind != NESTED})
+        if unknown:
+            raise InvalidArgumentError(f"out has the fields {unknown}, which these samples do not have; leave them out")
+        wanted = select_fields(reply, out.keys())
+        runs: Mapping[str, RowRun | FieldRows] = {
+            name: run for name, run in some_row_runs(wanted, memory).items() if run.shape is not None
+        }
+        if len(runs) < len(out):
+            runs = {rows.type.name: rows for rows in locate_rows(wanted, memory)} | dict(runs)
+        for name, tensor in out.items():
+            _check(name, tensor, runs[name])
+        later: Copies = []
+        for name, tensor in out.items():
+            _fill(tensor, runs[name], memory, later)
+        copy_all(later)
+    others = select_fields(reply, [field.name for field in reply.types if field.name not in out])
+    rest = gather(others, memory, layout, shared=shared, allow_pickle=allow_pickle) if others.types else {}
+    columns: dict[str, Any] = {
+        field.name: out[field.name] if field.name in out else rest[field.name]
+        for field in reply.types
+        if field.kind != NESTED
+    }
+    return table_of(columns, reply.count)
+
+
+def select_fields(reply: LookupReply, names: Collection[str]) -> LookupReply:
+    """Return the reply for some of its fields."""
+    fields = [[name for name in placement.fields if name in names] for placement in reply.placements]
+    placements = [
+        msgspec.structs.replace(placement, fields=some)
+        for placement, some in zip(reply.placements, fields, strict=True)
+        if some
+    ]
+    types = [field for field in reply.types if field.name in names]
+    return msgspec.structs.replace(reply, types=types, placements=placements)
+
+
+def _check(name: str, tensor: torch.Tensor, rows: RowRun | FieldRows) -> None:
+    """Raise InvalidArgumentError if the tensor cannot take the rows."""
+    if rows.type.kind != "tensor":
+        raise InvalidArgumentError(f"out[{name!r}]: the field has objects, not tensors; leave it out of `out`")
+    if isinstance(rows, RowRun):
+        dtype, shape = DTYPES.get(rows.type.dtype), [rows.count, *(rows.shape or ())]
+    else:
+        if len(rows.shapes) and (rows.shapes != rows.shapes[0]).any():
+            found = sorted({tuple(size for size in shape if size >= 0) for shape in rows.shapes.tolist()})
+            raise InvalidArgumentError(
+                f"out[{name!r}]: the rows must have one shape, got {found[:4]}; leave the field out of `out`"
+            )
+        parts = [part for part, _ in rows.parts]
+        dtype = promote_dtypes(name, parts) if parts else DTYPES.get(rows.type.dtype)
+        shape = [len(rows.starts), *(size for size in rows.shapes[:1].reshape(-1).tolist() if size >= 0)]
+    if tensor.dtype is not dtype or list(tensor.shape) != shape:
+        wanted = "an unknown dtype" if dtype is None else dtype_name(dtype)
+        raise InvalidArgumentError(
+            f"out[{name!r}] must have dtype {wanted} and shape {shape} for these samples, got "
+            f"{dtype_name(tensor.dtype)} and {list(tensor.shape)}; pass a tensor of that dtype and shape"
+        )
+
+
+def _fill(tensor: torch.Tensor, rows: RowRun | FieldRows, memory: Memory, later: Copies) -> None:
+    """Copy the rows into the tensor, now or by the copies in `later`."""
+    if not tensor.numel():
+        return
+    if not isinstance(rows, RowRun):
+        tensor.copy_(dense_rows(*(promoted_rows(rows, memory) if rows.parts else (rows, memory))))
+        return
+    source = memory(rows.unit)[rows.start : rows.start + rows.nbytes]
+    if tensor.is_cpu:
+        later.append((flat_bytes(tensor), source))
+    else:
+        tensor.copy_(tensor_over(np.asarray(source), rows.type.dtype, tuple(tensor.shape)))

@@ -1,0 +1,153 @@
+"""Copies from arenas to a device, with a stand-in for the driver: the device is the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import transfer_queue as tq
+from simulated import a, b, cluster, ragged, rows_of, same, start, table  # noqa: F401
+from transfer_queue.client.data import device_copies
+from transfer_queue.client.data.device_copies import DeviceDriver
+from transfer_queue.errors import StorageKeyNotFoundError
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.testing import Client, Cluster
+
+ROWS = 64
+
+
+class Event:
+    def __init__(self) -> None:
+        self.over = False
+
+    def query(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        self.over = True
+
+
+class Driver(DeviceDriver):
+    """Notes what it is asked. accepts: whether it registers memory."""
+
+    def __init__(self) -> None:
+        self.accepts = True
+        self.registered: dict[int, int] = {}
+        self.events: list[Event] = []
+
+    def register(self, address: int, nbytes: int) -> bool:
+        assert all(not (start < address + nbytes and address < start + n) for start, n in self.registered.items())
+        if self.accepts:
+            self.registered[address] = nbytes
+        return self.accepts
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def mark(self, device: torch.device) -> Any:
+        self.events.append(Event())
+        return self.events[-1]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(device_copies, "driver_of", lambda device: made)
+    return made
+
+
+def value(fill: int, rows: int = ROWS, width: int = 8192) -> Any:
+    return table(x=torch.full((rows, width), fill), small=torch.arange(rows))
+
+
+def viewed(cluster: Cluster) -> int:  # noqa: F811
+    return sum(unit.pool.status().viewed for unit in cluster.units)
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense", "padded", "list"])
+def test_what_a_device_copies(a: Client, b: Client, driver: Driver, layout: str) -> None:  # noqa: F811
+    meta = a.put(value(3), partition_id="p")
+    got, host = b.get_data(meta, layout=layout, device="cpu"), b.get_data(meta, layout=layout)
+    assert all(map(same, rows_of(got["x"]), rows_of(host["x"])))
+    assert got["small"].tolist() == list(range(ROWS))
+    assert len(driver.events) == 1, "small fields are gathered on the host"
+    assert sum(driver.registered.values()) >= ROWS * 8192 * 8
+    before = dict(driver.registered)
+    b.get_data(meta, layout=layout, device="cpu")
+    assert driver.registered == before, "pages are registered once"
+
+
+def test_ragged_rows(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+    meta = a.put(table(x=ragged(20_000, 3, 40_000)), partition_id="p")
+    got = b.get_data(meta, device="cpu")["x"]
+    assert len(driver.events) == 1
+    assert all(map(same, rows_of(got), rows_of(b.get_data(meta)["x"])))
+
+
+def test_bytes_are_held_until_the_device_has_copied_them(
+    a: Client,
+    b: Client,
+    cluster: Cluster,
+    driver: Driver,  # noqa: F811
+) -> None:
+    meta = a.put(value(3), partition_id="p")
+    b.get_data(meta, device="cpu")
+    a.clear_samples(meta)
+    cluster.advance(1)
+    assert viewed(cluster) > 0
+    driver.events[0].over = True
+    again = a.put(value(4), partition_id="p")
+    b.get_data(again, device="cpu")
+    cluster.advance(1)
+    assert viewed(cluster) == 0
+
+
+def test_a_driver_that_refuses(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+    driver.accepts = False
+    meta = a.put(value(3), partition_id="p")
+    assert b.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
+    assert driver.registered == {}
+
+
+def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+    meta = a.put(value(3), partition_id="p")
+    parts = [meta.select_samples(list(range(first, first + 16))) for first in (0, 24, 48)]
+    for part in parts:
+        assert b.get_data(part, layout="dense", device="cpu")["x"].eq(3).all()
+    assert len(driver.registered) == 3
+    assert b.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
+    ends = sorted((start, start + n) for start, n in driver.registered.items())
+    assert all(left[1] <= right[0] for left, right in zip(ends, ends[1:]))
+    assert all(n % GRANULE == 0 for n in driver.registered.values())
+
+
+def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+    meta = a.put(value(3), partition_id="p")
+    b.get_data(meta, device="cpu")
+    b.close()
+    assert all(event.over for event in driver.events)
+    assert driver.registered == {}
+
+
+def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:  # noqa: F811
+    """Nothing is registered of a block that was freed after the lookup."""
+    meta = a.put(value(3), partition_id="p")
+    b.get_partition_list()
+    b.hold()
+    task = b.start(b.operations.get_data(meta, device="cpu"))
+    cluster.run()
+    a.clear_samples(meta)
+    b.release()
+    cluster.run()
+    with pytest.raises(StorageKeyNotFoundError):
+        task.result()
+    assert driver.registered == {}
+
+
+def test_devices_without_such_a_driver(a: Client, b: Client) -> None:  # noqa: F811
+    meta = a.put(value(3), partition_id="p")
+    got = b.get_data(meta, layout="dense", device="cpu", copy=False)["x"]
+    assert got.eq(3).all()
+    assert not tq.is_view(got)

@@ -1,0 +1,159 @@
+"""Views between real processes: killed holders, a unit and a controller that restart, forks, worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import transfer_queue as tq
+from transfer_queue.errors import CapacityError
+
+MIB = 1 << 20
+CAPACITY = 16 * MIB
+
+HOLDER = """
+import sys, time
+import transfer_queue as tq
+tq.init()
+view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
+assert tq.is_view(view)
+print("held", flush=True)
+sys.stdin.readline()
+assert view.eq(1).all()
+print("same", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def client() -> Iterator[tq.TransferQueueClient]:
+    tq.init({"backend": {"SimpleStorage": {"arena_bytes": CAPACITY, "num_data_storage_units": 1}}})
+    try:
+        yield tq.get_client()
+    finally:
+        tq.close()
+
+
+def put(fill: int, rows: int = 1, key: str = "a") -> None:
+    keys = [key] if rows == 1 else [f"{key}{row}" for row in range(rows)]
+    tq.kv_batch_put(keys, "p", TensorDict({"x": torch.full((rows, 4 * MIB), fill, dtype=torch.uint8)}, batch_size=rows))
+
+
+def holds(client: tq.TransferQueueClient) -> list[tuple[int, int]]:
+    """(process, bytes) of all holders."""
+    return [(hold.pid, hold.nbytes) for unit in client.status().units for hold in unit.views]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def everything_fits() -> bool:
+    try:
+        put(5, rows=3, key="b")
+    except CapacityError:
+        return False
+    tq.kv_clear([f"b{row}" for row in range(3)], "p")
+    return True
+
+
+def test_holders(client: tq.TransferQueueClient) -> None:
+    """One lives on over clears and restarts; its space comes back when it is killed."""
+    put(1)
+    assert holds(client) == []
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert holds(client) == [(holder.pid, 4 * MIB)]
+        tq.kv_clear(["a"], "p")
+        until(lambda: sum(unit.viewed for unit in client.status().units) == 4 * MIB)
+        for server in ("unit", "controller"):
+            for pid in servers(server):
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: client.status().units[0].views != [])
+            put(2)  # elsewhere
+            tq.kv_clear(["a"], "p")
+        holder.stdin.write("look\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "same\n"
+    finally:
+        holder.kill()
+        holder.communicate()
+    until(lambda: holds(client) == [])
+    until(everything_fits)
+
+
+def servers(kind: str) -> list[int]:
+    """The processes of this system's units, or its controller."""
+    found = []
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as file:
+                words = file.read().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if os.environ["TQ_RUNTIME_DIR"] in words and kind in words:
+            found.append(int(process))
+    return found
+
+
+def test_a_forked_child_keeps_its_own_hold(client: tq.TransferQueueClient) -> None:
+    put(1)
+    view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0 if view.numpy().min() == view.numpy().max() == 1 else 1)
+    os.close(reading)
+    tq.kv_clear(["a"], "p")
+    del view
+    until(lambda: holds(client) == [(child, 4 * MIB)])
+    with pytest.raises(CapacityError):
+        put(2, rows=4)
+    os.write(writing, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(writing)
+    until(lambda: holds(client) == [])
+    until(everything_fits)
+
+
+def test_a_view_outlives_its_system() -> None:
+    tq.init()
+    put(3)
+    view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
+    tq.close()
+    assert view.eq(3).all()
+    assert tq.is_view(view)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_with_views(client: tq.TransferQueueClient, workers: int) -> None:
+    """What a worker reads is shared with the loader, so that its views end in the worker."""
+    rows = torch.arange(32)
+    client.kv_batch_put([str(row) for row in range(32)], "q", {"x": rows[:, None].expand(32, 5000).contiguous()})
+    client.seal("q")
+    dataset = tq.StreamingDataset(None, 8, 4, ["x"], "q", "t", 0, copy=False, keep_batches=0)
+    loader = tq.StreamingDataLoader(dataset, num_workers=workers)
+    seen = []
+    for data, _ in loader:
+        assert tq.is_view(data["x"]) == (workers == 0)
+        seen += [int(row[0]) for row in data["x"].unbind()]
+        assert all(int(row.min()) == int(row.max()) for row in data["x"].unbind())
+    assert seen == list(range(32))
+    del data, loader, dataset
+    until(lambda: holds(client) == [])
