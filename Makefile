@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -40,6 +40,7 @@ help:
 	@echo "make perfetto-tests  opens traces in Perfetto, in Chromium"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the tests of the public contract under Ray"
+	@echo "make gpu       tests of a GPU, with rates beside cudaMemcpy; skipped if there is none"
 	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, the fault simulation and the benchmarks; pyright on user code"
@@ -155,6 +156,9 @@ generate: venv
 # test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a
 # field may differ in numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
 CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
+
+gpu: venv
+	.venv/bin/python -m pytest -rs tests/gpu $(ARGS)
 
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }

@@ -30,6 +30,7 @@ NAMES = (
     "durability",
     "restart",
     "loader",
+    "views",
     "codec",
     "equal_values",
     "timeline",

@@ -1,15 +1,18 @@
 """Torn reads: rows are read while others clear, replace, compact and drain. Not one byte of another sample may come.
 
-    python tests/long/torn_reads.py [--mode reads|rows] [--reads 10000000] [--readers 2] [--seconds 3600]
+    python tests/long/torn_reads.py [--mode reads|views|rows] [--reads 10000000] [--readers 2] [--seconds 3600]
                                     [--row-seconds 60] [--backends NAME ...]
 
-Two modes, one after the other unless one is named.
+Three modes, one after the other unless one is named.
 
 `reads`: a writer puts blocks whose values say which put they belong to, replaces some, and clears all but a few rows of
 each, so that compaction never rests; a unit is drained and taken back in turn. Readers, each a process, copy 1024 rows
 at a time and look at every byte: each value of a row is the row's number, which is that of the put that made it. It
 ends when so many rows were read, or fails at the first foreign byte. What the writer clears is the oldest, so that most
 reads are in time for it, and some are not.
+
+`views`: the same, with readers that read whole puts with copy=False, keep some of the views for a while, write to
+others, and look at every byte again before they let go of them. One reader is killed and started again in turn.
 
 `rows`: on every backend that is installed, for `--row-seconds` each, processes put, replace, clear and read ragged rows
 of a few elements (and some large ones) in every container and layout, each value with a checksum in a field beside it
@@ -135,6 +138,52 @@ def read(rows: int) -> None:
     print(f"{done} rows read, {gone} reads of rows that were gone", flush=True)
 
 
+def view(rows: int, seconds: float = 3600.0) -> None:
+    """Reads so many rows as views, and keeps some views while what they show is cleared, replaced and moved."""
+    client = tq.get_client()
+    draw = np.random.default_rng()
+    held: list[tuple[Any, int]] = []
+    done = gone = kept = copies = 0
+    end = time.monotonic() + seconds
+    while done < rows and time.monotonic() < end:
+        every = client.get_meta(FIELDS, None, PARTITION, mode="force_fetch")
+        if len(every) < KEPT:
+            continue
+        # rows of one put have neighbouring indexes; until they are cleared they are a run
+        newest = every.select_samples(list(range(len(every) - KEPT - int(draw.integers(0, 64)), len(every))))
+        for meta in (newest, every.select_samples([int(draw.integers(0, len(every)))])):
+            try:
+                got = client.get_data(meta.select_fields(FIELDS), layout="dense", copy=False)
+            except StorageKeyNotFoundError:
+                gone += 1
+                continue
+            for name in FIELDS:
+                tensor = got[name]
+                copies += not tq.is_view(tensor)
+                check_rows(tensor)
+                held.append((tensor, int(tensor.sum())))
+            done += 2 * len(got)
+        while len(held) > 32:
+            tensor, total = held.pop(int(draw.integers(0, len(held))))
+            check_rows(tensor)
+            assert int(tensor.sum()) == total, "a view has changed"
+            kept += 1
+            if draw.integers(0, 2):
+                tensor.fill_(-1)  # a page of its own, which no later view may show
+    assert kept, "no view was kept"
+    print(
+        f"{done} rows read, {gone} reads of rows that were gone, {kept} views looked at again, {copies} copies",
+        flush=True,
+    )
+
+
+def check_rows(tensor: torch.Tensor) -> None:
+    """Fail if a row has values of several puts."""
+    rows = tensor.numpy()
+    foreign = (rows != rows[:, :1]).any(1) | (rows[:, 0] < 1)
+    assert not foreign.any(), f"foreign bytes: {rows[foreign]}"
+
+
 def write_rows(seconds: float, place: int) -> None:
     """Puts, replaces, clears and reads rows of its own until its time is over."""
     writer = Writer(tq.get_client(), PARTITION, seed=time.time_ns(), place=place + 1)
@@ -204,15 +253,21 @@ def rows(name: str, seconds: float) -> None:
         raise SystemExit(f"{name}: a process failed; its words are above")
 
 
-def reads(arguments: argparse.Namespace) -> None:
-    """The mode `reads`: starts a system with two units, the writer and the readers."""
+def reads(arguments: argparse.Namespace, role: str = "read") -> None:
+    """The modes `reads` and `views`: starts a system with two units, the writer and the readers."""
     tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}})
     try:
         tq.get_client().create_partition(PARTITION)
         command = [sys.executable, __file__, "--seconds", str(arguments.seconds), "--role"]
         writer = subprocess.Popen([*command, "write"])
         share = str(-(-arguments.reads // arguments.readers))
-        readers = [subprocess.Popen([*command, "read", "--reads", share]) for _ in range(arguments.readers)]
+        readers = [subprocess.Popen([*command, role, "--reads", share]) for _ in range(arguments.readers)]
+        if role == "view":
+            for _ in range(3):  # what a killed reader holds is free again, or the writer would find no space
+                doomed = subprocess.Popen([*command, role, "--reads", share])
+                time.sleep(5)
+                doomed.kill()
+                doomed.wait()
         try:
             codes = [reader.wait(arguments.seconds) for reader in readers]
         finally:
@@ -235,6 +290,8 @@ def work(arguments: argparse.Namespace) -> None:
         write(arguments.seconds)
     elif arguments.role == "read":
         read(arguments.reads)
+    elif arguments.role == "view":
+        view(arguments.reads, arguments.seconds)
     elif arguments.role == "write-rows":
         write_rows(arguments.row_seconds, arguments.place)
     else:
@@ -244,21 +301,23 @@ def work(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run the modes of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--mode", choices=["reads", "rows"], help="default: both")
-    parser.add_argument("--reads", type=int, default=10_000_000, help="rows that the mode `reads` reads")
+    parser.add_argument("--mode", choices=["reads", "views", "rows"], help="default: all")
+    parser.add_argument("--reads", type=int, default=10_000_000, help="rows that the modes `reads` and `views` read")
     parser.add_argument("--readers", type=int, default=2, help="processes that read in the mode `reads`")
     parser.add_argument("--seconds", type=float, default=3600.0, help="most seconds of the mode `reads`")
     parser.add_argument("--row-seconds", type=float, default=60.0, help="seconds of the mode `rows` on each backend")
     parser.add_argument("--backends", nargs="+", choices=list(BACKENDS), default=list(BACKENDS))
-    parser.add_argument("--role", choices=["write", "read", "write-rows", "read-rows"], help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=["write", "read", "view", "write-rows", "read-rows"], help=argparse.SUPPRESS)
     parser.add_argument("--place", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role is not None:
         work(arguments)
         return
-    if arguments.mode != "rows":
+    if arguments.mode in (None, "reads"):
         reads(arguments)
-    if arguments.mode != "reads":
+    if arguments.mode in (None, "views"):
+        reads(arguments, "view")
+    if arguments.mode in (None, "rows"):
         for name in arguments.backends:
             rows(name, arguments.row_seconds)
         print("every row was what was put")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from simulated import a, b, cluster, ragged, rows_of, same, start, table  # noqa: F401
+from simulated import ragged, rows_of, same, table
 from transfer_queue.client.data import device_copies
 from transfer_queue.client.data.device_copies import DeviceDriver
 from transfer_queue.errors import StorageKeyNotFoundError
@@ -62,12 +62,12 @@ def value(fill: int, rows: int = ROWS, width: int = 8192) -> Any:
     return table(x=torch.full((rows, width), fill), small=torch.arange(rows))
 
 
-def viewed(cluster: Cluster) -> int:  # noqa: F811
+def viewed(cluster: Cluster) -> int:
     return sum(unit.pool.status().viewed for unit in cluster.units)
 
 
 @pytest.mark.parametrize("layout", ["jagged", "dense", "padded", "list"])
-def test_what_a_device_copies(a: Client, b: Client, driver: Driver, layout: str) -> None:  # noqa: F811
+def test_what_a_device_copies(a: Client, b: Client, driver: Driver, layout: str) -> None:
     meta = a.put(value(3), partition_id="p")
     got, host = b.get_data(meta, layout=layout, device="cpu"), b.get_data(meta, layout=layout)
     assert all(map(same, rows_of(got["x"]), rows_of(host["x"])))
@@ -79,7 +79,7 @@ def test_what_a_device_copies(a: Client, b: Client, driver: Driver, layout: str)
     assert driver.registered == before, "pages are registered once"
 
 
-def test_ragged_rows(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+def test_ragged_rows(a: Client, b: Client, driver: Driver) -> None:
     meta = a.put(table(x=ragged(20_000, 3, 40_000)), partition_id="p")
     got = b.get_data(meta, device="cpu")["x"]
     assert len(driver.events) == 1
@@ -90,7 +90,7 @@ def test_bytes_are_held_until_the_device_has_copied_them(
     a: Client,
     b: Client,
     cluster: Cluster,
-    driver: Driver,  # noqa: F811
+    driver: Driver,
 ) -> None:
     meta = a.put(value(3), partition_id="p")
     b.get_data(meta, device="cpu")
@@ -104,14 +104,14 @@ def test_bytes_are_held_until_the_device_has_copied_them(
     assert viewed(cluster) == 0
 
 
-def test_a_driver_that_refuses(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+def test_a_driver_that_refuses(a: Client, b: Client, driver: Driver) -> None:
     driver.accepts = False
     meta = a.put(value(3), partition_id="p")
     assert b.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
     assert driver.registered == {}
 
 
-def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, driver: Driver) -> None:
     meta = a.put(value(3), partition_id="p")
     parts = [meta.select_samples(list(range(first, first + 16))) for first in (0, 24, 48)]
     for part in parts:
@@ -123,7 +123,7 @@ def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, dr
     assert all(n % GRANULE == 0 for n in driver.registered.values())
 
 
-def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver: Driver) -> None:  # noqa: F811
+def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver: Driver) -> None:
     meta = a.put(value(3), partition_id="p")
     b.get_data(meta, device="cpu")
     b.close()
@@ -131,7 +131,7 @@ def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver
     assert driver.registered == {}
 
 
-def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:  # noqa: F811
+def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:
     """Nothing is registered of a block that was freed after the lookup."""
     meta = a.put(value(3), partition_id="p")
     b.get_partition_list()
@@ -146,7 +146,7 @@ def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Dr
     assert driver.registered == {}
 
 
-def test_devices_without_such_a_driver(a: Client, b: Client) -> None:  # noqa: F811
+def test_devices_without_such_a_driver(a: Client, b: Client) -> None:
     meta = a.put(value(3), partition_id="p")
     got = b.get_data(meta, layout="dense", device="cpu", copy=False)["x"]
     assert got.eq(3).all()
