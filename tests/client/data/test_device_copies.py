@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, dr
     assert len(driver.registered) == 3
     assert b.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
     ends = sorted((start, start + n) for start, n in driver.registered.items())
-    assert all(left[1] <= right[0] for left, right in zip(ends, ends[1:]))
+    assert all(left[1] <= right[0] for left, right in pairwise(ends))
     assert all(n % GRANULE == 0 for n in driver.registered.values())
 
 

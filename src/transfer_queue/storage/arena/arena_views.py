@@ -189,7 +189,7 @@ class ArenaViews:
             return None if mapping is None else self._hold(mapping, mapping.memory, client, start, nbytes)
 
     def hold(self, arena: Arena, client: str, start: int, nbytes: int) -> Bytes | None:
-        """Return and hold the bytes of the arena itself, as `take` does. They are for copies: nobody may write to them."""
+        """Return and hold the bytes of the arena itself, as `take` does, for a copy. Nobody may write to them."""
         with _locked():
             return self._hold(self._shared, arena.memory.data, client, start, nbytes)
 
