@@ -1,4 +1,4 @@
-"""Puts from the memory of a GPU, gets to it out of registered arenas, and a loader that pins; with rates beside memcpy."""
+"""Puts from a GPU, gets to it out of registered arenas, and a loader that pins; with rates beside cudaMemcpy."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,18 +28,19 @@ def client(request: pytest.FixtureRequest) -> Iterator[tq.TransferQueueClient]:
     """The client of a system with this backend."""
     module, conf = BACKENDS[request.param]
     pytest.importorskip(module)
-    if module == "ray":
-        import ray
+    with contextlib.ExitStack() as stack:
+        if module == "ray":
+            import ray
 
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        request.addfinalizer(ray.shutdown)
-    runtime = "ray" if module == "ray" else "local"
-    try:
-        tq.init({"backend": {"storage_backend": request.param, **conf}, "runtime": runtime})
-    except StartError as error:
-        pytest.skip(f"{request.param} cannot be started here: {error}")
-    yield tq.get_client()
-    tq.close()
+            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+            stack.callback(ray.shutdown)
+        runtime = "ray" if module == "ray" else "local"
+        try:
+            tq.init({"backend": {"storage_backend": request.param, **conf}, "runtime": runtime})
+        except StartError as error:
+            pytest.skip(f"{request.param} cannot be started here: {error}")
+        stack.callback(tq.close)
+        yield tq.get_client()
 
 
 def test_tensors_of_the_device_go_round(client: tq.TransferQueueClient) -> None:

@@ -46,19 +46,24 @@ class DeviceDriver(Protocol):
 class CudaDriver:
     """The driver of CUDA devices."""
 
+    _module: Any = torch.cuda  # parts of it are not typed
+
     def register(self, address: int, nbytes: int) -> bool:
         """See `DeviceDriver.register`."""
-        return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)) == 0
+        return int(self._runtime().cudaHostRegister(address, nbytes, 0)) == 0
 
     def unregister(self, address: int) -> None:
         """See `DeviceDriver.unregister`."""
-        torch.cuda.cudart().cudaHostUnregister(address)
+        self._runtime().cudaHostUnregister(address)
 
     def mark(self, device: torch.device) -> Any:
         """See `DeviceDriver.mark`."""
-        event = torch.cuda.Event()
+        event: Any = self._module.Event()
         event.record(torch.cuda.current_stream(device))
         return event
+
+    def _runtime(self) -> Any:
+        return self._module.cudart()
 
 
 def copies_to(state: ClientContext, device: torch.device) -> DeviceCopies | None:
