@@ -249,6 +249,7 @@ def test_views_of_many_threads(arena: Arena, views: ArenaViews) -> None:
     assert holders_here(arena.boot_id, 0, 16 * GRANULE) == []
     assert not views.views
     assert all(not mapping.counts.any() for mapping in views.mappings)
+    assert not views._held.any()
 
 
 def test_everything_is_closed_after_the_last_use(tmp_path: Path) -> None:

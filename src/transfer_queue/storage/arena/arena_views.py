@@ -60,7 +60,8 @@ _ended: deque[tuple[ArenaViews, int]] = deque()
 
 
 class _View(NamedTuple):
-    mapping: _PrivateMapping | _SharedMapping
+    mapping: _PrivateMapping | None
+    """None if it is a part of the mapping of an `Arena`, out of which it is copied."""
     start: int
     nbytes: int
     holder: _Holder
@@ -125,8 +126,7 @@ class _PrivateMapping:
         del self._starts[at], self._ends[at]
         part = granules_of(start, end)
         self.counts[part] -= 1
-        unused = np.flatnonzero(self.counts[part] == 0) + part.start
-        for first, last in stretches(unused):
+        for first, last in _stretches_of(self.counts[part] == 0, part.start):
             self._drop_written(first * GRANULE, last * GRANULE)
 
     def _drop_written(self, start: int, end: int) -> None:
@@ -136,24 +136,8 @@ class _PrivateMapping:
         except OSError:  # without the state of pages, all are dropped
             self.memory.madvise(mmap.MADV_DONTNEED, start, end - start)
             return
-        for first, last in stretches(written):
+        for first, last in written:
             self.memory.madvise(mmap.MADV_DONTNEED, start + first * _PAGE, (last - first) * _PAGE)
-
-
-class _SharedMapping:
-    """The mapping of a client's `Arena`, out of which bytes are copied while they are held. Copies may overlap."""
-
-    def __init__(self, capacity: int) -> None:
-        self.counts: npt.NDArray[np.int32] = np.zeros(capacity // GRANULE, np.int32)
-        """The holds of each granule."""
-
-    def add(self, start: int, end: int) -> None:
-        """Add a hold."""
-        self.counts[granules_of(start, end)] += 1
-
-    def remove(self, start: int, end: int) -> None:
-        """Remove a hold."""
-        self.counts[granules_of(start, end)] -= 1
 
 
 class ArenaViews:
@@ -173,7 +157,8 @@ class ArenaViews:
         if boot_id_of(folder) != boot_id:
             raise AttachError(f"the arena in {folder} was replaced; get the values again")
         self.mappings: list[_PrivateMapping] = []
-        self._shared = _SharedMapping(capacity)
+        self._held: npt.NDArray[np.int32] = np.zeros(capacity // GRANULE, np.int32)
+        """The views of each granule, in all mappings."""
         self.views: dict[int, _View] = {}
         self._next = 1
         self._holders: dict[str, _Holder] = {}
@@ -191,10 +176,10 @@ class ArenaViews:
     def hold(self, arena: Arena, client: str, start: int, nbytes: int) -> Bytes | None:
         """Return and hold the bytes of the arena itself, as `take` does, for a copy. Nobody may write to them."""
         with _locked():
-            return self._hold(self._shared, arena.memory.data, client, start, nbytes)
+            return self._hold(None, arena.memory.data, client, start, nbytes)
 
     def _hold(
-        self, mapping: _PrivateMapping | _SharedMapping, memory: Buffer, client: str, start: int, nbytes: int
+        self, mapping: _PrivateMapping | None, memory: Buffer, client: str, start: int, nbytes: int
     ) -> Bytes | None:
         part = granules_of(start, start + nbytes)
         if not self._locks.lock(part.start, part.stop - part.start):
@@ -202,7 +187,9 @@ class ArenaViews:
         array: Bytes = np.frombuffer(memory, np.uint8, nbytes, start)
         number, self._next = self._next, self._next + 1
         holder = self._holders.get(client) or self._add_holder(client)
-        mapping.add(start, start + nbytes)
+        if mapping is not None:
+            mapping.add(start, start + nbytes)
+        self._held[part] += 1
         self.views[number] = _View(mapping, start, nbytes, holder)
         self.users += 1
         weakref.finalize(array, _note_ended, self, number).atexit = False
@@ -237,9 +224,11 @@ class ArenaViews:
         """End a view, or for number 0 the use by an `Arena`. The caller has the lock."""
         if number:
             view = self.views.pop(number)
-            view.mapping.remove(view.start, view.start + view.nbytes)
-            held = self._shared.counts[view.granules] + sum(mapping.counts[view.granules] for mapping in self.mappings)
-            for first, last in stretches(np.flatnonzero(held == 0) + view.granules.start):
+            if view.mapping is not None:
+                view.mapping.remove(view.start, view.start + view.nbytes)
+            held = self._held[view.granules]
+            held -= 1
+            for first, last in _stretches_of(held == 0, view.granules.start):
                 self._locks.unlock(first, last - first)
             del view.holder.since[number]
             view.holder.nbytes -= view.nbytes
@@ -285,7 +274,7 @@ class ArenaViews:
     def keep_all(self) -> None:
         """Never end the present views here, because a forked child may have them without locks."""
         for view in self.views.values():
-            view.mapping.counts[view.granules] += 1
+            self._held[view.granules] += 1
         self.users += 1
 
 
@@ -327,13 +316,22 @@ def granules_of(start: int, end: int) -> slice:
     return slice(start // GRANULE, -(-end // GRANULE))
 
 
-def _private_pages(start: int, end: int) -> npt.NDArray[np.int64]:
-    """Return which pages of a private mapping of a file were written to, counted from the first one.
+def _stretches_of(chosen: npt.NDArray[np.bool_], start: int) -> list[tuple[int, int]]:
+    """Return the chosen numbers as (first, end) of consecutive ones; the first entry is for the number `start`."""
+    if chosen.all():
+        return [(start, start + len(chosen))]
+    if not chosen.any():
+        return []
+    return [(first + start, end + start) for first, end in stretches(np.flatnonzero(chosen))]
+
+
+def _private_pages(start: int, end: int) -> list[tuple[int, int]]:
+    """Return (first, end) of the pages of a private mapping of a file that were written to, counted from the first one.
 
     Raises OSError if the kernel does not tell.
     """
     first, count = start // _PAGE, -(-end // _PAGE) - start // _PAGE
-    found = []
+    found: list[tuple[int, int]] = []
     file = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for at in range(0, count, _PAGEMAP_PAGES):
@@ -342,10 +340,10 @@ def _private_pages(start: int, end: int) -> npt.NDArray[np.int64]:
             if len(content) < some * 8:
                 raise OSError(f"the state of {some} pages cannot be read")
             states = np.frombuffer(content, "<u8")
-            found.append(np.flatnonzero(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0)) + at)
+            found += _stretches_of(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0), at)
     finally:
         os.close(file)
-    return np.concatenate(found)
+    return found
 
 
 def _note_ended(views: ArenaViews, number: int) -> None:
