@@ -32,6 +32,8 @@ TEXT = "text"
 FIELDS = [*RAGGED, *FIXED, TEXT]
 LARGE = 100_000
 """Elements of a large row."""
+KEPT_VIEWS = 4
+"""Reads without a copy whose values a reader keeps, and checks again later."""
 
 
 def sums_of(field: str) -> str:
@@ -56,6 +58,7 @@ class Reader:
         self.partition = partition
         self.random = np.random.default_rng(seed)
         self.rows = 0
+        self._views: list[tuple[Any, ...]] = []
 
     def read(self, numbers: Sequence[int], whole: bool = False) -> None:
         """Reads rows by their keys, some fields of them in one of the layouts. whole: none of them is cleared."""
@@ -63,19 +66,30 @@ class Reader:
         fields = self._some(list(FIXED) if layout == "dense" else FIELDS)
         keys = [str(number) for number in numbers]
         names = [NUMBER, *fields, *map(sums_of, fields)]
+        copied = bool(self.random.random() < 0.7)
         by_metadata = self.random.random() < 0.3 and len(set(keys)) == len(keys)
         try:
             if by_metadata:
                 meta = self.client.kv_retrieve_meta(keys, self.partition)
                 if not meta.size:
                     return
-                found = self.client.get_data(meta.select_fields(names), layout=layout)
+                found = self.client.get_data(meta.select_fields(names), layout=layout, copy=copied)
             else:
-                found = self.client.kv_batch_get(keys, self.partition, names, layout=layout)
+                found = self.client.kv_batch_get(keys, self.partition, names, layout=layout, copy=copied)
         except (InvalidArgumentError, StorageKeyNotFoundError):  # they were cleared
             assert not whole
             return
         self.check(found, fields, layout, numbers, whole)
+        if not copied:
+            self._keep(found, fields, layout, numbers)
+
+    def _keep(self, *read: Any) -> None:
+        """Keep what was read without a copy. Check again what was kept before, and write to some of it."""
+        self._views.append(read)
+        if len(self._views) > KEPT_VIEWS:
+            found, fields, layout, numbers = self._views.pop(int(self.random.integers(0, KEPT_VIEWS)))
+            self.check(found, fields, layout, numbers)
+            rows_of(found.get(NUMBER))[0].fill_(-1)
 
     def check(
         self, found: TensorDict, fields: Sequence[str], layout: str, wanted: Sequence[int], whole: bool = False

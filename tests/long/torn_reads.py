@@ -150,7 +150,8 @@ def view(rows: int, seconds: float = 3600.0) -> None:
         if len(every) < KEPT:
             continue
         # rows of one put have neighbouring indexes; until they are cleared they are a run
-        newest = every.select_samples(list(range(len(every) - KEPT - int(draw.integers(0, 64)), len(every))))
+        first = max(0, len(every) - KEPT - int(draw.integers(0, 64)))
+        newest = every.select_samples(list(range(first, len(every))))
         for meta in (newest, every.select_samples([int(draw.integers(0, len(every)))])):
             try:
                 got = client.get_data(meta.select_fields(FIELDS), layout="dense", copy=False)

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,13 @@ def views(arena: Arena) -> ArenaViews:
     found = open_views(arena)
     assert found is not None
     return found
+
+
+@pytest.fixture(autouse=True)
+def everything_is_collected() -> Iterator[None]:
+    """No view or file of a test is closed during a later one."""
+    yield
+    gc.collect()
 
 
 def held_granules(arena: Arena) -> list[int]:

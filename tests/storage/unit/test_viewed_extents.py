@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,13 @@ class System:
             if isinstance(report.body, ExtentsFreedReport):
                 found += np.frombuffer(report.body.extents, "<i8").tolist()
         return found
+
+
+@pytest.fixture(autouse=True)
+def everything_is_collected() -> Iterator[None]:
+    """No view or file of a test is closed during a later one."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

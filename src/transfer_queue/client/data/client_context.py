@@ -69,10 +69,6 @@ from transfer_queue.wire.buffers.copies import U8
 if TYPE_CHECKING:
     import ssl
 
-    import torch
-
-    from transfer_queue.client.data.device_copies import DeviceCopies
-
 T = TypeVar("T")
 
 MOST_WARNINGS = 1000
@@ -186,8 +182,8 @@ class ClientContext:
         self._lock = threading.Lock()
         self._units: dict[int, UnitInfo] = {}
         self._arenas: dict[int, Arena] = {}
-        self.device_copies: dict[torch.device, DeviceCopies] = {}
-        """Device -> the copies from arenas to it."""
+        self.on_close: list[Callable[[], object]] = []
+        """Called when this client closes, before its connections do."""
         self._views: dict[int, ArenaViews] = {}
         """The views of units' arenas, opened at their first use."""
         self._remote: frozenset[int] = frozenset()
@@ -602,8 +598,8 @@ class ClientContext:
 
     def close(self) -> None:
         """Close connections and release the locks of slots."""
-        for copies in self.device_copies.values():
-            copies.close()
+        for function in self.on_close:
+            function()
         self.session.close()
         self.stores.close()
         for space in self.spaces:

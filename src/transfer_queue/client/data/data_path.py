@@ -23,7 +23,7 @@ from transfer_queue.client.conversion.data_parser import checked_parser_result, 
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BlockGroup, describe_block, group_bytes, place_blocks
 from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.device_copies import copies_to
+from transfer_queue.client.data.device_copies import DeviceCopies, copies_to
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.lease_renewal import Renewals
@@ -86,6 +86,7 @@ class DataPath:
 
     def __init__(self, state: ClientContext) -> None:
         self._state = state
+        self._device_copies: dict[torch.device, DeviceCopies] = {}
 
     @property
     def renewals(self) -> Renewals:
@@ -464,7 +465,7 @@ class DataPath:
             return gather_into(reply, memory, out, layout, shared=shared, allow_pickle=allow_pickle)
         views: Views | None = None if copy else self._state.hold_view
         if device is not None:
-            copies = copies_to(self._state, device)
+            copies = copies_to(self._device_copies, self._state, device)
             views = None if copies is None else partial(copies.begin, reply)
         return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
 

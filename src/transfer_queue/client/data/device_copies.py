@@ -66,14 +66,20 @@ class CudaDriver:
         return self._module.cudart()
 
 
-def copies_to(state: ClientContext, device: torch.device) -> DeviceCopies | None:
-    """Return the copies of a client to a device; None if its driver cannot read the memory of this process."""
-    found = state.device_copies.get(device)
-    if found is None:
+def copies_to(
+    known: dict[torch.device, DeviceCopies], state: ClientContext, device: torch.device
+) -> DeviceCopies | None:
+    """Return the copies of a client to a device, and add them to `known`.
+
+    Returns None if the driver of the device cannot read the memory of this process.
+    """
+    found = known.get(device)
+    if found is None or found.state is not state:  # in a forked child the client has a new state
         driver = driver_of(device)
         if driver is None:
             return None
-        found = state.device_copies.setdefault(device, DeviceCopies(state, device, driver))
+        found = known[device] = DeviceCopies(state, device, driver)
+        state.on_close.append(found.close)
     return found
 
 
@@ -136,7 +142,8 @@ class DeviceCopies:
     """The copies of one client from arenas to one device."""
 
     def __init__(self, state: ClientContext, device: torch.device, driver: DeviceDriver) -> None:
-        self._state = state
+        self.state = state
+        """The state of the client."""
         self._device = device
         self._driver = driver
         self._lock = threading.Lock()
@@ -149,12 +156,12 @@ class DeviceCopies:
 
         With `reply` bound it is a `wire.blocks.gather.Views`. The caller must compare the generations afterwards.
         """
-        views = self._state.views_of(unit)
+        views = self.state.views_of(unit)
         if nbytes < LEAST_DIRECT or views is None:
             return None
-        arena = self._state.arena(unit)
-        held = views.hold(arena, self._state.client_id, start, nbytes)
-        if held is None or not self._state.is_unchanged(reply):  # only what is in use may be registered
+        arena = self.state.arena(unit)
+        held = views.hold(arena, self.state.client_id, start, nbytes)
+        if held is None or not self.state.is_unchanged(reply):  # only what is in use may be registered
             return None
         with self._lock:
             registered = self._arenas.get(arena.boot_id)
