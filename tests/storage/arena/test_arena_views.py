@@ -157,6 +157,35 @@ def test_a_forked_child_holds_what_it_inherits(arena: Arena, child: Callable) ->
     assert held_granules(arena) == []
 
 
+def test_pages_that_a_device_keeps(arena: Arena, child: Callable) -> None:
+    assert arena.holds is not None
+    code = READER.replace(
+        'print("ready"', 'views.keep_pages(4, 2); views.keep_pages(9, 1); views.drop_pages(9, 1); print("ready"'
+    )
+    reader = child(code, str(arena.folder))
+    reader.hear()
+    registered = [number for number in range(16) if arena.holds.is_registered(number * GRANULE, GRANULE)]
+    assert registered == [4, 5]
+    assert held_granules(arena) == []
+
+
+def test_a_child_that_does_not_lock_in_time(arena: Arena, views: ArenaViews, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The views are held for as long as this process lives, because the child may read them."""
+    monkeypatch.setattr(arena_views, "FORK_SECONDS", 0.01)
+    monkeypatch.setattr(arena_views, "_pipe", None)
+    view = views.take("c", 0, 100)
+    reading, writing = os.pipe()
+    monkeypatch.setattr(os, "pipe", lambda: (os.dup(reading), os.dup(writing)))
+    arena_views._before_fork()
+    arena_views._after_fork_in_parent()
+    del view
+    assert views._held[0] == 1
+    views._held[0] = 0
+    views.users -= 1
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_write_changes_only_the_view(arena: Arena, child: Callable) -> None:
     reader = child(READER, str(arena.folder))
     reader.hear()
@@ -196,6 +225,31 @@ def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
     assert third.max() == 0
     arena.memory[:100] = 5  # as the next writer of this space does
     assert third[:100].min() == 5
+
+
+@pytest.mark.parametrize("pagemap", [True, False])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_page_that_was_written_to_is_in_no_later_view(
+    arena: Arena, views: ArenaViews, ended: bool, pagemap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another view keeps the granule, and so the page; the arena may get other bytes there meanwhile."""
+    if not pagemap:
+
+        def refused(start: int, end: int) -> None:
+            raise OSError
+
+        monkeypatch.setattr(arena_views, "_private_pages", refused)
+    beside, written = views.take("c", 9000, 100), views.take("c", 0, 100)
+    assert beside is not None
+    assert written is not None
+    written[:] = 9
+    arena.memory[100:200] = 5  # a put into the same page
+    if ended:
+        del written
+    again, fresh = views.take("c", 0, 100), views.take("c", 100, 100)
+    for view, value in ((again, 0), (fresh, 5)):
+        assert view is not None
+        assert view.min() == view.max() == value
 
 
 def test_views_of_the_same_bytes_do_not_see_each_others_writes(arena: Arena, views: ArenaViews) -> None:

@@ -18,6 +18,7 @@ from transfer_queue.storage.arena.free_space_reclaim import PERIOD
 from transfer_queue.storage.unit import extent_pool
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.testing.simulated_locks import HoldsHere
 
 GRANULES = 64
 RESERVE = 8
@@ -203,3 +204,20 @@ def test_random_leases_and_returns_keep_all_bytes(unit: StorageUnit, writer: Wri
                 assert (unit.pool.arena.view(lease.offset, lease.length) == lease.extent % 251).all()
             assert allocated(unit) <= (unit.pool.arena.held - unit.pool.arena.hole_bytes) // GRANULE
     assert unit.pool.arena.hole_bytes > 0
+
+
+def test_space_whose_pages_a_device_keeps_stays(unit: StorageUnit, writer: Writer) -> None:
+    """The device would go on to read the returned pages."""
+
+    class KeptHere(HoldsHere):
+        def is_registered(self, offset: int, length: int) -> bool:
+            return offset <= 40 * GRANULE < offset + length
+
+    unit.pool.arena.holds = KeptHere(unit.pool.arena)
+    leases = [writer.lease(4) for _ in range(16)]
+    unit.pool.arena.memory[:] = 7
+    unit.free([lease.extent for lease in leases])
+    rest(unit, 0.0, 4)
+    assert not unit.pool.arena.holes[40]
+    assert unit.pool.arena.memory[40 * GRANULE] == 7
+    assert unit.pool.arena.holes[60]

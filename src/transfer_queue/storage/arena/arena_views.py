@@ -103,9 +103,21 @@ class _PrivateMapping:
         """The bytes of the views, ascending; no two of them overlap."""
 
     def is_free(self, start: int, end: int) -> bool:
-        """Whether no view has any of these bytes."""
+        """Whether no view has any of these bytes, and the mapping shows them as they are in the arena."""
         at = bisect_left(self._ends, start + 1)
-        return at == len(self._starts) or self._starts[at] >= end
+        return (at == len(self._starts) or self._starts[at] >= end) and not self._is_written(start, end)
+
+    def _is_written(self, start: int, end: int) -> bool:
+        """Whether a page of these bytes may have been written to. That is possible only in granules that have views."""
+        part = granules_of(start, end)
+        for first, last in _stretches_of(self.counts[part] > 0, part.start):
+            low, high = max(start, first * GRANULE), min(end, last * GRANULE)
+            try:
+                if _private_pages(self.address + low, self.address + high):
+                    return True
+            except OSError:
+                return True
+        return False
 
     def covers(self, address: int) -> bool:
         """Whether a byte at this address belongs to a view."""
