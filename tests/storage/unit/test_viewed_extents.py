@@ -224,10 +224,8 @@ class ViewedExtents(RuleBasedStateMachine):
     @rule(data=st.data())
     def write_and_view_again(self, data: st.DataObject) -> None:
         """Other views may keep the granule of the page that was written to."""
-        extent, view = data.draw(st.sampled_from(self.held))
-        index = next(at for at, (_, each) in enumerate(self.held) if each is view)
+        extent, view = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         start = view.__array_interface__["data"][0] % GRANULE
-        del self.held[index]
         view[:] = 255 - extent.extent % 256
         del view
         again = self.system.view(extent, min(start, extent.length - 1), 1)
