@@ -7,7 +7,7 @@ text that many rows have costs no object for each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,7 +19,7 @@ from transfer_queue.messages.base import DELETE_CODE, Small
 
 MISSING, NONE, BOOL, INT, FLOAT, POOLED, DELETED = range(7)
 """The kinds of a value. MISSING: the row does not have the entry. DELETED: the entry is removed (only in a put)."""
-COLUMNS_FROM = 24
+COLUMNS_FROM = 8
 """Rows from which on tags travel as columns."""
 ABSENT: Any = object()
 """What `values_of` returns for a row that does not have the entry."""
@@ -60,6 +60,9 @@ class TagTable(msgspec.Struct, frozen=True, gc=False):
     def __len__(self) -> int:
         return self.rows
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.to_rows())
+
     def check(self) -> None:
         """Raise InvalidArgumentError unless each column has a valid value for each row."""
         names = {column.name for column in self.columns}
@@ -71,10 +74,14 @@ class TagTable(msgspec.Struct, frozen=True, gc=False):
                     f"the column of tag {column.name!r} must have {self.rows} rows, got {len(column.kinds)} kinds and "
                     f"{len(column.payload)} bytes of values"
                 )
+            if column.kinds and max(column.kinds) > DELETED:
+                raise InvalidArgumentError(
+                    f"the column of tag {column.name!r} has the unknown kind {max(column.kinds)}"
+                )
+            if POOLED not in column.kinds:
+                continue
             kinds, payload = self.arrays_of(column)
-            if len(kinds) and int(kinds.max()) > DELETED:
-                raise InvalidArgumentError(f"the column of tag {column.name!r} has the unknown kind {int(kinds.max())}")
-            places = payload[kinds == POOLED]
+            places = payload if len(column.kinds) == 1 else payload[kinds == POOLED]
             if len(places) and not (int(places.min()) >= 0 and int(places.max()) < len(column.pool)):
                 raise InvalidArgumentError(
                     f"the column of tag {column.name!r} names values that are not in its pool of {len(column.pool)}"

@@ -329,7 +329,7 @@ def encoded_tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, 
     """Return a tag encoded for requests, or None."""
     if tag is None:
         return None
-    if not isinstance(tag, Mapping):
+    if type(tag) is not dict and not isinstance(tag, Mapping):
         raise InvalidArgumentError(f"a tag must be a dict, got a {type(tag).__name__}")
     for name in tag:
         if not isinstance(name, str):

@@ -37,6 +37,9 @@ from transfer_queue.sampler.numeric_tags import number
 MAX_COLUMNS = 64
 SPARE = 16  # values of a pool without rows that are kept at least
 
+FEW = 8
+"""Rows up to which tags are read row by row, which is faster."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Any = msgspec.msgpack.Decoder().decode
 Places = Any  # slice | i8 array: places in a chunk
@@ -90,21 +93,33 @@ class EntryValues:
             self.payload[at] = self._new_code(encoded) if code is None else code
             self.kinds[at] = POOLED
 
-    def put_column(self, at: Places, column: EntryColumn, kinds: np.ndarray, payload: np.ndarray) -> None:
-        """Set the values of rows to those of a column of a table. kinds, payload: those of these rows."""
-        if column.pool:
+    def put_column(self, at: Places, kinds: np.ndarray | int, payload: np.ndarray, pool: list[Any]) -> None:
+        """Set the values of rows to those of a column of a table.
+
+        kinds: the kind of each of these rows, or that of all.
+        payload: i8 or u1, for each of these rows.
+        """
+        if pool and isinstance(kinds, int):
+            payload = self._codes_of(pool, payload)[payload]
+        elif pool:
             pooled = kinds == POOLED
-            codes = np.zeros(len(column.pool), "i8")
-            self._make_space(len(column.pool))
-            for place in np.flatnonzero(np.bincount(payload[pooled], minlength=1)).tolist():
-                value = column.pool[place]
-                key = value if type(value) is str else _encode(value)
-                codes[place] = code = self.codes.setdefault(key, len(self.pool))
-                if code == len(self.pool):
-                    self.pool.append(key)
-            payload = np.where(pooled, codes[np.where(pooled, payload, 0)], payload)
+            payload = payload.astype("i8")
+            payload[pooled] = self._codes_of(pool, payload[pooled])[payload[pooled]]
         self.kinds[at] = kinds
         self.payload[at] = payload
+
+    def _codes_of(self, pool: list[Any], places: np.ndarray) -> np.ndarray:
+        """Return the place in this pool of each value of another pool, i8; of those that have one of these places."""
+        self._make_space(len(pool))
+        codes = np.zeros(len(pool), "i8")
+        used = range(len(pool)) if len(pool) <= SPARE else np.flatnonzero(np.bincount(places)).tolist()
+        for place in used:
+            value = pool[place]
+            key = value if type(value) is str else _encode(value)
+            codes[place] = code = self.codes.setdefault(key, len(self.pool))
+            if code == len(self.pool):
+                self.pool.append(key)
+        return codes
 
     def _new_code(self, value: str | bytes) -> int:
         """Add a value to the pool, and return its place."""
@@ -122,6 +137,20 @@ class EntryValues:
         self.payload[pooled] = places.reshape(-1)
         self.pool = [self.pool[code] for code in used.tolist()]
         self.codes = {value: code for code, value in enumerate(self.pool)}
+
+    def value(self, at: int) -> Any:
+        """Return the value of a row, as messages contain it; ABSENT if it has none."""
+        kind = self.kinds.item(at)
+        if kind == INT:
+            return self.payload.item(at)
+        if kind == POOLED:
+            value = self.pool[self.payload.item(at)]
+            return value if type(value) is str else _decode(value)
+        if kind == FLOAT:
+            return self.floats.item(at)
+        if kind == BOOL:
+            return self.payload.item(at) != 0
+        return ABSENT if kind == MISSING else None
 
     def values(self, at: Places) -> list[Any]:
         """Return the values of rows, as messages contain them; ABSENT for a row without one."""
@@ -203,17 +232,19 @@ class ChunkTags:
         if replace:
             self.clear(at)
         for sent in table.columns:
-            kinds, payload = (each[where] for each in table.arrays_of(sent))
             column = self.columns.get(sent.name) or self._new_column(sent.name)
+            payload = sent.payload_of(table.rows)[where]
+            if column is not None and len(sent.kinds) == 1 and MISSING != sent.kinds[0] != DELETED:
+                column.put_column(at, sent.kinds[0], payload, sent.pool)
+                continue
+            kinds = sent.kinds_of(table.rows)[where]
             if column is None:
                 self._put_rest(at, sent, kinds, payload)
-            elif len(kinds) and kinds.min() != MISSING and kinds.max() != DELETED:
-                column.put_column(at, sent, kinds, payload)
-            else:
-                places = np.arange(self.capacity)[at]
-                column.kinds[places[kinds == DELETED]] = MISSING
-                some = (kinds != DELETED) & (kinds != MISSING)
-                column.put_column(places[some], sent, kinds[some], payload[some])
+                continue
+            places = np.arange(self.capacity)[at]
+            column.kinds[places[kinds == DELETED]] = MISSING
+            some = (kinds != DELETED) & (kinds != MISSING)
+            column.put_column(places[some], kinds[some], payload[some], sent.pool)
 
     def _put_rest(self, at: Places, sent: EntryColumn, kinds: np.ndarray, payload: np.ndarray) -> None:
         for place, kind, value in zip(
@@ -245,10 +276,17 @@ class ChunkTags:
 
     def row(self, at: int) -> dict[str, Any]:
         """Return a new dict with the tag of a row, as messages contain it."""
-        return self.rows(np.array([at]))[0]
+        found = {}
+        for name, column in self.columns.items():
+            value = column.value(at)
+            if value is not ABSENT:
+                found[name] = value
+        return found | self.rest[at] if at in self.rest else found
 
     def rows(self, at: Places, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Return a new dict with the tag of each row, as messages contain it. names: only these entries."""
+        if not isinstance(at, slice) and len(at) <= FEW and names is None:
+            return [self.row(place) for place in at.tolist()]
         wanted = self.columns if names is None else [name for name in names if name in self.columns]
         picked = [(name, self.columns[name]) for name in wanted]
         places = self._places(at) if self.rest or not picked else ()

@@ -49,23 +49,34 @@ def table_of_tags(tags: Sequence[Mapping[str, Any] | None], allow_pickle: bool) 
 
 def _column(name: str, values: list[Any], allow_pickle: bool) -> EntryColumn:
     name.encode()
+    column = _column_of_one_type(name, values)
+    if column is None:
+        values = [encode_tag_value(value, allow_pickle=allow_pickle) for value in values]
+        column = _column_of_one_type(name, values)  # numpy's numbers have become numbers
+    return _mixed(name, values) if column is None else column
+
+
+def _column_of_one_type(name: str, values: list[Any]) -> EntryColumn | None:
+    """Return the column of values that are all ints, floats, texts, bools or None; otherwise None."""
     kinds = set(map(type, values))
-    if len(kinds) == 1:
-        (kind,) = kinds
-        try:
-            if kind is int:
-                return EntryColumn(name, _BYTE[INT], array("q", values).tobytes())
-            if kind is float:
-                return EntryColumn(name, _BYTE[FLOAT], array("d", values).tobytes())
-            if kind is str:
-                return _texts(name, values)
-            if kind is bool:
-                return EntryColumn(name, _BYTE[BOOL], bytes(values))
-            if kind is type(None):
-                return EntryColumn(name, _BYTE[NONE])
-        except OverflowError:  # an integer of more than 64 bits
-            pass
-    return _mixed(name, values, allow_pickle)
+    if len(kinds) > 1:
+        return None
+    (kind,) = kinds
+    try:
+        if kind is int:
+            return EntryColumn(name, _BYTE[INT], array("q", values).tobytes())
+        if kind is float:
+            return EntryColumn(name, _BYTE[FLOAT], array("d", values).tobytes())
+        if kind is str:
+            return _texts(name, values)
+        if kind is bool:
+            return EntryColumn(name, _BYTE[BOOL], bytes(values))
+    except (
+        OverflowError,
+        UnicodeEncodeError,
+    ):  # an integer of more than 64 bits, or a text that UTF-8 cannot represent
+        return None
+    return EntryColumn(name, _BYTE[NONE]) if kind is type(None) else None
 
 
 def _texts(name: str, values: list[str]) -> EntryColumn:
@@ -78,14 +89,13 @@ def _texts(name: str, values: list[str]) -> EntryColumn:
     return EntryColumn(name, _BYTE[POOLED], array(kind, map(places.__getitem__, values)).tobytes(), pool)
 
 
-def _mixed(name: str, values: list[Any], allow_pickle: bool) -> EntryColumn:
-    """Return the column of values of any types."""
+def _mixed(name: str, values: list[Any]) -> EntryColumn:
+    """Return the column of values of any types, in their form in messages."""
     kinds, payload = np.empty(len(values), "u1"), np.zeros(len(values), "<i8")
     floats = payload.view("<f8")
     pool: list[Any] = []
     texts: dict[str, int] = {}
-    for at, given in enumerate(values):
-        value = encode_tag_value(given, allow_pickle=allow_pickle)
+    for at, value in enumerate(values):
         kind = type(value)
         if kind is int and -(2**63) <= value < 2**63:
             kinds[at], payload[at] = INT, value
