@@ -386,6 +386,7 @@ def test_waiting_watches_read_only_the_rows_of_a_put(h: Harness, monkeypatch: py
     monkeypatch.setattr(ChunkTags, "rows", counted)
     for i in range(20):
         h.put(2, None, rows=[i, 299 - i], tags=[{"n": 1}] * 2)
+    monkeypatch.undo()
     assert sum(looked) == 40
     assert all(h.parked(1, name) for name in names)
 
