@@ -243,7 +243,7 @@ class Partition(Persisted):
         tagged = [(chunk.tags, at, where) for _, chunk, at, where in self.rows.split(positions) if chunk.tags]
         if not tagged:
             return None
-        if len(tagged) == 1 and isinstance(tagged[0][2], slice):
+        if len(tagged) == 1 and len(tagged[0][1]) == len(positions):
             tags, at, _ = tagged[0]
             found = tags.rows(at)
             return found if any(found) else None
