@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, OutOfRangeError
-from transfer_queue.metadata.tag_values import changed_entries, copy_tag, deep_copy
-from transfer_queue.wire.objects.tag_rows import TagRows
+from transfer_queue.metadata.tag_values import UnreadTags, changed_entries, copy_tag, deep_copy
 
 IntArray = npt.NDArray[np.int64]
 Positions = Union[Sequence[int], npt.NDArray[Any], torch.Tensor]
@@ -175,14 +174,14 @@ class TagColumn:
     def __init__(
         self,
         rows: int,
-        saved: list[dict[str, Any]] | TagRows | None = None,
+        saved: list[dict[str, Any]] | UnreadTags | None = None,
         current: list[dict[str, Any]] | None = None,
     ) -> None:
         self._rows = rows
         self._saved = saved
         """The baseline with which `changed_entries` compares; None if every tag was empty.
 
-        TagRows until the tags are read for the first time.
+        UnreadTags until the tags are read for the first time.
         The list and its dicts never change, so that selections share them.
         """
         self._current = current
@@ -225,7 +224,7 @@ class TagColumn:
     def first(self, most: int) -> list[dict[str, Any]]:
         """Return the tags of the first rows, which must not be changed. Does not check what the user edited."""
         tags = self._saved if self._current is None else self._current
-        if isinstance(tags, TagRows):
+        if isinstance(tags, UnreadTags):
             return tags.take(slice(0, most)).to_list()
         return [] if tags is None else tags[:most]
 
@@ -313,7 +312,7 @@ class TagColumn:
         return self._saved_list() if self._current is None else self._current
 
     def _saved_list(self) -> list[dict[str, Any]]:
-        if isinstance(self._saved, TagRows):
+        if isinstance(self._saved, UnreadTags):
             self._saved = self._saved.to_list()
         return [{}] * self._rows if self._saved is None else self._saved
 
@@ -326,7 +325,7 @@ class TagColumn:
             )
         return tags
 
-    def __getstate__(self) -> tuple[int, list[dict[str, Any]] | TagRows | None, dict[int, dict[str, Any]]]:
+    def __getstate__(self) -> tuple[int, list[dict[str, Any]] | UnreadTags | None, dict[int, dict[str, Any]]]:
         if self._current is None:
             return self._rows, self._saved, {}
         # tags that were read but not changed are pickled only as the baseline
@@ -337,7 +336,9 @@ class TagColumn:
         }
         return self._rows, self._saved, edits
 
-    def __setstate__(self, state: tuple[int, list[dict[str, Any]] | TagRows | None, dict[int, dict[str, Any]]]) -> None:
+    def __setstate__(
+        self, state: tuple[int, list[dict[str, Any]] | UnreadTags | None, dict[int, dict[str, Any]]]
+    ) -> None:
         self._rows, self._saved, edits = state
         self._current = None
         if edits:
@@ -346,8 +347,8 @@ class TagColumn:
                 current[row] = tag
 
 
-def _taken(tags: list[dict[str, Any]] | TagRows, selection: Selection) -> list[dict[str, Any]] | TagRows:
-    return tags.take(selection) if isinstance(tags, TagRows) else take_items(tags, selection)
+def _taken(tags: list[dict[str, Any]] | UnreadTags, selection: Selection) -> list[dict[str, Any]] | UnreadTags:
+    return tags.take(selection) if isinstance(tags, UnreadTags) else take_items(tags, selection)
 
 
 def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:
