@@ -41,7 +41,7 @@ class _Measured:
     """The durations of operations of one size."""
 
     def __init__(self, queue: System, count: int, fields: int, width: int) -> None:
-        self.queue, self.count, self.what = queue, count, f"{count:,} rows x {fields} x {width}"
+        self.queue, self.count, self.what = queue, count, f"{count:,} row{'s' * (count > 1)} x {fields} x {width}"
         self.values = {f"f{i}": torch.zeros(count, width) for i in range(fields)}
         self.took: dict[str, list[float]] = {}
         self.served: dict[str, list[float]] = {}
