@@ -19,6 +19,7 @@ from benchmarks.harness.report import Row, Scale, document, line, table
 NAMES = (
     "kv",
     "small_operations",
+    "tags",
     "queues",
     "memory",
     "claims",

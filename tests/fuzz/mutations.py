@@ -89,6 +89,7 @@ from transfer_queue.messages.reports.unit_reports import (
 )
 from transfer_queue.messages.system import Drain, NodeGone, Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.wire.objects.tag_rows import table_of_tags
 
 UNITS = 3
 LENGTH = 1 << 20
@@ -359,7 +360,8 @@ class Life:
     def put(self) -> None:
         client, count = self.writer(), self.rng.randrange(1, 5)
         (block, *further), closes = self.blocks(client, count)
-        tags = self.rng.choice((None, [{"priority": at} for at in range(count)]))
+        rows = [{"priority": at, "text": self.rng.choice("ab")} for at in range(count)]
+        tags = self.rng.choice((None, rows, table_of_tags(rows, True)))
         groups = self.rng.choice((None, None, [self.rng.choice("gh") for _ in range(count)]))
         keys = None
         if self.rng.random() < 0.4:

@@ -52,6 +52,7 @@ from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import EqualReply, FindEqual, Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call
@@ -481,10 +482,8 @@ class DataPath:
     def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
         return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
-    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
-        if tags is None:
-            return None
-        return [arguments.encoded_tag(tag, self._state.settings.allow_pickle) for tag in tags]
+    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
+        return arguments.encoded_tags(tags, self._state.settings.allow_pickle)
 
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
         meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from msgspec.msgpack import Ext
@@ -34,6 +33,7 @@ from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.tag_table import SentTags, TagTable
 
 NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
@@ -280,8 +280,10 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
     return [record], np.arange(first, first + count)
 
 
-def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def _without_deletes(tags: SentTags) -> SentTags:
     """Return the tags of new rows without the entries that remove a tag, since new rows have none."""
+    if isinstance(tags, TagTable):
+        return tags.without_deletes()
     kinds = map(type, chain.from_iterable(map(dict.values, filter(None, tags))))
     if Ext not in kinds:
         return tags
@@ -357,6 +359,8 @@ def _check_shape(request: Publish) -> None:
     for what, column in (("tags", request.tags), ("group_ids", request.groups)):
         if column is not None and len(column) != count:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
+    if isinstance(request.tags, TagTable):
+        request.tags.check()
     if request.block is None and request.further:
         raise InvalidArgumentError("a put has further blocks, but no first one")
     if request.block is None and request.tags is None and request.groups is None and not request.equal:

@@ -17,7 +17,7 @@ from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
 from transfer_queue.messages.descriptors import NewBlock
 
 
@@ -44,14 +44,12 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         if put.keys is not None:
             chunk.key_list()[first:last] = put.keys[before:done]
         if put.tags is not None:
-            chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
+            partition.put_tags(key, slice(first, last), put.tags, slice(before, done))
         for number, block in enumerate(blocks, put.block_number):
             _set_new_values(partition, chunk, at, number, block, before, done)
         if told:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
-    if put.tags is not None and partition.rows.watched:
-        _note(partition, runs, put.tags)
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
     if blocks and partition.ready:
@@ -87,20 +85,6 @@ def _names_of(partition: Partition, blocks: Sequence[NewBlock]) -> Fields:
     """Return the names of the fields of blocks with their whole schemas."""
     first = partition.names_of(blocks[0].schema)
     return first if len(blocks) == 1 else first.union(spec.name for block in blocks[1:] for spec in block.schema)
-
-
-def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
-    """Add the watched tags to their columns."""
-    done = 0
-    for key, chunk, _, first, last in runs:
-        mine = tags[done : done + last - first]
-        done += last - first
-        for name in partition.rows.watched:
-            having = [(at, tag[name]) for at, tag in enumerate(mine, first) if tag and name in tag]
-            if having:
-                chunk.set_watched(name, *map(list, zip(*having)))
-                for ready in partition.ready.values():
-                    ready.mark_tag_changed(key, name)
 
 
 def publish(partition: Partition, positions: np.ndarray, put: Published) -> None:
