@@ -180,7 +180,7 @@ def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pyt
 def test_a_value_that_rows_share_comes_once_from_another_node(
     three: Nodes, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    """From each node that has some of the values, in both drivers, whether the rows of the result share memory or not."""
+    """From each node that has some of the values, in both drivers, whether rows of the result share memory or not."""
     received: list[int] = []
 
     def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
