@@ -332,7 +332,7 @@ class Partition(Persisted):
         prepared = self.blocks.prepared
         types = None if prepared is None else prepared.types
         for block in self.blocks.complete_schemas(put.block, put.further):
-            if prepared is not None and prepared.block is block and types is not None and types.installed:
+            if prepared is not None and prepared.has(block) and types is not None and types.installed:
                 found.update(types.several)
                 continue
             found.update(
@@ -340,13 +340,14 @@ class Partition(Persisted):
             )
         return found
 
-    def replace_types(
-        self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]
-    ) -> None:
-        """Replace all fields. `of_block` contains the fields with the names of `specs`, in their order."""
+    def replace_types(self, fields: dict[str, FieldStats]) -> None:
+        """Replace all fields."""
         self.fields = fields
-        self._listed = specs, of_block
         self.typed += 1
+
+    def list_fields(self, specs: Sequence[FieldSpec], fields: list[FieldStats]) -> None:
+        """Note the fields with the names of `specs`, in their order, which `fields_of` is asked for next."""
+        self._listed = specs, fields
 
     def fields_of(self, specs: Sequence[FieldSpec]) -> list[FieldStats]:
         """Return the fields with these names, which must exist."""
