@@ -26,6 +26,7 @@ NAMES = (
     "wakeup",
     "pipeline",
     "scale",
+    "controller_limits",
     "journal",
     "durability",
     "restart",

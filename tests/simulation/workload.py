@@ -23,6 +23,7 @@ from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import EQUAL, MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
 from transfer_queue.client.data.data_path import UNCERTAIN, Operation
 from transfer_queue.errors import (
+    InvalidArgumentError,
     StaleMetadataError,
     StorageKeyNotFoundError,
     TransferQueueError,
@@ -318,7 +319,7 @@ class Workload:
                 yield from self._overwrite(client, partition, keys, key, version)
                 if self.draw.random() < 0.3:
                     yield from client.return_extents()
-            except (StorageKeyNotFoundError, UnknownPartitionError) as error:
+            except (StorageKeyNotFoundError, UnknownPartitionError, InvalidArgumentError) as error:
                 if epoch == self.ledger.epoch and "lost with storage unit" not in str(error):
                     raise LedgerError(f"a key that was put does not exist: {error}") from error
                 keys.pop(key, None)

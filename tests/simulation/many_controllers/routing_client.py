@@ -17,8 +17,8 @@ from tests.simulation.retrying_client import RetryingClient, sleep
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
-from transfer_queue.metadata import BatchMeta
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
 from transfer_queue.testing.simulated_client import Task
 
@@ -111,9 +111,7 @@ class RoutingClient(RetryingClient):
         else:
             part._ask(task, call)
 
-    def routed(
-        self, name: str, begin: Callable[[MemberClient], Operation[T]], timeout: float | None
-    ) -> Operation[T]:
+    def routed(self, name: str, begin: Callable[[MemberClient], Operation[T]], timeout: float | None) -> Operation[T]:
         """Carry out an operation at the owner of a partition, which it learns from refusals."""
         limit = self.many.clock.now + (PATIENCE if timeout is None else timeout)
         while True:

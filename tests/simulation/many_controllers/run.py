@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation import queue_actors
-from tests.simulation.chaos import KINDS, MOST_LOSSES, PATIENCE, SECONDS
+from tests.simulation.chaos import KINDS, MOST_LOSSES, PATIENCE
 from tests.simulation.fault_injector import Faults
 from tests.simulation.final_check import Settling
 from tests.simulation.ledger import Ledger, LedgerError
@@ -25,6 +25,7 @@ from tests.simulation.retrying_client import RetryingClient, Script
 from tests.simulation.run_features import Features, drawn
 from tests.simulation.workload import Workload
 
+SECONDS = 5.0  # of virtual time in which faults happen
 KEYED = ["keys-0", "keys-1", "keys-2", "keys-3"]  # partitions that are used by key, and moved
 
 
@@ -43,7 +44,7 @@ class ManyWorkload(Workload):
 
     def begin_keyed(self) -> None:
         """Start the clients of the partitions that are used by key, and the one that moves these."""
-        for name in KEYED:
+        for name in KEYED * 2:
             self.role("keys", self._aside(name))
         if len(self.cluster.members) > 1:
             self.role("relocator", partition_moves.relocator(self, KEYED))
@@ -77,12 +78,13 @@ class ManyFaults(Faults):
         kill: Callable[[RetryingClient], None],
         end_rank: Callable[[int], None],
         most_losses: int,
+        kinds: dict[str, int] | None = None,
     ) -> None:
         def kill_whole(client: RetryingClient) -> None:
             assert isinstance(client, MemberClient)
             kill(client.whole)
 
-        super().__init__(many.members[0], draw, KINDS, kill_whole, end_rank, most_losses)
+        super().__init__(many.members[0], draw, kinds or KINDS, kill_whole, end_rank, most_losses)
         self._many = many
 
     def happen(self, kind: str) -> None:
@@ -100,13 +102,20 @@ class ManyFaults(Faults):
 class ManyRun:
     """One run. See `chaos.Run`."""
 
-    def __init__(self, seed: int, controllers: int, folder: Path) -> None:
+    def __init__(
+        self,
+        seed: int,
+        controllers: int,
+        folder: Path,
+        kinds: dict[str, int] | None = None,
+        features: Features | None = None,
+    ) -> None:
         self.seed = seed
         self.controllers = controllers
         self.draw = draw = random.Random(f"{seed}/{controllers}")
         self.ledger = ledger = Ledger()
         # drains of units are left out: their client knows the units of one controller
-        self.features = features = replace(drawn(draw), drains=False)
+        self.features = features = features or replace(drawn(draw), drains=False)
         self.workload = ManyWorkload(draw, features, ledger)
 
         def others() -> dict[str, Any]:
@@ -120,7 +129,7 @@ class ManyRun:
         for member in self.many.members:
             member.on_loaded = lambda time: self.workload.on_loaded()
         most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
-        self.faults = ManyFaults(self.many, draw, self.workload.kill, self.workload.end_rank, most)
+        self.faults = ManyFaults(self.many, draw, self.workload.kill, self.workload.end_rank, most, kinds)
 
     def _moved(self) -> None:
         self.ledger.moves += 1
@@ -160,11 +169,11 @@ class ManyRun:
         )  # fmt: skip
 
 
-def run(seed: int, controllers: int) -> ManyRun:
+def run(seed: int, controllers: int, kinds: dict[str, int] | None = None, features: Features | None = None) -> ManyRun:
     """Run this seed with this number of controllers to its end, and return the run. Raises the error of the run."""
     folder = Path(tempfile.mkdtemp(prefix="tq-many-"))
     try:
-        one = ManyRun(seed, controllers, folder)
+        one = ManyRun(seed, controllers, folder, kinds, features)
         try:
             one.run()
         finally:
