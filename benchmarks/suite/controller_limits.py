@@ -159,14 +159,14 @@ ACTS: dict[str, Callable[[TransferQueueClient, str], Act]] = {
 }  # fmt: skip
 
 
-def wait_for(first: int) -> None:
-    """Let every client of this process wait for the same row, each for its own task. Runs in a worker."""
+def wait_for_rows() -> None:
+    """Let every client of this process wait for a row of its own. Runs in a worker."""
 
-    async def one(client: TransferQueueClient, rank: int) -> None:
-        await client.async_get_meta(["x"], 1, "awaited", task_name=f"rank-{rank}", timeout=60.0)
+    async def one(client: TransferQueueClient) -> None:
+        await client.async_get_meta(["x"], 1, "awaited", task_name="train", timeout=60.0)
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(one(client, first + rank) for rank, client in enumerate(_clients)))
+        await asyncio.gather(*(one(client) for client in _clients))
 
     asyncio.run(all_of_them())
 
@@ -217,8 +217,20 @@ def _thread_seconds(queue: System) -> float:
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def _journal_bytes(queue: System) -> int:
-    return sum(path.stat().st_size for path in (queue.running.folder / "journal").glob("segment-*"))
+def _written(queue: System, kind: str, worker: Worker) -> float:
+    """Return the bytes of the journal for each request of a kind, between two snapshots."""
+    while True:
+        before = _journal(queue)
+        done = worker.do(repeat, kind, f"{kind}-journal", time.monotonic() + 0.1)
+        time.sleep(0.05)
+        after = _journal(queue)
+        if done and before.keys() == after.keys():
+            return (sum(after.values()) - sum(before.values())) / done
+
+
+def _journal(queue: System) -> dict[str, int]:
+    """Return the sizes of the files with the records of the journal."""
+    return {path.name: path.stat().st_size for path in (queue.running.folder / "journal").glob("segment-*")}
 
 
 def _costs(scale: Scale, queue: System, processes: list[Worker]) -> tuple[dict[str, float], list[Row]]:
@@ -233,15 +245,14 @@ def _costs(scale: Scale, queue: System, processes: list[Worker]) -> tuple[dict[s
     for kind in ACTS:
         for index, worker in enumerate(processes):
             worker.do(repeat, kind, f"{kind}-{index}", 0.0)  # makes what the requests need, and none of them
-        spent, written = _thread_seconds(queue), _journal_bytes(queue)
+        spent = _thread_seconds(queue)
         until = time.monotonic() + seconds
         for index, worker in enumerate(processes):
             worker.begin(repeat, kind, f"{kind}-{index}", until)
         done = sum(worker.result() for worker in processes)
         cost = (_thread_seconds(queue) - spent) / done
-        written = _journal_bytes(queue) - written
         costs[kind] = cost
-        more = {"us": cost * 1e6, "journal_bytes": max(0.0, written / done), "done_a_second": done / seconds}
+        more = {"us": cost * 1e6, "journal_bytes": _written(queue, kind, processes[0]), "done_a_second": done / seconds}
         one = "pairs of a claim and its ack" if kind == "claim and ack" else f"requests, only of the kind {kind!r}"
         found.append(Row(f"{one}, that a full controller carries", 1 / cost, "a second", more=more))
     costs["ack"] = max(0.0, costs.pop("claim and ack") - costs["claim"])
@@ -264,13 +275,14 @@ def _clients_and_ranks(scale: Scale, queue: System, processes: list[Worker]) -> 
     client.create_partition("awaited")
     before = memory_of(pid)["anonymous"]
     spent = _thread_seconds(queue)
-    for index, worker in enumerate(processes):
-        worker.begin(wait_for, index * clients)
+    for worker in processes:
+        worker.begin(wait_for_rows)
     ranks = clients + PROCESSES * THREADS
-    _until_waiting(ranks)
+    time.sleep(scale.pick(3.0, 0.5))  # no request for the status may be among those that are measured
     parked, waiting = (_thread_seconds(queue) - spent) / ranks, (memory_of(pid)["anonymous"] - before) / ranks
+    _until_waiting(ranks)
     spent = _thread_seconds(queue)
-    client.put(TensorDict({"x": torch.ones(1)}, batch_size=[1]), partition_id="awaited")
+    client.put(TensorDict({"x": torch.ones(ranks)}, batch_size=[ranks]), partition_id="awaited")
     for worker in processes:
         worker.result()
     woken = (_thread_seconds(queue) - spent) / ranks
@@ -286,9 +298,9 @@ def _clients_and_ranks(scale: Scale, queue: System, processes: list[Worker]) -> 
     ]
     return [
         *found,
-        Row(f"a waiting claim, memory of the controller, {ranks:,} tasks", waiting, "bytes"),
-        Row(f"a claim that begins to wait, {ranks:,} tasks", parked * 1e6, "us"),
-        Row(f"a waiting claim that a put completes, {ranks:,} tasks", woken * 1e6, "us"),
+        Row(f"a waiting claim, memory of the controller, {ranks:,} ranks", waiting, "bytes"),
+        Row(f"a claim that begins to wait, {ranks:,} ranks", parked * 1e6, "us"),
+        Row(f"a waiting claim that a put completes, {ranks:,} ranks", woken * 1e6, "us"),
     ]
 
 
