@@ -46,7 +46,11 @@ def sample(rows: int) -> TensorDict:
 
 # ---------------------------------------------------------------- in the clients' processes
 
+Act = Callable[[], int]
+"""Makes one request and returns 1."""
+
 _clients: list[TransferQueueClient] = []
+_acts: dict[tuple[str, str, int], Act] = {}  # what was made for (kind, name, client)
 
 
 def connect(count: int) -> None:
@@ -64,6 +68,7 @@ def disconnect() -> None:
     """Close these clients."""
     while _clients:
         _clients.pop().close()
+    _acts.clear()
 
 
 def repeat(kind: str, name: str, until: float) -> int:
@@ -71,7 +76,9 @@ def repeat(kind: str, name: str, until: float) -> int:
     counts = [0] * len(_clients)
 
     def one(which: int) -> None:
-        act = ACTS[kind](_clients[which], f"{name}-{which}")
+        act = _acts.get((kind, name, which))
+        if act is None:
+            act = _acts[kind, name, which] = ACTS[kind](_clients[which], f"{name}-{which}")
         while time.monotonic() < until:
             counts[which] += act()
 
@@ -81,9 +88,6 @@ def repeat(kind: str, name: str, until: float) -> int:
     for thread in threads:
         thread.join()
     return sum(counts)
-
-
-Act = Callable[[], int]
 
 
 def _put_one(client: TransferQueueClient, name: str) -> Act:
@@ -219,6 +223,7 @@ def _thread_seconds(queue: System) -> float:
 
 def _written(queue: System, kind: str, worker: Worker) -> float:
     """Return the bytes of the journal for each request of a kind, between two snapshots."""
+    worker.do(repeat, kind, f"{kind}-journal", 0.0)
     while True:
         before = _journal(queue)
         done = worker.do(repeat, kind, f"{kind}-journal", time.monotonic() + 0.1)
@@ -319,14 +324,12 @@ def _until_waiting(ranks: int) -> None:
 def _samples(scale: Scale) -> list[Row]:
     small, large = scale.pick((100_000, 500_000), (2_000, 6_000))
     found = []
-    states = {}
-    for fields in (3, 9):
-        with Worker() as worker:
-            states[fields] = worker.do(state_bytes, fields, small, large)
-        found.append(Row(f"state of a row with {fields} fields, in puts of 8 rows", states[fields], "bytes"))
     rows = scale.pick(1_000_000, 20_000)
-    with Worker() as worker:
-        took, nbytes = worker.do(ready_set, rows)
+    with workers(scale.pick(3, 1)) as made:  # new processes, whose memory nothing else has used
+        for index, fields in enumerate((3, 9)):
+            nbytes = made[index % len(made)].do(state_bytes, fields, small, large)
+            found.append(Row(f"state of a row with {fields} fields, in puts of 8 rows", nbytes, "bytes"))
+        took, nbytes = made[-1].do(ready_set, rows)
     found.append(Row(f"longest event of the first claim of a task among {rows:,} rows", took * 1e3, "ms"))
     found.append(Row(f"ready set of a task, {rows:,} rows", nbytes / rows, "bytes"))
     return found

@@ -13,7 +13,7 @@ from tests.simulation.many_controllers.gate import Gate, home_of, names_in
 from tests.simulation.run_features import MIB, Features
 from transfer_queue.messages.queries import ListKeys
 
-SEEDS = 6  # for each number of controllers
+SEEDS = 3  # for each number of controllers
 MOST = 60  # seeds within which a planted mistake is found
 PLAIN = Features(
     scenario="rows", group=2, leased=True, acks=1, units=1, replicas=1, arena_bytes=8 * MIB, loses=False,
@@ -54,7 +54,7 @@ def test_seeds(controllers: int) -> None:
 
 def test_checkpoints_of_all_controllers_are_saved_and_loaded() -> None:
     happened = Counter[str]()
-    for seed in range(6):
+    for seed in range(3):
         happened += many.run(seed, 3, {"kill_one": 1, "controller": 1}, SAVED).happened
     assert happened["saves"] > 0
     assert happened["loads"] > 0
