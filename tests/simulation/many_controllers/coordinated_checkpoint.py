@@ -39,6 +39,20 @@ class Saved:
     folder: Path
     gates: list[Any]
 
+    def ownership(self, member: int) -> dict[str, Any]:
+        """Return what a controller owns after a load. A move that was not decided in the cut did not happen.
+
+        Otherwise a client could show the ticket of a decision that the load has undone.
+        """
+        decided = {
+            (name, ticket["owner"], ticket["move"])
+            for ownership, _ in self.gates
+            for name, ticket in ownership["given"].items()
+        }
+        saved = self.gates[member][0]
+        incoming = {name: move for name, move in saved["incoming"].items() if (name, member, move) in decided}
+        return {**saved, "incoming": incoming}
+
     def of(self, member: int) -> Path:
         """Return the folder with the part of a controller."""
         return self.folder / f"controller-{member}"
@@ -177,7 +191,7 @@ def _finish_load(work: ManyWorkload, client: RoutingClient, cut: str) -> Operati
                 highest = max(highest, (yield from part.order("describe"))[1])
             for index, part in enumerate(client.parts):
                 path = saved.of(index) / STATE
-                yield from part.order("restore", saved.gates[index][0], highest)
+                yield from part.order("restore", saved.ownership(index), highest)
                 yield from client.through(part, part.operations.load_controller_checkpoint(path, timeout=WITHIN))
         except TransferQueueError as error:
             if isinstance(error, CheckpointError) and not work.load_began():

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 REFUSED = "refused by the gate: "  # the beginning of the message of a refusal
 NEVER = 1 << 62  # a sequence that no request reaches
+MOVES = ("freeze", "prepare", "give", "adopt")  # the orders that wait while the controller is held
 UNIT = "unit-"  # the beginning of the names of units
 
 

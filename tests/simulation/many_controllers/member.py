@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tests.simulation.faulty_cluster import STOPPED_SECONDS, FaultyCluster
-from tests.simulation.many_controllers.gate import Gate
+from tests.simulation.many_controllers.gate import MOVES, Gate
 from tests.simulation.many_controllers.member_client import ORDER, MemberClient
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
@@ -79,6 +79,9 @@ class Member(FaultyCluster):
             super()._receive(name, target, connection, body)
             return
         number, order = _order(body[1:])
+        if order[0] in MOVES and self.gate.must_wait(name):
+            self._put_back(lambda: self._receive(name, target, connection, body))
+            return
         reply = self.gate.carry_out(name, order)
         self.network.send(connection, "down", pack_frame(ORDER + _encode((number, reply))))
 
