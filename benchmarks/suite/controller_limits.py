@@ -226,7 +226,7 @@ def _written(queue: System, kind: str, worker: Worker) -> float:
     worker.do(repeat, kind, f"{kind}-journal", 0.0)
     while True:
         before = _journal(queue)
-        done = worker.do(repeat, kind, f"{kind}-journal", time.monotonic() + 0.1)
+        done: int = worker.do(repeat, kind, f"{kind}-journal", time.monotonic() + 0.1)
         time.sleep(0.05)
         after = _journal(queue)
         if done and before.keys() == after.keys():
