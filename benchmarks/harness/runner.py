@@ -27,6 +27,7 @@ NAMES = (
     "wakeup",
     "pipeline",
     "scale",
+    "controller_limits",
     "journal",
     "durability",
     "restart",

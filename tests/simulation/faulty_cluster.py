@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.simulation.snapshot_writer import SnapshotWriter
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, RequestParked, StateLoaded, UnitLost, Unparked
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -174,6 +175,15 @@ class FaultyCluster(Cluster):
         self._clients.append(client)
         self.clients.append(client)
         return client
+
+    @property
+    def members(self) -> Sequence[FaultyCluster]:
+        """Return the controllers with their units: this one."""
+        return [self]
+
+    def partitions(self) -> dict[str, Partition]:
+        """Return the partitions by name."""
+        return dict(self.controller.state.partitions)
 
     def close(self) -> None:
         """See `Cluster.close`."""

@@ -237,12 +237,15 @@ class RetryingClient(Client):
 
     def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
-            answer = self.state.session.decode_reply(body)
-            if answer.sequence in self._given_up:
-                self._given_up.discard(answer.sequence)
-                self.state.session.finish(answer.sequence)
-            elif answer.sequence in self._tasks:
-                self._end(answer.sequence, answer.body)
+            self._on_body(body)
+
+    def _on_body(self, body: bytes) -> None:
+        answer = self.state.session.decode_reply(body)
+        if answer.sequence in self._given_up:
+            self._given_up.discard(answer.sequence)
+            self.state.session.finish(answer.sequence)
+        elif answer.sequence in self._tasks:
+            self._end(answer.sequence, answer.body)
 
     def _end(self, sequence: int, reply: AnyReply) -> None:
         task = self._tasks.pop(sequence)
@@ -254,6 +257,10 @@ class RetryingClient(Client):
             self._plan(seconds, lambda: task.resume(reply))
         else:
             task.resume(reply)
+
+    def return_extents(self) -> Operation[None]:
+        """Return the space that the client has leased and not used."""
+        yield from self.state.return_extents()
 
     def leave(self) -> Operation[None]:
         """End the client: it returns what it holds."""
