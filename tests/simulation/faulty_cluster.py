@@ -32,6 +32,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore
 from transfer_queue.messages.reports.unit_reports import (  # fmt: skip
     DrainFinished,
     Move,
@@ -505,7 +506,11 @@ class FaultyCluster(Cluster):
     def _left(self, name: str, link: int) -> None:
         self._run_core_effects(self.controller.on_disconnect(name, link, self.clock.now))
 
-    def _deliver_to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
+    def _deliver_to_unit(
+        self,
+        number: int,
+        request: ReleaseExtents | RefuseWriters | Move | DrainFinished | CheckStore | CheckExtents,
+    ) -> None:
         place = self._by_number.get(number)
         if place is not None and place.number == number and place.link is not None:
             self.network.send(place.link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))

@@ -29,7 +29,7 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
@@ -501,7 +501,9 @@ class Cluster:
         request: unit_reports.ReleaseExtents
         | unit_reports.RefuseWriters
         | unit_reports.Move
-        | unit_reports.DrainFinished,
+        | unit_reports.DrainFinished
+        | store_reports.CheckStore
+        | store_reports.CheckExtents,
     ) -> None:
         """Deliver a request of the controller to a unit."""
         self._tell(self._find_unit(number), request)
@@ -512,12 +514,18 @@ class Cluster:
         request: unit_reports.ReleaseExtents
         | unit_reports.RefuseWriters
         | unit_reports.Move
-        | unit_reports.DrainFinished,
+        | unit_reports.DrainFinished
+        | store_reports.CheckStore
+        | store_reports.CheckExtents,
     ) -> None:
         if isinstance(request, unit_reports.ReleaseExtents):
             effects = unit.free(request.extents)
         elif isinstance(request, unit_reports.Move):
             effects = unit.move(request)
+        elif isinstance(request, store_reports.CheckStore):
+            effects = unit.note_store_change()
+        elif isinstance(request, store_reports.CheckExtents):
+            effects = unit.check_extents(request)
         else:
             effects = (
                 unit.set_draining(request.draining)

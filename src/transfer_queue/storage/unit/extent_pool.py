@@ -85,8 +85,19 @@ class ExtentPool(Protocol):
         If a lease of some space has failed, leases that take as much or more fail, too.
         """
 
-    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """Set the functions to call: `serve` when space was freed, `lost` with extents that may be gone."""
+    def attach(
+        self,
+        serve: Callable[[], list[Effect]],
+        lost: Callable[[list[int]], list[Effect]],
+        changed: Callable[[], object],
+    ) -> None:
+        """Set the functions to call.
+
+        Args:
+            serve: Called when space was freed.
+            lost: Called with extents that may be gone.
+            changed: Called when any extent may be gone.
+        """
 
     def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
         """Check whether the content of these extents still exists. `then` gets the extents that are gone, and when.
@@ -211,8 +222,13 @@ class ArenaPool(ExtentPool):
         """See `ExtentPool.space_for`."""
         return round_up(nbytes)
 
-    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """See `ExtentPool.attach`. An arena calls neither function."""
+    def attach(
+        self,
+        serve: Callable[[], list[Effect]],
+        lost: Callable[[list[int]], list[Effect]],
+        changed: Callable[[], object],
+    ) -> None:
+        """See `ExtentPool.attach`. An arena calls none of the functions."""
 
     def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
         """See `ExtentPool.check_content`. The content of an arena always exists."""

@@ -191,7 +191,7 @@ class ObjectPool(ExtentPool):
             store: This process's connection to the store.
             begin: Runs calls to the store outside the unit's loop.
             capacity: The largest total size of all blocks in bytes; UNLIMITED if only the store knows it.
-            life: Returns a text that changes when the store may have lost blocks. All blocks are then checked.
+            life: Returns a text that changes when the store may have lost blocks. Published ones are then checked.
         """
         self.capacity = capacity
         self._names = names
@@ -216,6 +216,7 @@ class ObjectPool(ExtentPool):
         self._retry: float | None = None if not doomed else 0.0
         self._serve: Callable[[], list[Effect]] = list
         self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
+        self._changed: Callable[[], object] = lambda: None
 
     @property
     def table(self) -> LeasedExtents:
@@ -305,9 +306,14 @@ class ObjectPool(ExtentPool):
 
         self._begin(lambda: self._store.remove(keys), removed)
 
-    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
+    def attach(
+        self,
+        serve: Callable[[], list[Effect]],
+        lost: Callable[[list[int]], list[Effect]],
+        changed: Callable[[], object],
+    ) -> None:
         """See `ExtentPool.attach`."""
-        self._serve, self._lost = serve, lost
+        self._serve, self._lost, self._changed = serve, lost, changed
 
     def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
         """See `ExtentPool.check_content`."""
@@ -375,7 +381,7 @@ class ObjectPool(ExtentPool):
             life = self._life()
             if life != self._lives:
                 self._lives = life
-                self._lost([extent.number for extent in self._table.leased_extents()])
+                self._changed()
         if self._unsure and now >= self._ask:
             numbers, self._unsure = list(self._unsure), {}
             self._lost(numbers)
