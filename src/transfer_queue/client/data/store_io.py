@@ -18,6 +18,7 @@ import torch
 
 from transfer_queue.client.checkpoint.block_file import BlockSource, space_of_blocks
 from transfer_queue.errors import CheckpointError, ConnectionLostError, TransferQueueError, UnitLostError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.store_reports import describe_trouble
@@ -94,13 +95,16 @@ def _use_store(unit: UnitInfo, work: Callable[[], None]) -> Generator[Call, AnyR
     try:
         yield background_call(work)
     except ConnectionLostError as error:
-        words, backend = "", msgspec.json.decode(unit.store, type=StoreAddress).kind
-        with contextlib.suppress(TransferQueueError):
-            found = yield Call(CONTROLLER, Topology())
-            words = describe_trouble(found.stores, backend) if isinstance(found, TopologyReply) else ""
-        if not words:
-            raise
-        raise ConnectionLostError(f"{error}; {words}") from error
+        raise (yield from _with_servers(error, unit)) from error
+
+
+def _with_servers(error: ConnectionLostError, unit: UnitInfo) -> Generator[Call, AnyReply, ConnectionLostError]:
+    """Return an error that also says which servers of a unit's store are down or were restarted."""
+    words, backend = "", msgspec.json.decode(unit.store, type=StoreAddress).kind
+    with contextlib.suppress(TransferQueueError):
+        found = yield Call(CONTROLLER, Topology())
+        words = describe_trouble(found.stores, backend) if isinstance(found, TopologyReply) else ""
+    return ConnectionLostError(f"{error}; {words}") if words else error
 
 
 def write(
@@ -142,8 +146,16 @@ def read(
     yield from _use_store(unit, lambda: missing.extend(store.read(wanted, buffer, within)))
     if not missing:
         return True
+    unknown: Any = None
     with contextlib.suppress(UnitLostError):
-        yield _report_missing(unit, missing)
+        reply = yield _report_missing(unit, missing)
+        unknown = reply.value if isinstance(reply, Done) else None
+    if isinstance(unknown, str):
+        error = ConnectionLostError(
+            f"{len(missing)} blocks cannot be read from the store of storage unit {unit.unit}, and it is not known "
+            f"whether they are lost: {unknown}; try again"
+        )
+        raise (yield from _with_servers(error, unit))
     return False
 
 

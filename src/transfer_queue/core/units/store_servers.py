@@ -32,7 +32,7 @@ Key = tuple[str, str]  # backend, node
 
 
 @dataclass
-class _Server:
+class _KnownServer:
     report: ReportStoreServer
     peer: int | None
     """Its connection; None if it has ended."""
@@ -58,7 +58,7 @@ class StoreServers:
         self.ends = 0
         """How many servers have ended."""
         self._state = state
-        self._servers: dict[Key, _Server] = {}
+        self._servers: dict[Key, _KnownServer] = {}
         """The last server of each store on each node that is there."""
         self._ended: deque[tuple[float, StoreServerProgress]] = deque(maxlen=MOST_ENDED)
         """The servers that have ended, and when, the last ones."""
@@ -74,7 +74,7 @@ class StoreServers:
         key = report.backend, report.node
         known = self._servers.get(key)
         if known is None:
-            self._servers[key] = _Server(report, peer, now)
+            self._servers[key] = _KnownServer(report, peer, now)
             return
         if known.report.life != report.life:
             if known.peer is not None:  # the end of its connection has not been noticed yet
@@ -88,7 +88,7 @@ class StoreServers:
             if known.peer == peer:
                 self._note_end(known, now)
 
-    def _note_end(self, known: _Server, now: float) -> None:
+    def _note_end(self, known: _KnownServer, now: float) -> None:
         self._ended.append((now, known.progress(now)))
         known.peer, known.since = None, now
         known.ends += 1

@@ -39,6 +39,10 @@ class BlockCopy(Protocol):
         """Release what the move uses."""
 
 
+Looked = Callable[[list[int], str, str], list[Effect]]
+"""Gets the extents that are gone, the time as text, and why it is not known of the others; "" if it is known."""
+
+
 class ExtentPool(Protocol):
     """Leases extents, and records what is leased."""
 
@@ -99,8 +103,8 @@ class ExtentPool(Protocol):
             changed: Called when any extent may be gone.
         """
 
-    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """Check whether the content of these extents still exists. `then` gets the extents that are gone, and when.
+    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
+        """Check whether the content of these extents still exists.
 
         `then` is called at once or later. Its effects are carried out in both cases.
         """
@@ -230,9 +234,9 @@ class ArenaPool(ExtentPool):
     ) -> None:
         """See `ExtentPool.attach`. An arena calls none of the functions."""
 
-    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
         """See `ExtentPool.check_content`. The content of an arena always exists."""
-        return then([], "")
+        return then([], "", "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """See `ExtentPool.read`."""

@@ -33,7 +33,7 @@ from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Store
-from transfer_queue.storage.unit.extent_pool import ExtentPool
+from transfer_queue.storage.unit.extent_pool import ExtentPool, Looked
 from transfer_queue.storage.unit.unit_effects import Begin, Effect
 
 MAGIC = "transfer_queue names"
@@ -182,7 +182,13 @@ class ObjectPool(ExtentPool):
     """The extent pool of an external store, see `ExtentPool`."""
 
     def __init__(
-        self, names: ObjectNames, store: Store, begin: Begin, capacity: int = UNLIMITED, life: Callable[[], str] = str
+        self,
+        names: ObjectNames,
+        store: Store,
+        begin: Begin,
+        capacity: int = UNLIMITED,
+        life: Callable[[], str] = str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make the pool.
 
@@ -192,12 +198,14 @@ class ObjectPool(ExtentPool):
             begin: Runs calls to the store outside the unit's loop.
             capacity: The largest total size of all blocks in bytes; UNLIMITED if only the store knows it.
             life: Returns a text that changes when the store may have lost blocks. Published ones are then checked.
+            clock: The clock of `begin_period`.
         """
         self.capacity = capacity
         self._names = names
         self._store = store
         self._begin = begin
         self._life = life
+        self._clock = clock
         self._lives = life()
         self._look = 0.0
         """When `life` is called next."""
@@ -295,7 +303,7 @@ class ObjectPool(ExtentPool):
                     RETRY_SECONDS,
                     outcome,
                 )
-                self._retry = time.monotonic() + RETRY_SECONDS
+                self._retry = self._clock() + RETRY_SECONDS
                 return []
             self._retry = None
             self._names.mark_removed(numbers)
@@ -315,7 +323,7 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.attach`."""
         self._serve, self._lost, self._changed = serve, lost, changed
 
-    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
         """See `ExtentPool.check_content`."""
         names = {key_of(self.boot_id, number * GRANULE): number for number in numbers}
 
@@ -328,9 +336,9 @@ class ObjectPool(ExtentPool):
                     outcome,
                 )
                 self._unsure.update(dict.fromkeys(numbers))
-                self._ask = time.monotonic() + RETRY_SECONDS
-                outcome = []
-            return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"))
+                self._ask = self._clock() + RETRY_SECONDS
+                return then([], "", str(outcome))
+            return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"), "")
 
         self._begin(lambda: self._store.missing(list(names)), looked)
         return []

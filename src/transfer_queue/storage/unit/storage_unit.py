@@ -488,18 +488,18 @@ class StorageUnit:
     def _find_missing(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
         """Check whether the blocks of these extents are gone; then answer the request `asked` (peer, sequence)."""
 
-        def looked(gone: list[int], when: str) -> list[Effect]:
+        def looked(gone: list[int], when: str, unknown: str) -> list[Effect]:
             gone = [number for number in gone if self.table.get(number) is not None]
             effects: list[Effect] = []
             if gone:
                 effects.append(Report(unit_reports.ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
                 self._release_all(gone)
             if asked is not None:
-                effects.append(SendReply(*asked, Done(bool(gone))))
+                effects.append(SendReply(*asked, Done(unknown or bool(gone))))
             return [*effects, *self._serve()]
 
         there = [number for number in numbers if self.table.get(number) is not None]
-        return self.pool.check_content(there, looked) if there else looked([], "")
+        return self.pool.check_content(there, looked) if there else looked([], "", "")
 
     def note_store_change(self) -> list[Effect]:
         """Note that the store may have lost blocks. The controller, which knows the published ones, orders a check."""
