@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -153,7 +154,19 @@ def ask(at: int, what: str, *arguments: Any) -> Any:
     return ray.get(getattr(_workers[at], what).remote(*arguments), timeout=SECONDS)
 
 
+def begin_ask(at: int, what: str, *arguments: Any) -> None:
+    """Asks a worker, whose answer `end_ask` gives."""
+    _asked.append(getattr(_workers[at], what).remote(*arguments))
+
+
+def end_ask() -> Any:
+    import ray
+
+    return ray.get(_asked.pop(), timeout=SECONDS)
+
+
 _workers: list[Any] = []
+_asked: list[Any] = []
 
 
 class Worker:
@@ -220,10 +233,100 @@ class Worker:
             assert bool((found == seed + turn).all())
         return statistics.median(taken)
 
+    def put_numbered(self, first: int, count: int) -> list[int]:
+        """Puts 1 MiB under the key of each number; those whose puts succeeded."""
+        import torch
+
+        import transfer_queue as tq
+        from transfer_queue.errors import CapacityError, ConnectionLostError
+
+        done = []
+        for number in range(first, first + count):
+            with contextlib.suppress(ConnectionLostError, CapacityError):  # the store is down, or has less space
+                tq.kv_put(str(number), "run", {"x": torch.full((1 << 17,), number)})
+                done.append(number)
+        return done
+
+    def read_numbered(self, numbers: list[int]) -> dict[int, str]:
+        """Which of these numbers are lost, and what the error of each says. All others are as they were put."""
+        import transfer_queue as tq
+        from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
+
+        lost = {}
+        limit = time.monotonic() + SECONDS / 2
+        for number in numbers:
+            while True:
+                try:
+                    got = tq.kv_batch_get([str(number)], "run")["x"]
+                    assert bool((got.values() == number).all()), f"the value of {number} is not the one that was put"
+                except StorageKeyNotFoundError as error:
+                    if "lost with storage unit" not in str(error):
+                        raise
+                    lost[number] = str(error)
+                except ConnectionLostError:  # the store cannot say yet
+                    if time.monotonic() > limit:
+                        raise
+                    continue
+                break
+        return lost
+
+    def servers(self) -> list[tuple[str, bool, int, int]]:
+        """Address, whether it runs, process and number of ends of each store server."""
+        import transfer_queue as tq
+
+        return [(its.host, its.up, its.process, its.ends) for its in tq.get_client().status().stores]
+
+    def lost_rows(self) -> int:
+        """How many values the status names as lost."""
+        import transfer_queue as tq
+
+        return sum(field.lost for its in tq.get_client().status().partitions for field in its.fields)
+
     def clear(self, partition: str) -> None:
         import transfer_queue as tq
 
         tq.get_client().clear_partition(partition)
+
+
+# ---------------------------------------------------------------- a store server is killed
+
+
+def kill_server(driver: Process, nodes: list[Namespace], at: int, first: int) -> None:
+    """Kills the store server of a node while the others write; checks all values, and that all goes on."""
+    host, count = nodes[at].address, 12
+    early = [driver.call(ask, worker, "put_numbered", first + 100 * worker, count) for worker in range(3)]
+    pid = next(process for where, _, process, _ in driver.call(ask, 0, "servers") if where == host)
+    before = {where: ends for where, _, _, ends in driver.call(ask, 0, "servers")}
+    begun = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    driver.call(begin_ask, 1 if at != 1 else 2, "put_numbered", first + 300, count)
+    told = wait(lambda: any(w == host and ends > before[w] for w, _, _, ends in driver.call(ask, 0, "servers")), begun)
+    back = wait(lambda: all(up for _, up, _, _ in driver.call(ask, 0, "servers")), begun)
+    during = driver.call(end_ask)
+    numbers = [number for some in (*early, during) for number in some]
+    lost = [driver.call(ask, worker, "read_numbered", numbers) for worker in range(3)]
+    assert lost[0].keys() == lost[1].keys() == lost[2].keys()
+    for said in lost[0].values():
+        assert f"server on node {host}" in said, said
+    assert driver.call(ask, 0, "lost_rows") >= len(lost[0])
+    missed = set(lost[0]) | {first + 300 + n for n in range(count)} - set(during)
+    for number in sorted(missed):  # lost values, and those whose puts have failed, are put again
+        wait(lambda number=number: driver.call(ask, 2, "put_numbered", number, 1), begun)
+    assert driver.call(ask, 1, "read_numbered", [*numbers, *missed]) == {}
+    driver.call(ask, 0, "clear", "run")
+    print(
+        f"  killed on {host}: told after {told:.1f} s, all servers up after {back:.1f} s; of {len(numbers)} values "
+        f"{len(lost[0])} lost and named, {count - len(during)} puts failed meanwhile; all put again and read",
+        flush=True,
+    )
+
+
+def wait(condition: Callable[[], Any], begun: float) -> float:
+    """Waits for a condition; the seconds since `begun`."""
+    while not condition():
+        assert time.monotonic() - begun < SECONDS
+        time.sleep(0.05)
+    return time.monotonic() - begun
 
 
 # ---------------------------------------------------------------- the figures
@@ -303,12 +406,15 @@ def main() -> int:
     figures: dict[str, dict[str, float]] = {}
 
     def run(driver: Process, backend: str) -> None:
+        print(f"{backend}:", flush=True)
         figures[backend] = measure(driver, nodes)
+        for at in (1, 0) if backend != "SimpleStorage" else ():
+            kill_server(driver, nodes, at, 1000 * at)
 
     with tempfile.TemporaryDirectory(prefix="tq-") as folder, namespaces(3) as nodes:
         os.environ["TQ_RUNTIME_DIR"] = folder
         each_backend(given.backend or list(BACKENDS), nodes, folder, run)
-    print("Between two network namespaces of one machine, medians in milliseconds:\n")
+    print("\nBetween two network namespaces of one machine, medians in milliseconds:\n")
     print(table(figures))
     return 0
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def until(condition: Callable[[], Any], what: str) -> float:
 
 @pytest.fixture(params=list(BACKENDS))
 def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    made = Nodes(request.param, 3)
+    made = Nodes(request.param, 3, metrics={"enabled": True, "port": 0})
     yield made
     made.stop()
 
@@ -97,6 +98,14 @@ def settle(client: TransferQueueClient, pid: int, ending: int) -> str:
     return f"process {pid})"
 
 
+def check_metrics(client: TransferQueueClient, ending: int) -> None:
+    with urllib.request.urlopen(f"http://{client.storage_manager.config['metrics_endpoint']}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    named = [line for line in lines if line.startswith("tq_store_server_ends_total{")]
+    assert sum(int(line.split()[-1]) for line in named) == ending, named
+    assert all(line.endswith(" 1") for line in lines if line.startswith("tq_store_server_up{"))
+
+
 def try_put(client: TransferQueueClient, value: int, partition: str, mib: int = 1) -> BatchMeta | None:
     """A put while the store may be down, which succeeds or changes nothing, and does not hang."""
     begun = time.monotonic()
@@ -138,7 +147,8 @@ def test_a_killed_server_is_told_and_all_goes_on(nodes: Nodes, clients: list[Tra
     for client in clients:
         assert lost(client, after, server) == set()
     gone = lost(clients[0], metas, server)
-    print("LOST", nodes.backend, at, len(gone), len(metas), lost(clients[0], during, server))
+    lost(clients[0], during, server)
+    check_metrics(clients[0], ending)
     assert lost(clients[1], metas, server) == gone
     assert told_as_lost(clients[0]) >= ROWS * len(gone)
     for value in gone:
