@@ -35,6 +35,8 @@ from network_namespaces import (
     send_raw,
 )
 
+from transfer_queue.node.system.paths import SystemFolder
+
 MIB = 1 << 20
 LARGE = 64 * MIB
 TURNS = 9
@@ -93,6 +95,8 @@ def ray_cluster(nodes: list[Namespace], folder: str) -> Iterator[str]:
             node.kill_processes()
         for process in started:
             process.wait()
+        for left in Path(folder).glob("ray-*"):  # of systems whose supervisors were killed with all else
+            SystemFolder(left).remove()
 
 
 def until_up(process: subprocess.Popen[bytes], log: Path) -> None:

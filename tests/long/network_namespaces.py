@@ -178,8 +178,9 @@ def _serve(node: Namespace, pipe: Connection) -> None:
 
 
 def end_at_signals() -> None:
-    """Lets SIGTERM end this program as Ctrl-C does, so that all that it started is ended."""
+    """Lets SIGTERM and Ctrl-C (also of a background job) end this program and all that it has started."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ---------------------------------------------------------------- a raw stream between two namespaces
