@@ -457,10 +457,10 @@ class FaultyCluster(Cluster):
         if isinstance(envelope.body, ExtentsGone):
             self._check_gone(envelope.body)
         if not isinstance(envelope.body, RegisterUnit):
-            before = sum(expected_losses.lost(self.controller.state).values())
+            lost = sum(expected_losses.lost(self.controller.state).values())
             super()._deliver_to_controller(name, connection, envelope)
             if isinstance(envelope.body, ExtentsGone):
-                self.lost_values += sum(expected_losses.lost(self.controller.state).values()) - before
+                self.lost_values += sum(expected_losses.lost(self.controller.state).values()) - lost
             return
         state = self.controller.state
         before, told = expected_losses.values(state), expected_losses.lost(state)
