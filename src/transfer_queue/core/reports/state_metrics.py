@@ -109,8 +109,9 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
         found.series["mirror_copied"][()] = context.mirror.copied_bytes
     for server in context.stores.progress(now):
         labels = server.backend, server.host or server.node
-        found.series["store_server_up"][labels] = int(server.up)
-        found.series["store_server_ends"][labels] = server.ends
+        up = found.series["store_server_up"]  # several nodes may share an address
+        up[labels] = min(up.get(labels, 1), int(server.up))
+        found.series["store_server_ends"][labels] += server.ends
     yield
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)
