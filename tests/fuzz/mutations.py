@@ -76,6 +76,7 @@ from transfer_queue.messages.queries import (
     Watch,
 )
 from transfer_queue.messages.reports.overview import CountColumns, ReadProgress
+from transfer_queue.messages.reports.store_reports import ReportStoreServer, StoreChanged
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
@@ -517,6 +518,9 @@ class Life:
             self.ask(ExtentsGone(unit, column(extents[:1]), "now"), f"unit-{unit}")
         else:
             self.ask(WriterGone(f"w{self.rng.randrange(2)}/1", unit, extents[:1]), f"unit-{unit}")
+        life = f"life {self.rng.randrange(3)}"
+        self.ask(ReportStoreServer("MooncakeStore", f"node {self.rng.randrange(2)}", "", life, 7), f"unit-{unit}")
+        self.ask(StoreChanged(unit, extents[0]), f"unit-{unit}")
 
     def units_work(self) -> None:
         """Let units free the extents that they were ordered to free, and carry out other orders."""

@@ -29,7 +29,7 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
@@ -75,6 +75,15 @@ def registration(address: str, name: str, arena: Arena, leased: bytes) -> unit_r
     newer = arena.extents.next_extent
     about = arena.boot_id, name, "", leased, newer
     return unit_reports.RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
+
+
+def registration_of_store(
+    where: str, name: str, unit: StorageUnit, address: StoreAddress, leased: bytes
+) -> unit_reports.RegisterUnit:
+    """Return the request with which the unit of an external store registers."""
+    pool, store = unit.pool, msgspec.json.encode(address).decode()
+    about = pool.boot_id, name, "", leased, pool.next_extent
+    return unit_reports.RegisterUnit(where, str(pool.folder), *about, capacity=address.capacity, store=store)
 
 
 def pool_of(arena: Arena, begin: Begin) -> ArenaPool:
@@ -185,34 +194,44 @@ class Cluster:
 
     def _add_store(self, folder: Path, address: StoreAddress) -> None:
         """Add the unit of an external store."""
-        number, store = len(self.units), connect(address)
+        number = len(self.units)
         names = ObjectNames.create(folder / f"unit-{number}")
+        self._addresses[number] = address
+        self.units.append(self._store_unit(number, names, SimulatedSlots(number, self.held)))
+
+    def _store_unit(self, number: int, names: ObjectNames, slots: SimulatedSlots) -> StorageUnit:
+        """Return a unit of an external store, with the extents of these names."""
+        address = self._addresses[number]
+        store = connect(address)
 
         def begin(work: Callable[[], Any], then: Callable[[Any], list[unit_effects.Effect]]) -> None:
+            """Call the store after some virtual time, unless the unit was killed meanwhile."""
+
             def done() -> None:
+                if unit not in self.units:
+                    return
+                if not self._runs(unit):
+                    self.later(MOST_WORK_SECONDS, done)
+                    return
                 try:
                     outcome = work()
                 except Exception as error:
                     outcome = error
                 self._run_unit_effects(unit, then(outcome))
 
-            self._run_later(done)
+            self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
 
-        pool = ObjectPool(names, store, begin, address.capacity or store.capacity or UNLIMITED, store.life)
-        unit = StorageUnit(number, pool, SimulatedSlots(number, self.held))
-        self._addresses[number] = address
-        self.units.append(unit)
+        capacity = address.capacity or store.capacity or UNLIMITED
+        pool = ObjectPool(names, store, begin, capacity, store.life, lambda: self.clock.now)
+        unit = StorageUnit(number, pool, slots)  # `begin` refers to it
+        return unit
 
     def _register(self, unit: StorageUnit) -> None:
         name, leased, address = f"unit-{unit.number}", unit.register(), self._addresses.get(unit.number)
         if address is None:
             self._deliver_from_unit(unit, registration("unit", name, arena_of(unit), leased))
-            return
-        pool, store = unit.pool, msgspec.json.encode(address).decode()
-        about = pool.boot_id, name, "", leased, pool.next_extent
-        self._deliver_from_unit(
-            unit, unit_reports.RegisterUnit("unit", str(pool.folder), *about, capacity=address.capacity, store=store)
-        )
+        else:
+            self._deliver_from_unit(unit, registration_of_store("unit", name, unit, address, leased))
 
     def _begin_beside(self, arena: Arena, run: Callable[[], Any], then: Callable[[Any], Any]) -> None:
         """Let the unit with this arena wait for the simulated disk, which takes some virtual time and never fails."""
@@ -507,7 +526,9 @@ class Cluster:
         request: unit_reports.ReleaseExtents
         | unit_reports.RefuseWriters
         | unit_reports.Move
-        | unit_reports.DrainFinished,
+        | unit_reports.DrainFinished
+        | store_reports.CheckStore
+        | store_reports.CheckExtents,
     ) -> None:
         """Deliver a request of the controller to a unit."""
         self._tell(self._find_unit(number), request)
@@ -518,12 +539,18 @@ class Cluster:
         request: unit_reports.ReleaseExtents
         | unit_reports.RefuseWriters
         | unit_reports.Move
-        | unit_reports.DrainFinished,
+        | unit_reports.DrainFinished
+        | store_reports.CheckStore
+        | store_reports.CheckExtents,
     ) -> None:
         if isinstance(request, unit_reports.ReleaseExtents):
             effects = unit.free(request.extents)
         elif isinstance(request, unit_reports.Move):
             effects = unit.move(request)
+        elif isinstance(request, store_reports.CheckStore):
+            effects = unit.note_store_change()
+        elif isinstance(request, store_reports.CheckExtents):
+            effects = unit.check_extents(request)
         else:
             effects = (
                 unit.set_draining(request.draining)
