@@ -236,6 +236,15 @@ def _values(value: Any) -> torch.Tensor:
     return value.values()  # type: ignore[no-any-return]
 
 
+def nbytes_of_tensor(tensor: torch.Tensor) -> int:
+    """Return the bytes of the values of a tensor."""
+    ways = _ways()
+    if ways is not None and type(tensor) is ways.kind:
+        made: Any = tensor
+        return int(made._values.nbytes)  # values() takes 25 us
+    return tensor.values().nbytes if tensor.is_nested else tensor.nbytes
+
+
 def jagged_from_parts(
     values: Any, offsets: Any, lengths: Any, ragged: Any, shortest: Any, longest: Any
 ) -> torch.Tensor:
@@ -253,3 +262,6 @@ def jagged_from_parts(
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, lengths, jagged_dim=ragged, min_seqlen=shortest, max_seqlen=longest
     )
+
+
+_ways()  # here, beside the import of torch, and not in the first get of a process, which it would delay by 6 to 10 ms
