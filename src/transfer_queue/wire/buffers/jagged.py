@@ -160,17 +160,18 @@ def _ways() -> _Ways | None:
 def _twins_are_alike(kind: Any, stored: Any) -> bool:
     """Whether `_twin` makes the same tensors as the constructor of this version of torch."""
     try:
-        values, offsets = torch.arange(6).view(3, 2), torch.tensor([0, 1, 3])
-        seqlens = {"min_seqlen": stored(1), "max_seqlen": stored(2)}
-        first = kind(values, offsets, _ragged_idx=1, _metadata_cache=dict(seqlens))
-        twin: Any = _twin(kind, _known(first), values.clone())
-        return bool(
-            set(twin.__dict__) == set(first.__dict__)
-            and twin._values.__dict__ == values.__dict__
-            and twin.shape == first.shape
-            and twin.is_contiguous()
-            and all(map(torch.equal, (twin + twin).unbind(), (first + first).unbind()))
-        )
+        with torch.device("cpu"):  # whatever the default device of the program is
+            values, offsets = torch.arange(6).view(3, 2), torch.tensor([0, 1, 3])
+            seqlens = {"min_seqlen": stored(1), "max_seqlen": stored(2)}
+            first = kind(values, offsets, _ragged_idx=1, _metadata_cache=dict(seqlens))
+            twin: Any = _twin(kind, _known(first), values.clone())
+            return bool(
+                set(twin.__dict__) == set(first.__dict__)
+                and twin._values.__dict__ == values.__dict__
+                and twin.shape == first.shape
+                and twin.is_contiguous()
+                and all(map(torch.equal, (twin + twin).unbind(), (first + first).unbind()))
+            )
     except Exception:  # internals of torch may be missing or different
         return False
 
