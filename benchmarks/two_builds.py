@@ -48,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_builds", description=__doc__)
     parser.add_argument("builds", nargs=2, metavar="BUILD", help="a folder with the package, or an interpreter")
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each build (default: 8)")
+    parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
     options = parser.parse_args(arguments)
-    builds = [Build(path) for path in options.builds]
+    builds = [Build(path, options.quick) for path in options.builds]
     try:
         for _ in range(options.rounds):
             for build in builds:
@@ -73,17 +74,17 @@ def table(figures: list[Figures], words: list[str]) -> str:
 class Build:
     """A process that measures one build on request."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, quick: bool) -> None:
         python, environment = sys.executable, dict(os.environ)
         if Path(path).is_dir():
             environment["PYTHONPATH"] = os.pathsep.join((str(Path(path).resolve()), os.getcwd()))
         else:
             python, environment["PYTHONPATH"] = path, os.getcwd()
         self._rounds: list[Figures] = []
+        command = [python, "-W", "ignore", "-m", "benchmarks.two_builds_rounds", *(["--quick"] if quick else [])]
         self._process = subprocess.Popen(
-            [python, "-W", "ignore", "-m", "benchmarks.two_builds_rounds"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self.words = self._read()
 
     def _read(self) -> Any:
