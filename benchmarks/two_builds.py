@@ -50,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each build (default: 8)")
     parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
     options = parser.parse_args(arguments)
-    builds = [Build(path, options.quick) for path in options.builds]
+    builds: list[Build] = []
     try:
+        for path in options.builds:
+            builds.append(Build(path, options.quick))
         for _ in range(options.rounds):
             for build in builds:
                 build.run_round()
@@ -91,6 +93,7 @@ class Build:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            self.close()
             raise RuntimeError("the process of a build ended; its message is above")
         return json.loads(line)
 
@@ -108,9 +111,7 @@ class Build:
 
     def close(self) -> None:
         """End the process and its system."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()  # closes its input
 
 
 if __name__ == "__main__":
