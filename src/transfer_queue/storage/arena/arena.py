@@ -61,6 +61,9 @@ class ArenaHeader(msgspec.Struct, frozen=True):
     """Identifies this arena: another arena in the same folder has another one."""
 
 
+_decode_header = msgspec.json.Decoder(ArenaHeader).decode
+
+
 class FolderChoice(NamedTuple):
     """Where to put arenas."""
 
@@ -542,7 +545,7 @@ def _parse(folder: Path, content: bytes) -> ArenaHeader:
     """Return the header if this version can read such an arena."""
     path = folder / "header"
     try:
-        header = msgspec.json.decode(content, type=ArenaHeader)
+        header = _decode_header(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttachError(f"{path} is not the header of an arena ({error}); remove the folder") from None
     if header.magic != MAGIC:
