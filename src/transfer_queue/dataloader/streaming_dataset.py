@@ -135,6 +135,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
             its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
             share with the loader. A `fetch_batch_fn` decides itself. Default: True.
+        shared: True: rows of a batch whose value is stored once share memory; see `TransferQueueClient.get_data`. With
+            workers, such a value also goes once from the worker to the process that iterates. A `fetch_batch_fn` must
+            pass `shared=` to `get_data` itself. Default: False.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
@@ -184,6 +187,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """The number of ranks that was given; None if it was not."""
     copy: bool
     """Whether batches are copied; False if they are read as views."""
+    shared: bool
+    """Whether rows whose value is stored once share memory."""
     buffer: list[Batch]
     """The whole batches that were fetched, which `reset` replays."""
     batch_index: int
@@ -217,6 +222,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         delivery: str = "at_most_once",
         lease_seconds: float = 30.0,
         dp_size: Any = None,
+        shared: bool = False,
         copy: bool = True,
     ) -> None:
         super().__init__()
@@ -225,6 +231,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         _check_fields_and_rank(data_fields, dp_rank)
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items itself; leave out max_tokens and pack")
+        if fetch_batch_fn is not None and shared:
+            raise InvalidArgumentError(
+                "fetch_batch_fn reads the values itself; leave out shared, and pass shared=True to get_data there"
+            )
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
@@ -245,6 +255,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.copy = arguments.validated_bool(copy, "copy")
         self.delivery = delivery
         self.lease_seconds = lease_seconds
+        self.shared = arguments.validated_bool(shared, "shared")
         self._lease = lease_of(delivery, lease_seconds)
         self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
         self._begin()
@@ -547,7 +558,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
             lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
-            copy=self.copy,
+            shared=self.shared, copy=self.copy,
         )  # fmt: skip
 
     def client(self) -> GeneratedMethods:

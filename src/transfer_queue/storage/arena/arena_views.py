@@ -407,7 +407,9 @@ def _after_fork_in_parent() -> None:
             ours, theirs = _pipe
             _pipe = None
             os.close(theirs)
-            if not select.select([ours], [], [], FORK_SECONDS)[0]:
+            child = select.poll()  # unlike `select.select` it accepts every descriptor
+            child.register(ours, select.POLLIN)
+            if not child.poll(FORK_SECONDS * 1000):
                 for views in _arenas.values():
                     views.keep_all()
             os.close(ours)
