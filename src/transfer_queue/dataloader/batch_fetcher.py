@@ -97,8 +97,8 @@ class Fetcher:
         dp_size: The number of dp_ranks; None if it is not known.
         combined: True if one request claims a batch and reads it. False if a wait may end before the batch is read, so
             that the claimed batch must be known.
-        copy: See `get_data`.
         shared: True if rows whose value is stored once share memory; see `TransferQueueClient.get_data`.
+        copy: See `get_data`.
     """
 
     def __init__(

@@ -132,12 +132,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             even if its workers fetch far ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
             number is not known, batches are dealt to the rank that asks (docs/architecture/controller.md, "Ranks").
-        copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
-            its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
-            share with the loader. A `fetch_batch_fn` decides itself. Default: True.
         shared: True: rows of a batch whose value is stored once share memory; see `TransferQueueClient.get_data`. With
             workers, such a value also goes once from the worker to the process that iterates. A `fetch_batch_fn` must
             pass `shared=` to `get_data` itself. Default: False.
+        copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
+            its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
+            share with the loader. A `fetch_batch_fn` decides itself. Default: True.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
