@@ -13,6 +13,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.reports.overview import MeasureServers, ShowViews
+from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore
 from transfer_queue.messages.reports.unit_reports import (
     BlockMissing,
     DrainFinished,
@@ -37,6 +38,8 @@ TO_UNITS = {
     DrainFinished,
     ReleaseExtents,
     CacheBlocks,
+    CheckExtents,
+    CheckStore,
     LeaseExtent,
     Measure,
     BlockMissing,
