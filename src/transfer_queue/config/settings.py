@@ -515,6 +515,14 @@ class Settings:
             )
 
     @property
+    def controller_moves(self) -> bool:
+        """Whether another node may take over the controller under Ray, if it sees the folder of the journal.
+
+        An external store has processes on the controller's node, which end with it.
+        """
+        return self.durability_folder is not None and self.durability_mode != "none" and not self.stores
+
+    @property
     def max_lag(self) -> tuple[int, float] | None:
         """How far the disk may be behind acknowledged puts, in bytes and seconds; None without a mirror.
 

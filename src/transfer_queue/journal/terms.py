@@ -9,10 +9,10 @@ Each controller that takes the folder over begins a *term*, which has a folder a
         complete                      the journal has everything of the terms before it
         segment-*, state-*, load-*    see `journal.journal`
 
-Only the number decides: a controller of an earlier term may be dead, frozen or cut off. A controller writes its records,
-then checks that its term is `open`, then answers. A later one first removes `open`, then reads the journal. So whatever
-was answered, or ordered of a storage unit, is in the journal that the later one reads; and no record that it has not
-read was answered. A journal that lies directly in the folder, without terms, counts as an ended term.
+Only the number decides: a controller of an earlier term may be dead, frozen or cut off. A controller writes its
+records, then checks that its term is `open`, then answers. A later one first removes `open`, then reads the journal. So
+whatever was answered, or ordered of a storage unit, is in the journal that the later one reads; and no record that it
+has not read was answered. A journal that lies directly in the folder, without terms, counts as an ended term.
 """
 
 from __future__ import annotations
