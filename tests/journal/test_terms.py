@@ -63,11 +63,21 @@ def claim(folder: Path, owner: str = "s") -> Writer:
     return Writer(Terms(folder).claim(owner))
 
 
+def finish(claiming: Generator[None, None, Term]) -> Term:
+    """The term, after all further steps of a claim."""
+    while True:
+        try:
+            next(claiming)
+        except StopIteration as end:
+            term: Term = end.value
+            return term
+
+
 def test_the_first_term_begins_with_nothing(tmp_path: Path) -> None:
     writer = claim(tmp_path)
     assert (writer.term.number, writer.term.owner, writer.keys()) == (1, "s", [])
     assert writer.term.is_current()
-    assert Terms(tmp_path).newest() == writer.term
+    assert [term.folder for term in Terms(tmp_path).list()] == [writer.term.folder]
 
 
 def test_a_later_term_has_what_the_earlier_ones_wrote_and_ends_them(tmp_path: Path) -> None:
@@ -138,10 +148,17 @@ def test_a_number_that_was_chosen_long_ago_does_not_begin_a_term(tmp_path: Path)
     next(slow)  # it has chosen number 1
     claim(tmp_path)
     second = claim(tmp_path)
-    with pytest.raises(StopIteration) as ended:
-        while True:
-            next(slow)
-    assert ended.value.value.number == second.term.number + 1
+    assert finish(slow).number == second.term.number + 1
+
+
+def test_a_term_that_ended_stays_ended_while_a_slow_controller_has_its_number(tmp_path: Path) -> None:
+    slow = Terms(tmp_path).claim_in_steps("s")
+    next(slow)  # it has chosen number 1
+    first = claim(tmp_path)
+    claim(tmp_path)
+    next(slow)  # it has created a folder with this number
+    assert first.term.folder.exists()
+    assert not first.term.is_current()
 
 
 def test_discard_removes_every_term(tmp_path: Path) -> None:

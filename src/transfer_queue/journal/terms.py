@@ -3,14 +3,14 @@
 Each controller that takes the folder over begins a *term*, which has a folder and a journal of its own:
 
     <durability.folder>/term-<n>/
-        open                          exists until a later term begins
+        open-<hex>                    exists until a later term begins
         owner                         the id of the system
         lock                          locked by the processes of this controller's system
         complete                      the journal has everything of the terms before it
         segment-*, state-*, load-*    see `journal.journal`
 
 Only the number decides: a controller of an earlier term may be dead, frozen or cut off. A controller writes its
-records, then checks that its term is `open`, then answers. A later one first removes `open`, then reads the journal. So
+records, then checks that its term is open, then answers. A later one first removes `open-*`, then reads the journal. So
 whatever was answered, or ordered of a storage unit, is in the journal that the later one reads; and no record that it
 has not read was answered. A journal that lies directly in the folder, without terms, counts as an ended term.
 """
@@ -32,6 +32,7 @@ from transfer_queue.journal.journal import list_numbers, segment_path
 from transfer_queue.journal.segment import sync_folder
 
 _NAME = re.compile(r"term-(\d{12})")
+_OPEN = "open-"
 _DRAFT = ".term-{}.draft"
 _JOURNAL = ("segment-", "state-", "load-")
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
@@ -46,14 +47,16 @@ class Term:
     number: int
     folder: Path
     """The folder of its journal."""
+    mark: str = ""
+    """The name of the file that exists while the term is open; "" for a term of another controller."""
 
     def is_current(self) -> bool:
-        """Whether no later term has begun. Raises OSError if the storage does not answer.
+        """Whether no later term than that of this controller has begun. Raises OSError if the storage does not answer.
 
         It opens the file, because NFS then asks the server, and does not answer from its cache of attributes.
         """
         try:
-            file = os.open(self.folder / "open", os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(self.folder / self.mark, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESTALE):
                 return False
@@ -123,7 +126,7 @@ class Terms:
         term = yield from self._begin(owner, mark)
         for earlier in self.list():
             if earlier.number < term.number:
-                _remove(earlier.folder / "open")
+                _close(earlier.folder)
                 yield
         yield from self._take_journal(term)
         self._check_current(term)
@@ -151,10 +154,12 @@ class Terms:
             draft = self.folder / _DRAFT.format(secrets.token_hex(8))
             draft.mkdir(mode=0o700)
             _write(draft / "owner", owner.encode())  # first of all: a folder that is not empty cannot be replaced
-            _write(draft / "open", b"")
+            # a name of its own: once its folder is removed, a slow controller may create one with the same number
+            opened = f"{_OPEN}{secrets.token_hex(8)}"
+            _write(draft / opened, b"")
             mark(draft)
             sync_folder(draft)
-            term = self._term(1 + max((term.number for term in self.list()), default=0))
+            term = self._term(1 + max((term.number for term in self.list()), default=0), opened)
             yield
             try:
                 draft.rename(term.folder)
@@ -214,8 +219,8 @@ class Terms:
         for path in _journal_files(self.folder):
             path.unlink(missing_ok=True)
 
-    def _term(self, number: int) -> Term:
-        return Term(number, self.folder / f"term-{number:012d}")
+    def _term(self, number: int, mark: str = "") -> Term:
+        return Term(number, self.folder / f"term-{number:012d}", mark)
 
 
 def _copy_journal(base: Path, folder: Path) -> Generator[None, None, None]:
@@ -254,10 +259,12 @@ def _link(source: Path, target: Path) -> None:
         _write(target, source.read_bytes())
 
 
-def _remove(path: Path) -> None:
+def _close(folder: Path) -> None:
+    """End a term."""
     with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-        sync_folder(path.parent)
+        for path in folder.glob(f"{_OPEN}*"):
+            path.unlink()
+        sync_folder(folder)
 
 
 def _write(path: Path, content: bytes) -> None:
