@@ -23,9 +23,7 @@ logger = logging.getLogger(__name__)
 class DataFolders:
     """Makes the folders of one system, once. Every method raises StartError if a folder cannot be used."""
 
-    def __init__(
-        self, system: SystemFolder, settings: Settings, key: bytes, units: int, role: NodeRole = HERE
-    ) -> None:
+    def __init__(self, system: SystemFolder, settings: Settings, key: bytes, units: int, role: NodeRole = HERE) -> None:
         self._system = system
         self._settings = settings
         self._key = key

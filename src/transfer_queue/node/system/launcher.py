@@ -29,9 +29,9 @@ from transfer_queue.net.session import Session, Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
 from transfer_queue.node.system.client_liveness import ClientLiveness
+from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
-from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.paths import (
     DEFAULT_NAME,
     ControllerPlace,
