@@ -206,7 +206,8 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     plain, keeper = _start_store_actor(ray, settings, plain)
     order = SystemSpec(
         f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
-        settings.ray_restart_seconds, uuid.uuid4().hex if settings.controller_moves else "", secrets.token_bytes(KEY_BYTES),
+        settings.ray_restart_seconds, uuid.uuid4().hex if settings.controller_moves else "",
+        secrets.token_bytes(KEY_BYTES),
     )  # fmt: skip
     options = _options(ray, settings, name)
     while True:

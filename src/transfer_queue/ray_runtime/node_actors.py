@@ -1,4 +1,4 @@
-"""The nodes of a cluster other than the controller's first one: an actor on each starts a supervisor with storage units there.
+"""The nodes of a cluster other than the controller's: an actor on each starts a supervisor with storage units there.
 
 Every process of a node finds the system through the folder that this supervisor creates, even if it has no units, and
 reads and writes its node's arenas as on the first node. Ray lists the nodes, but does not report changes: `Nodes`
