@@ -56,7 +56,7 @@ class Term:
         It opens the file, because NFS then asks the server, and does not answer from its cache of attributes.
         """
         try:
-            file = os.open(self.folder / self.mark, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(os.path.join(self.folder, self.mark), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESTALE):
                 return False
