@@ -144,7 +144,7 @@ def test_a_frozen_controller_that_wakes_up_answers_nobody_and_ends(systems: Syst
 
         def ask_the_first() -> None:
             try:
-                stale.request(CreatePartition("late", None), Done, timeout=SECONDS)
+                stale.request(CreatePartition("late", 0), Done, timeout=SECONDS)
             except TransferQueueError as error:
                 refused.append(error)
 
@@ -193,3 +193,17 @@ def test_a_controller_of_an_earlier_term_is_refused(systems: Systems) -> None:
     systems.take_over()
     with pytest.raises(StartError, match="was replaced by one of term 2"):
         systems.remotes[0].move_controller(ControllerPlace(1, systems.first.description.remote))
+
+
+def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> None:
+    with TransferQueueClient(systems.remotes[0]) as client:
+        put(client, "a")
+    systems.stop()
+    systems.all.clear()
+    alone = start_local(f"{systems.name}-alone", systems.config, timeout=SECONDS)
+    systems.all.append(alone)
+    with TransferQueueClient(alone) as client:
+        assert client.kv_list("p")["p"] == {"a": {}}
+        put(client, "b")
+        check(client, ["b"])
+    assert [term.number for term in Terms(systems.folder).list()] == [2]
