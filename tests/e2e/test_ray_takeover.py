@@ -21,6 +21,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.journal.terms import Terms
 from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 
 ray = pytest.importorskip("ray")
@@ -43,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
         tq.close()
         ray.shutdown()
         made.cluster.shutdown()
-    until(lambda: not list(runtime_dir().iterdir()), "files of a system were left")
+    until(lambda: not list(runtime_dir().iterdir()), f"files of a system were left in {runtime_dir()}")
 
 
 @ray.remote(num_cpus=0)
@@ -55,7 +56,7 @@ class Starter:
         conf = {
             "backend": {"SimpleStorage": storage},
             "durability": {"folder": folder},
-            "ray": {"detached": True, "restart_seconds": SECONDS},
+            "ray": {"detached": True, "restart_seconds": 30},
             "timeouts": {"start": SECONDS, "call": SECONDS},
         }
         tq.init(conf)
@@ -120,9 +121,23 @@ def on(node: str) -> Any:
 
 
 def start_on(node: str, folder: Path) -> Path:
-    """Start the system from a process of this node. Returns its folder there."""
-    starter = Starter.options(scheduling_strategy=on(node)).remote()
-    return Path(ray.get(starter.start.remote(str(folder)), timeout=SECONDS))
+    """Start the system from a process of this node, with the controller there. Returns its folder there."""
+
+    def started() -> Path | None:
+        starter = Starter.options(scheduling_strategy=on(node)).remote()
+        place = Path(ray.get(starter.start.remote(str(folder)), timeout=SECONDS))
+        description = SystemFolder(place).read_description()
+        assert description is not None
+        tq.init()
+        if not description.is_outpost:
+            return place
+        assert CURRENT.system is not None
+        CURRENT.system.stop()  # not every node of Ray knew the new node, so Ray chose another one
+        tq.close()
+        return None
+
+    found: Path = until(started, f"Ray does not start the controller on node {node}")
+    return found
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -143,12 +158,12 @@ def test_a_run_goes_on_when_the_first_node_is_gone(cluster: Cluster, tmp_path: P
     doomed = cluster.add()
     others = [node for node in cluster.nodes() if node != doomed]
     first = start_on(doomed, tmp_path)
-    tq.init()
     producers = [Producer.options(scheduling_strategy=on(node)).remote(at) for at, node in enumerate(others[1:])]
     consumers = [Consumer.options(scheduling_strategy=on(node)).remote() for node in others[1:]]
     producing = [each.run.remote() for each in producers]
     consuming = [each.run.remote() for each in consumers]
     until(lambda: all(n > 100 for n in ray.get([each.count.remote() for each in producers])), "nothing is put")
+    terms = [term.number for term in Terms(tmp_path).list()]
     stopped = processes_of(first)
     if not frozen:
         for process in stopped:
@@ -168,6 +183,7 @@ def test_a_run_goes_on_when_the_first_node_is_gone(cluster: Cluster, tmp_path: P
                 process.send_signal(signal.SIGCONT)
         _, alive = psutil.wait_procs(stopped, timeout=SECONDS)
         assert not alive, f"the first controller still runs: {alive}"
+    assert [term.number for term in Terms(tmp_path).list()][-1] > terms[-1], "no other node has taken over"
     ray.get([each.stop.remote() for each in producers], timeout=SECONDS)
     ray.get(producing, timeout=SECONDS)
     told = ray.get([each.result.remote() for each in producers], timeout=SECONDS)
