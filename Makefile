@@ -24,7 +24,7 @@ help:
 	@echo "make verl      the tests of the integration with verl, in an environment of their own"
 	@echo "make verl-wakeup  the time from the end of a prompt to a batch, with verl's replay buffer and with this package's"
 	@echo "make ray       the tests of the Ray runtime, on a cluster of this machine with one node and one with three"
-	@echo "make namespaces  three nodes in network namespaces: speed between them, and one killed in a run (needs root)"
+	@echo "make namespaces  three nodes in network namespaces: speed between them with each store, nodes and store servers killed (root)"
 	@echo "make backends  the tests of all storage backends: the same on each, local and under Ray"
 	@echo "make fuzz      new invalid input for every decoder, and changed requests; then the differential tests of the data path"
 	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of that)"
@@ -103,7 +103,8 @@ ray: venv
 		tests/e2e/test_ray_queue.py $(ARGS)
 
 namespaces: venv
-	.venv/bin/python -W ignore tests/long/namespaces.py $(ARGS)
+	.venv/bin/python -W ignore tests/long/namespaces.py
+	.venv/bin/python -W ignore tests/long/namespace_stores.py $(ARGS)
 
 backends: venv
 	.venv/bin/python -m pytest tests/e2e/backends tests/storage/test_conformance_*.py $(ARGS)
@@ -118,6 +119,7 @@ soak: venv
 
 chaos: venv
 	.venv/bin/python -W ignore -m tests.simulation.chaos --seeds 0..10000 --processes 2
+	.venv/bin/python -W ignore -m tests.simulation.chaos --stores --seeds 0..3000 --processes 2
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
 	.venv/bin/python -m pytest tests/testing/test_ends_by_schedule.py --schedules 1000
 

@@ -51,7 +51,7 @@ def nothing_is_left() -> Iterator[None]:
 # which are each there once.
 LONGEST = [
     "test_node.py", "test_worker_processes.py", "test_durable_values.py", "test_restarts.py", "test_interleavings.py",
-    "test_chaos.py",
+    "test_chaos.py", "test_many_controllers.py",
     "test_ends_by_schedule.py", "test_final_rounds.py", "test_processes.py", "test_benchmarks.py", "test_verdict.py",
     "test_nodes.py", "test_top.py", "test_lifecycle.py", "test_top_screens.py", "test_cli_doctor.py",
     "test_disk_tier.py", "test_object_codec.py", "test_user_samplers.py", "test_timeline.py", "test_cli.py",

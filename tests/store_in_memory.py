@@ -21,6 +21,8 @@ class MemoryStore(Store):
     objects: ClassVar[dict[str, Bytes]] = {}
     failure: ClassVar[Exception | None] = None
     """What the next writes raise, after the bytes were written."""
+    unreachable: ClassVar[Exception | None] = None
+    """What `missing` raises."""
     reads: ClassVar[list[int]] = []
     """The number of pieces of each read."""
     written: ClassVar[int] = 0
@@ -44,7 +46,8 @@ class MemoryStore(Store):
 
     def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
         MemoryStore.reads.append(len(pieces))
-        missing = self.missing(list(dict.fromkeys(piece.key for piece in pieces)))
+        names = dict.fromkeys(piece.key for piece in pieces)
+        missing = [name for name in names if name not in MemoryStore.objects]
         for piece in pieces:
             if piece.key not in missing:
                 found = MemoryStore.objects[piece.key][piece.start : piece.start + piece.length]
@@ -56,6 +59,8 @@ class MemoryStore(Store):
             MemoryStore.objects.pop(key, None)
 
     def missing(self, keys: Sequence[str]) -> list[str]:
+        if MemoryStore.unreachable is not None:
+            raise MemoryStore.unreachable
         return [key for key in keys if key not in MemoryStore.objects]
 
 

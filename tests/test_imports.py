@@ -66,6 +66,7 @@ SERVICES = {
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
     *(
         "units.mirror_writer",
+        "units.store_servers",
         "units.unit_drains",
         "timeline.event_ring",
         "timeline.number_tables",

@@ -35,9 +35,17 @@ class Core:
     """
 
     def __init__(
-        self, sampler: BaseSampler | None = None, units: int = 1, timeline_events: int = DEFAULT_CAPACITY
+        self,
+        sampler: BaseSampler | None = None,
+        units: int = 1,
+        timeline_events: int = DEFAULT_CAPACITY,
+        fields: int | None = None,
     ) -> None:
         self.controller = Controller(sampler or SequentialSampler(), timeline_events=timeline_events)
+        self._schema, self._dims, self._row_bytes = SCHEMA, DIMS, ROW_BYTES
+        if fields is not None:  # of 128 numbers each, instead of FIELDS
+            self._schema = [FieldSpec(f"f{number}", "tensor", "float32", 1, False) for number in range(fields)]
+            self._dims, self._row_bytes = np.full(fields, 128, "<i8").tobytes(), 512 * fields
         self.now = 0.0
         self.work = 0.0
         self._sequences: dict[str, int] = {}
@@ -79,14 +87,14 @@ class Core:
         self, rows: int, partition: str = "p", client: str = "client", unit: int = 0, **more: Any
     ) -> tuple[float, list[Effect]]:
         """Put new rows with all fields. Small blocks share extents, as with a real client."""
-        nbytes = ROW_BYTES * rows
+        nbytes = self._row_bytes * rows
         extent, offset, end = self._open.get((client, unit), (0, 0, 0))
         if offset + nbytes > end:
             self._extents += 1
             extent, offset, end = self._extents, self._end, self._end + max(EXTENT, nbytes)
             self._end = end
         self._open[client, unit] = extent, offset + nbytes, end
-        block = NewBlock(unit, extent, offset, 1, nbytes, rows, SCHEMA, DIMS)
+        block = NewBlock(unit, extent, offset, 1, nbytes, rows, self._schema, self._dims)
         return self.send(Publish(partition, rows, block=block, pre_allocate=0, **more), client)
 
     def fill(self, rows: int, partition: str = "p", put: int = 100_000) -> None:

@@ -19,6 +19,7 @@ from benchmarks.harness.report import Row, Scale, document, line, table
 NAMES = (
     "kv",
     "small_operations",
+    "tags",
     "queues",
     "memory",
     "claims",
@@ -26,6 +27,7 @@ NAMES = (
     "wakeup",
     "pipeline",
     "scale",
+    "controller_limits",
     "journal",
     "durability",
     "restart",

@@ -1,4 +1,4 @@
-"""How fast are puts, gets in another process, and clears of batches?
+"""How fast are puts with keys and tags, gets in another process, and clears of batches?
 
 Each round puts here, gets in a process that has made gets before, in some rounds also in a new process, compares every
 byte, and clears. Each is compared with a memcpy of the same number of bytes in one thread, or, for small payloads, with
@@ -24,9 +24,10 @@ from benchmarks.harness.report import Row, Scale, compared
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
 
-QUESTION = "How fast are puts, gets in another process, and clears of batches?"
-NOTE = """Peers run at most three rounds, and not with 2 GiB, which takes them half a minute and costs as much for each
-byte as 288 MiB (measured before: put and get took Ray 4.6 and 4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
+QUESTION = "How fast are puts with keys and tags, gets in another process, and clears of batches?"
+NOTE = """Rows are put with two tags; those of peers without tags. Peers run at most three rounds, and not with 2 GiB,
+which takes them half a minute and costs as much for each byte as 288 MiB (measured before: put and get took Ray 4.6 and
+4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
 PEER_ROUNDS = 3
 LARGE = 1 << 20  # from this number of bytes on, the reference is a memcpy and not a socket
 
@@ -173,7 +174,7 @@ def _round(case: Case, number: int, nbytes: int, queue: System, bare: RawSocket,
     large = nbytes >= LARGE
     beside_put = copy.seconds() if large else bare.seconds(nbytes, 1)
     served, cpu = queue.cpu(), time.process_time()
-    put = clocked(tq.kv_batch_put, keys, partition, batch)
+    put = clocked(tq.kv_batch_put, keys, partition, batch, [{"n": n, "status": "running"} for n in range(len(keys))])
     used = {"put": time.process_time() - cpu, "servers_put": queue.cpu() - served}
     beside_get = copy.seconds() if large else bare.seconds(1, nbytes)
     served = queue.cpu()

@@ -60,7 +60,7 @@ def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Tol
 
     def one(which: int) -> None:
         client, took = made[which], found[which]
-        client.kv_put(f"{name}-{which}-0", act, samples[0], {"n": 0})
+        client.kv_put(f"{name}-{which}-0", act, samples[0], {"n": 0, "status": "running"})
         _sleep_until(begin)
         number = 1
         while True:
@@ -68,7 +68,7 @@ def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Tol
             if now >= begin + WARMING + seconds:
                 break
             if act == "put":
-                client.kv_put(f"{name}-{which}-{number}", act, samples[number % 64], {"n": number})
+                client.kv_put(f"{name}-{which}-{number}", act, samples[number % 64], {"n": number, "status": "running"})
             else:
                 client.kv_put(f"{name}-{which}-0", act, tag={"n": number, "status": "running"})
             if now >= begin + WARMING:
@@ -184,7 +184,8 @@ def _in_flight(tasks: int, seconds: float, empty: float) -> Row:
     async def puts(which: int, until: float) -> int:
         number = 0
         while time.monotonic() < until:
-            await tq.async_kv_put(f"{which}-{number}", partition, samples[number % 64], {"n": number})
+            tag = {"n": number, "status": "running"}
+            await tq.async_kv_put(f"{which}-{number}", partition, samples[number % 64], tag)
             number += 1
         return number
 

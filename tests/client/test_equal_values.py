@@ -20,6 +20,7 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.units import migration_planner
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.testing import Client, Cluster
 
@@ -178,6 +179,27 @@ def test_shared_rows_are_one_tensor_in_the_result(a: Client) -> None:
     assert a.kv_batch_get_by_meta(keys, shared=True)["x"].tolist()[0][0] == 1
     own = a.get_data(meta, layout="list")["x"].tolist()
     assert own[0].data_ptr() != own[2].data_ptr()
+
+
+def test_a_change_of_a_shared_row_changes_the_result_and_not_the_store(a: Client) -> None:
+    meta = a.put(table(x=images(1, 1)), partition_id="p")
+    first, second = a.get_data(meta, shared=True)["x"].tolist()
+    first.fill_(7)
+    assert second[0] == 7
+    assert values_of(a, meta) == [1, 1]
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense", "list"])
+def test_a_claim_that_reads_returns_shared_rows(a: Client, layout: str) -> None:
+    a.put(table(x=images(1, 2, 1), n=torch.arange(3)), partition_id="p")
+    data, meta, _ = a.await_data(["x", "n"], 3, "p", "t", layout=layout, shared=True)
+    first, second, third = data["x"].tolist()
+    assert first is third
+    assert [int(row[0]) for row in (first, second, third)] == [1, 2, 1]
+    assert data["n"].tolist() == [0, 1, 2]
+    assert len(meta) == 3
+    with pytest.raises(InvalidArgumentError, match="shared must be"):
+        a.await_data(["x"], 3, "p", "u", shared=1)
 
 
 def test_a_value_that_two_units_keep_is_found_after_one_is_lost(start: Start) -> None:

@@ -14,10 +14,19 @@ from simulated import Start, rows_of, same, table
 from store_in_memory import KIND, MemoryStore
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.block_groups import BackendRoutes
-from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError, StorageKeyNotFoundError
+from transfer_queue.errors import (
+    CapacityError,
+    ConnectionLostError,
+    FieldTypeError,
+    InvalidArgumentError,
+    StorageKeyNotFoundError,
+)
+from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.reports.store_reports import ReportStoreServer
 from transfer_queue.testing import Client, Cluster
 
 MIB = 1 << 20
+SERVER = -50  # the connection of a store server, which is not simulated
 VALUES = {
     "x": torch.arange(6, dtype=torch.float64),
     "pixels": torch.arange(6 * 500).reshape(6, 500),
@@ -34,7 +43,7 @@ def conf(**fields: str) -> dict[str, Any]:
 def empty_store() -> Iterator[None]:
     MemoryStore.objects.clear()
     yield
-    MemoryStore.failure = None
+    MemoryStore.failure = MemoryStore.unreachable = None
     MemoryStore.objects.clear()
 
 
@@ -163,6 +172,39 @@ def test_lost_values_are_those_of_the_store(a: Client, cluster: Cluster) -> None
     with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 1"):
         a.get_data(meta)
     assert a.get_data(meta.select_fields(["x"]))["x"].tolist() == VALUES["x"].tolist()
+
+
+def test_a_get_from_a_store_that_cannot_say_what_is_lost(a: Client, cluster: Cluster) -> None:
+    """The get fails, and says so; nothing is reported as lost that may be there."""
+    meta = a.put(table(**VALUES), partition_id="p")
+    there = dict(MemoryStore.objects)
+    MemoryStore.objects.clear()
+    MemoryStore.unreachable = ConnectionLostError("the master does not respond")
+    with pytest.raises(ConnectionLostError, match="not known whether they are lost: the master does not respond"):
+        a.get_data(meta)
+    MemoryStore.objects.update(there)
+    MemoryStore.unreachable = None
+    cluster.advance(5.0)
+    found = a.get_data(meta)
+    assert all(same(rows_of(found[name]), rows_of(column)) for name, column in table(**VALUES).items())
+
+
+def test_the_error_of_a_store_names_its_servers_that_are_down(a: Client, cluster: Cluster) -> None:
+    a.put(table(**VALUES), partition_id="p")
+    cluster.controller.on_connect("store", SERVER)
+    report = RequestEnvelope(1, 0, ReportStoreServer(KIND, "n2", "10.0.0.2", "first life", 71))
+    cluster._deliver_to_controller("store", SERVER, report)
+    cluster._run_core_effects(cluster.controller.on_disconnect("store", SERVER, cluster.clock.now))
+    MemoryStore.failure = ConnectionLostError("no answer")
+    before = len(MemoryStore.objects)
+    with pytest.raises(
+        ConnectionLostError, match=r"no answer; the .* server on node 10\.0\.0\.2 \(n2, process 71\) has been down"
+    ):
+        a.put(table(**VALUES), partition_id="q")
+    assert "q" not in a.get_partition_list()
+    MemoryStore.failure = None
+    cluster.advance(5.0)
+    assert len(MemoryStore.objects) == before  # what the failed put had written is removed
 
 
 @pytest.mark.parametrize("then", [conf(), conf(x=KIND), {}])

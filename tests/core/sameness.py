@@ -80,7 +80,8 @@ def _shown(part: Any) -> dict[str, Any]:
     shown = {name: getattr(part, name) for name in names if name not in LEFT_OUT.get(type(part), ())}
     if isinstance(part, Chunk):
         keys = part.keys or [None] * part.capacity
-        shown |= {"tags": part.tags, "keys": keys}
+        tags = [{}] * part.size if part.tags is None else part.tags.rows(slice(0, part.size))
+        shown |= {"tags": tags, "keys": keys}
     elif isinstance(part, InternTable):  # the order of this dict has no meaning
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
     elif isinstance(part, LeaseTable):  # the same is true here, but not of the entries

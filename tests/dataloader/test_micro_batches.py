@@ -17,6 +17,7 @@ from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
+from transfer_queue.wire.blocks.gather import stack_of
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
 
@@ -125,6 +126,19 @@ class TestPack:
         assert packed["a"].tolist() == [[0, 1, 2, 3, 4, 5]]
         assert packed["b"].shape == (1, 2, 6)
         assert packed["b"].tolist() == [[[1, 1, 1, 0, 0, 0]] * 2]
+
+    @given(LENGTHS.filter(any))
+    def test_rows_that_share_memory_are_packed_like_others(self, lengths: list[int]) -> None:
+        data, _ = batch(lengths)
+        listed = table(**{name: stack_of(list(data[name].unbind()), len(lengths)) for name in "xj"})
+        packed, wanted = pack(listed, "x"), pack(data, "x")
+        for name in ("x", "j", "cu_seqlens", "position_ids"):
+            assert torch.equal(packed[name], wanted[name])
+
+    def test_rows_of_different_ranks_are_no_token_rows(self) -> None:
+        for rows in ([torch.ones(2), torch.ones(2, 2)], [torch.ones(2, 3), torch.ones(3, 4)], [torch.ones(())] * 2):
+            with pytest.raises(InvalidArgumentError, match="'x' has no such rows"):
+                pack(table(x=stack_of(rows, 2)), "x")
 
     def test_positions_of_the_users_own(self) -> None:
         data = table(x=ragged(2, 1), position_ids=ragged(2, 1))

@@ -18,6 +18,7 @@ from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.dataloader.worker_processes import Fetched
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
+from transfer_queue.wire.blocks.gather import stack_of
 
 
 @pytest.fixture
@@ -56,6 +57,14 @@ def test_columns(copies: set[int]) -> None:
     parts = [copy["x"], copy["j"].values(), copy["j"].offsets(), copy["t"].values(), copy["s"].values()]
     assert {part.data_ptr() for part in parts} <= copies
     assert (copy["j"]._maybe_min_seqlen, copy["j"]._maybe_max_seqlen) == (3, 4)
+
+
+def test_rows_that_are_one_tensor_are_pinned_once(copies: set[int]) -> None:
+    one, other = torch.ones(2), torch.zeros(3)
+    first, second, third = pin(table(x=stack_of([one, other, one], 3)))["x"].tolist()
+    assert first is third
+    assert {first.data_ptr(), second.data_ptr()} == copies
+    assert (first.tolist(), second.tolist()) == ([1, 1], [0, 0, 0])
 
 
 def test_whatever_an_item_is(copies: set[int]) -> None:

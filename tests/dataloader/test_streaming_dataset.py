@@ -689,6 +689,8 @@ class TestErrors:
             ({"data_fields": []}, "data_fields"),
             ({"data_fields": "x"}, "data_fields"),
             ({"dp_rank": -1}, "dp_rank"),
+            ({"shared": 1}, "shared must be"),
+            ({"shared": True, "fetch_batch_fn": default_fetch_batch_fn}, "pass shared=True to get_data there"),
         ],
     )
     def test_at_construction(self, dataset: Build, more: dict[str, Any], words: str) -> None:

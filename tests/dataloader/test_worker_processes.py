@@ -127,6 +127,26 @@ def test_batches_with_nested_tables(system: Any, partition: str, dataset: Build)
         assert plain(resumed) == wanted[1:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_a_batch_that_are_stored_once_share_memory(
+    system: Any, partition: str, dataset: Build, workers: int
+) -> None:
+    """In the batch, and in each micro-batch: also after the way from a worker."""
+    images = [torch.full((100, 100), number) for number in range(4)]
+    pixels = [images[row // 2] for row in range(8)]
+    tq.get_client().kv_batch_put([f"{partition}-{row}" for row in range(8)], partition, {"x": pixels})
+    tq.get_client().seal(partition)
+    loader = StreamingDataLoader(dataset(micro_batch_size=4, shared=True), num_workers=workers)
+    items = [data["x"].tolist() for data, _ in loader]
+    assert [int(row[0, 0]) for item in items for row in item] == [row // 2 for row in range(8)]
+    for item in items:
+        assert len({row.data_ptr() for row in item}) == 2
+        item[0].fill_(9)
+        assert int(item[1][0, 0]) == 9
+    own = StreamingDataLoader(dataset(micro_batch_size=4, task_name="own"), num_workers=workers)
+    assert len({row.data_ptr() for data, _ in own for row in data["x"].unbind()}) == 8
+
+
 WAYS = [
     {"num_workers": count, "persistent_workers": persistent, "prefetch_factor": ahead}
     for count, persistent, ahead in [(1, False, None), (1, True, 1), (2, False, 1), (2, True, 3), (3, False, 2)]

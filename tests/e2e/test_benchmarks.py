@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import warm
+from benchmarks import two_builds
 from benchmarks.harness.payloads import Payload, column, differences, make, nbytes
 from benchmarks.harness.report import Row, against, compared, table
 from benchmarks.harness.runner import NAMES, main, module
@@ -105,3 +106,15 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert "unknown benchmark speed" in error
     assert all(name in error for name in NAMES)
+
+
+def test_two_builds_are_compared_by_each_measure(capfd: pytest.CaptureFixture[str]) -> None:
+    assert two_builds.main(["src", sys.executable, "--rounds", "1", "--quick"]) == 0
+    rows = [line.strip("| ").split(" | ") for line in capfd.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == list(two_builds.GOALS)
+    assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row[1:3])
+
+
+def test_a_build_that_does_not_start_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="the process of a build ended"):
+        two_builds.Build("/bin/false", quick=True)

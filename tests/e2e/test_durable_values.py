@@ -394,7 +394,7 @@ def test_a_folder_that_was_moved_is_adopted_with_all_that_it_keeps(lasting: Last
     lasting.folder = lasting.root / "elsewhere"
     lasting.durable = DurableFolder(lasting.folder)
     said = refused(lasting)
-    assert f"if the folder was moved, run `tq adopt {lasting.folder}`" in said
+    assert f"if it was moved here, run `tq adopt {lasting.folder}`" in said
     done = command("adopt", str(lasting.folder), "--name", "renamed")
     assert done.returncode == 0, done.stderr
     assert f"adopted: {lasting.folder}, of the system renamed" in done.stdout

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -24,7 +25,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import ReadPieces, UnitStatus, UnitStatusReply
 from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
@@ -173,6 +174,38 @@ def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pyt
             assert equal(get(whole)["x"], data["x"])
         assert [set(asked) for asked in rounds] == [units] * 4
         first.clear_partition("at once")
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense", "list"])
+def test_a_value_that_rows_share_comes_once_from_another_node(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """From each node that has some of the values, in both drivers, whether rows of the result share memory or not."""
+    received: list[int] = []
+
+    def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if isinstance(call.request, ReadPieces):
+                received.append(int(np.frombuffer(call.request.lengths, "<i8").sum()))
+        run_parallel(session, pool, calls)
+
+    monkeypatch.setattr("transfer_queue.net.drivers.blocking_driver.run_parallel", noted)
+    images = torch.arange(6 << 16, dtype=torch.float32).view(6, -1)
+    rows = [images[row // 8] for row in range(48)]
+    with three.client(0) as first, three.client(1) as second, three.client(2) as third:
+        metas = [
+            client.put(TensorDict({"x": NonTensorStack(*rows[at : at + 24])}, [24]), partition_id="shared")
+            for at, client in ((0, first), (24, second))
+        ]
+        whole = metas[0].concat(metas)
+        for shared in (False, True):
+            for get in (third.get_data, lambda meta, **more: asyncio.run(third.async_get_data(meta, **more))):
+                received.clear()
+                got = list(get(whole, layout=layout, shared=shared)["x"])
+                assert sum(received) == images.nbytes
+                assert all(torch.equal(row, wanted) for row, wanted in zip(got, rows, strict=True))
+                assert len({row.data_ptr() for row in got}) == (6 if shared else 48)
+        first.clear_partition("shared")
 
 
 def test_large_values_arrive_whole_in_both_drivers(three: Nodes) -> None:

@@ -14,6 +14,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.tag_table import EntryColumn, TagTable
 
 REQUESTS: tuple[type, ...] = typing.get_args(AnyRequest)
 REPLIES: tuple[type, ...] = typing.get_args(AnyReply)
@@ -194,7 +195,9 @@ class Hostile:
             keys = [f"k{i}" for i in range(count)]
         rows = np.arange(count).tobytes() if keys is None and self.chance(40) else None
         block = self.block(count if self.chance(95) else self.rng.randrange(5)) if self.chance(85) else None
-        tags = [self.tag() for _ in range(count)] if self.chance(50) else None
+        tags: Any = [self.tag() for _ in range(count)] if self.chance(50) else None
+        if self.chance(20):
+            tags = self.tag_table(count)
         groups = [self.one(("g", "h", "")) for _ in range(count)] if self.chance(15) else None
         further = [self.block(count) for _ in range(self.rng.randrange(3))] if self.chance(20) else []
         return Publish(
@@ -206,6 +209,18 @@ class Hostile:
 
     def tag(self) -> dict[str, Any] | None:
         return None if self.chance(20) else {self.one(TAG_KEYS): self.any() for _ in range(self.rng.randrange(3))}
+
+    def tag_table(self, count: int) -> TagTable:
+        """Tags as columns, often with kinds, payloads and places that do not fit."""
+        columns = []
+        for name in self.rng.sample(TAG_KEYS, self.rng.randrange(3)):
+            kinds = bytes(self.rng.randrange(7 if self.chance(90) else 256) for _ in range(self.one((1, count, count))))
+            payload = bytes(self.rng.randrange(3) for _ in range(self.one((0, count, count))))
+            if self.chance(50):
+                payload = np.array([self.rng.randrange(3) for _ in range(count)], "<i8").tobytes()
+            pool = [self.any() for _ in range(self.rng.randrange(4))]
+            columns.append(EntryColumn(name, kinds, payload if self.chance(90) else self.bytes(), pool))
+        return TagTable(count if self.chance(95) else self.int() % 100, columns)
 
     def claim(self) -> Claim:
         sampling = {} if self.chance(50) else self.mapping(Any)

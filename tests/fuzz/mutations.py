@@ -76,6 +76,7 @@ from transfer_queue.messages.queries import (
     Watch,
 )
 from transfer_queue.messages.reports.overview import CountColumns, ReadProgress
+from transfer_queue.messages.reports.store_reports import ReportStoreServer, StoreChanged
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
@@ -89,6 +90,7 @@ from transfer_queue.messages.reports.unit_reports import (
 )
 from transfer_queue.messages.system import Drain, NodeGone, Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.wire.objects.tag_rows import table_of_tags
 
 UNITS = 3
 LENGTH = 1 << 20
@@ -359,7 +361,8 @@ class Life:
     def put(self) -> None:
         client, count = self.writer(), self.rng.randrange(1, 5)
         (block, *further), closes = self.blocks(client, count)
-        tags = self.rng.choice((None, [{"priority": at} for at in range(count)]))
+        rows = [{"priority": at, "text": self.rng.choice("ab")} for at in range(count)]
+        tags = self.rng.choice((None, rows, table_of_tags(rows, True)))
         groups = self.rng.choice((None, None, [self.rng.choice("gh") for _ in range(count)]))
         keys = None
         if self.rng.random() < 0.4:
@@ -515,6 +518,9 @@ class Life:
             self.ask(ExtentsGone(unit, column(extents[:1]), "now"), f"unit-{unit}")
         else:
             self.ask(WriterGone(f"w{self.rng.randrange(2)}/1", unit, extents[:1]), f"unit-{unit}")
+        life = f"life {self.rng.randrange(3)}"
+        self.ask(ReportStoreServer("MooncakeStore", f"node {self.rng.randrange(2)}", "", life, 7), f"unit-{unit}")
+        self.ask(StoreChanged(unit, extents[0]), f"unit-{unit}")
 
     def units_work(self) -> None:
         """Let units free the extents that they were ordered to free, and carry out other orders."""

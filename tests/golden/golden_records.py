@@ -43,6 +43,7 @@ from golden_systems import (
 )
 
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.wire.objects.object_values import DELETE
 
 
 @contextmanager
@@ -86,6 +87,7 @@ def _run(cluster: FaultyCluster) -> dict[str, Any]:
     put_kinds(a)
     _very_many_fields(a)
     _equal_values(a)
+    _tag_columns(a)
     since = _feed(a)
     _limits(cluster, a, b)
     _groups(a, b)
@@ -195,6 +197,15 @@ def _equal_values(a: Any) -> None:
     values = torch.arange(3.0)[:, None].expand(3, 1024).contiguous()
     a.kv_batch_put(["one", "two", "three"], "equal", rows(hashed=values))
     a.kv_batch_put(["four", "five"], "equal", rows(hashed=values[1:] * torch.tensor([[1.0], [7.0]])))
+
+
+def _tag_columns(a: Any) -> None:
+    """Put so many rows with tags of the same names that the tags travel as columns, and update some of them."""
+    keys = [f"t{number}" for number in range(10)]
+    tags = [{"n": n, "status": "new", "mixed": OBJECTS[n % 4], "float": n / 7, "gone": n} for n in range(10)]
+    a.kv_batch_put(keys, "tag columns", numbers(10), tags=tags)
+    changes = [{"status": "done", "float": None if n else -0.0, "gone": DELETE} for n in range(9)]
+    a.kv_batch_put(keys[:9], "tag columns", tags=changes)
 
 
 def _feed(a: Any) -> dict[str, int]:

@@ -11,6 +11,7 @@ import numpy as np
 from golden_internals import state_file
 
 from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.tag_table import SentTags
 
 # Dicts whose keys are not names of columns, but of partitions, clients, fields or tasks, or are numbers.
 MAPS = {
@@ -40,11 +41,21 @@ def columns(tree: Any, path: str = "") -> dict[str, bool]:
     return found
 
 
+def tags_of(packed: np.ndarray) -> list[dict[str, Any]]:
+    """The tag of each row in the column of a chunk, without the last ones that are empty. It has two forms."""
+    tags = [tag or {} for tag in msgspec.msgpack.decode(packed.data, type=SentTags)]
+    while tags and not tags[-1]:
+        tags.pop()
+    return tags
+
+
 DEFAULTS = msgspec.to_builtins(PartitionOptions())
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """List what an older tree contains that a newer one lacks, or has with another value. Additions are allowed."""
+    if path.endswith(".tags") and isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
+        return [] if tags_of(old) == tags_of(new) else [f"{path}: {tags_of(old)!r} became {tags_of(new)!r}"]
     if isinstance(old, dict) and isinstance(new, dict):
         missing = [f"{path}.{key} is missing" for key in old if key not in new]
         found = (differences(old[key], new[key], f"{path}.{key}") for key in old if key in new)

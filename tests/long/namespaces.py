@@ -14,25 +14,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import multiprocessing
 import os
-import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 import torch
+from network_namespaces import (
+    SECONDS,
+    Namespace,
+    Process,
+    end_at_signals,
+    namespaces,
+    obstacle,
+    receive_raw,
+    send_raw,
+)
 from tensordict import TensorDict
 
 from transfer_queue.client import TransferQueueClient
@@ -45,111 +46,10 @@ from transfer_queue.node.system.launcher import RunningSystem, find, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 
-CLONE_NEWNET = 0x40000000
 FIELDS, ROWS, WIDTH = 9, 1024, 8192
 TURNS = 7
 SMALL_TURNS = 200
 LEAST = 0.7
-SECONDS = 120.0
-
-
-@dataclass(frozen=True)
-class Namespace:
-    """A node. number: from 1 on; its address ends with it."""
-
-    number: int
-    mark: str
-
-    @property
-    def name(self) -> str:
-        return f"tq{self.mark}-{self.number}"
-
-    @property
-    def address(self) -> str:
-        return f"10.197.{int(self.mark, 16) % 250}.{self.number}"
-
-    def enter(self) -> None:
-        """Moves this process into it, for good."""
-        file = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
-        if ctypes.CDLL(None, use_errno=True).setns(file, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"namespace {self.name} cannot be entered")
-        os.close(file)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def namespaces(count: int) -> Iterator[list[Namespace]]:
-    """So many namespaces, on one bridge."""
-    mark = f"{os.getpid() % 0xFFFF:x}"
-    nodes = [Namespace(number, mark) for number in range(1, count + 1)]
-    bridge = f"tqb{mark}"
-    try:
-        ip("link", "add", bridge, "type", "bridge")
-        ip("link", "set", bridge, "up")
-        for node in nodes:
-            outside, inside = f"tqv{mark}{node.number}", f"tqw{mark}{node.number}"
-            ip("netns", "add", node.name)
-            ip("link", "add", outside, "type", "veth", "peer", "name", inside)
-            ip("link", "set", inside, "netns", node.name)
-            ip("link", "set", outside, "master", bridge)
-            ip("link", "set", outside, "up")
-            ip("-n", node.name, "addr", "add", f"{node.address}/24", "dev", inside)
-            ip("-n", node.name, "link", "set", inside, "up")
-            ip("-n", node.name, "link", "set", "lo", "up")
-        yield nodes
-    finally:
-        for node in nodes:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                ip("netns", "del", node.name)
-        with contextlib.suppress(subprocess.CalledProcessError):
-            ip("link", "del", bridge)
-
-
-class Process:
-    """A process in a namespace, which does one thing after the other as it is told."""
-
-    def __init__(self, node: Namespace) -> None:
-        self.ours, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("fork").Process(target=_serve, args=(node, theirs), daemon=False)
-        self._process.start()
-        theirs.close()
-
-    def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.ours.send((function, arguments))
-
-    def result(self) -> Any:
-        assert self.ours.poll(SECONDS), "no answer"
-        good, value = self.ours.recv()
-        if not good:
-            raise AssertionError(value)
-        return value
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        self.begin(function, *arguments)
-        return self.result()
-
-    def end(self) -> None:
-        with contextlib.suppress(OSError):
-            self.ours.send(None)
-        self._process.join(SECONDS)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(node: Namespace, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    node.enter()
-    while (order := pipe.recv()) is not None:
-        function, arguments = order
-        try:
-            pipe.send((True, function(*arguments)))
-        except BaseException:
-            pipe.send((False, traceback.format_exc()))
 
 
 # ---------------------------------------------------------------- what the processes do
@@ -211,39 +111,6 @@ def get_large(meta: Any) -> float:
     for n in range(FIELDS):
         assert bool((got[f"f{n}"].values() == n).all())
     return seconds
-
-
-def send_raw(address: str, nbytes: int) -> int:
-    """Listens, and sends so many bytes to whoever connects, from warm memory."""
-    memory = bytearray(os.urandom(1 << 20) * (nbytes >> 20))
-    listener = socket.create_server((address, 40999))
-    with listener:
-        for _ in range(TURNS):
-            peer, _ = listener.accept()
-            with peer:
-                peer.recv(1)
-                peer.sendall(memory)
-    return nbytes
-
-
-def receive_raw(address: str, nbytes: int) -> float:
-    memory = memoryview(bytearray(nbytes))
-    memory[:] = bytes(nbytes)  # touched
-    limit = time.monotonic() + SECONDS
-    while True:
-        try:
-            peer = socket.create_connection((address, 40999))
-            break
-        except ConnectionRefusedError:
-            assert time.monotonic() < limit
-    with peer:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        begun = time.perf_counter()
-        peer.sendall(b"g")
-        at = 0
-        while at < nbytes:
-            at += peer.recv_into(memory[at:])
-        return time.perf_counter() - begun
 
 
 def produce(node: int, first: int, count: int) -> list[int]:
@@ -329,7 +196,7 @@ def speed(nodes: list[Namespace]) -> float:
         meta = users[0].call(put_large)
         users[1].call(get_large, meta)
         sender, receiver = Process(nodes[0]), Process(nodes[1])
-        sender.begin(send_raw, nodes[0].address, nbytes)
+        sender.begin(send_raw, nodes[0].address, nbytes, TURNS)
         raw, gets = [], []
         for _ in range(TURNS):  # side by side, as the machine's pace varies
             raw.append(receiver.call(receive_raw, nodes[0].address, nbytes))
@@ -355,7 +222,7 @@ def spread(nodes: list[Namespace]) -> None:
         users[2].call(get_large, both)
         senders, receivers = [Process(node) for node in nodes[:2]], [Process(nodes[2]) for _ in range(2)]
         for node, sender in zip(nodes, senders):
-            sender.begin(send_raw, node.address, nbytes)
+            sender.begin(send_raw, node.address, nbytes, TURNS)
         raw, gets = [], []
         for _ in range(TURNS):
             for node, receiver in zip(nodes, receivers):
@@ -399,10 +266,10 @@ def ledger(nodes: list[Namespace], replicas: int) -> None:
 
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    if os.geteuid() or shutil.which("ip") is None:
-        print("this needs root and the command ip (iproute2): nothing was shown", file=sys.stderr)
+    if obstacle():
+        print(f"{obstacle()}: nothing was shown", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_at_signals()
     with tempfile.TemporaryDirectory(prefix="tq-") as folder, namespaces(3) as nodes:
         os.environ["TQ_RUNTIME_DIR"] = folder
         ratio = speed(nodes)

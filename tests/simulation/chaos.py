@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,8 @@ from tests.simulation.fault_injector import Faults
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.final_check import Settling
 from tests.simulation.ledger import Ledger, LedgerError
-from tests.simulation.run_features import Features, drawn
+from tests.simulation.run_features import Features, drawn, drawn_with_store
+from tests.simulation.simulated_store import StoreWorld
 from tests.simulation.workload import Workload
 from transfer_queue.core.events.records import BlocksMoved, RankLeft
 from transfer_queue.messages.descriptors import DISK
@@ -39,27 +41,31 @@ KINDS = {
     "break": 6, "slow": 4, "part": 2, "freeze": 3, "tear": 4, "late": 4, "kill_one": 3, "stop": 2, "unlink": 1,
     "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
 }  # fmt: skip
+STORE_KINDS = {**KINDS, "server": 4, "put": 5, "get": 5, "outage": 1, "evict": 2}
 
 
 class Run:
     """One run. `happened` counts its faults and their consequences; `ledger` counts the values that were read."""
 
     def __init__(
-        self, seed: int, folder: Path, kinds: dict[str, int] | None = None, features: Features | None = None
-    ) -> None:
+        self, seed: int, folder: Path, kinds: dict[str, int] | None = None, features: Features | None = None,
+        stores: bool = False,
+    ) -> None:  # fmt: skip
         self.seed = seed
         self.draw = draw = random.Random(seed)
         self.ledger = ledger = Ledger()
-        self.features = features = features or drawn(draw)
+        self.features = features = features or (drawn_with_store if stores else drawn)(draw)
         self.workload = Workload(draw, features, ledger)
+        self.world = StoreWorld(str(folder), random.Random(seed)) if features.store else None
         self.cluster = FaultyCluster(
             folder, seed, features.sampler(), conf=features.settings(), arena_bytes=features.arena_bytes,
-            snapshot_every=features.snapshot_every,
+            snapshot_every=features.snapshot_every, world=self.world,
         )  # fmt: skip
         self.cluster.on_cut, self.cluster.on_loaded = ledger.cut, ledger.loaded
         # of two copies one may be lost, once: if both units are lost, nothing is guaranteed
         most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
-        self.faults = Faults(self.cluster, draw, kinds or KINDS, self.workload.kill, self.workload.end_rank, most)
+        kinds = kinds or (STORE_KINDS if features.store else KINDS)
+        self.faults = Faults(self.cluster, draw, kinds, self.workload.kill, self.workload.end_rank, most)
 
     def run(self) -> None:
         """Run it. Raises AssertionError if an expectation is violated."""
@@ -68,6 +74,8 @@ class Run:
         self.faults.carry_out(SECONDS, PATIENCE, workload.close, workload.done)
         cluster.advance(5.0)
         cluster.check()
+        if cluster.missing_blocks():
+            raise LedgerError(f"{cluster.missing_blocks()} are not in the store, and were not reported as lost")
         if self.features.replicas > 1 and cluster.lost_values:
             raise LedgerError(f"{cluster.lost_values} values were lost with one unit, but each was stored in two")
         settling = Settling(cluster, self.features, self.ledger)
@@ -81,12 +89,20 @@ class Run:
         settling.settle()
         settling.nothing_leaks()
 
+    def close(self) -> None:
+        """Close the cluster and its external store."""
+        self.cluster.close()
+        if self.world is not None:
+            self.world.close()
+
     @property
     def happened(self) -> Counter[str]:
         """Return the number of faults of each kind, and of their consequences."""
         cluster = self.cluster
         moved = sum(isinstance(record, BlocksMoved) for record in cluster.records)
-        on_disk = {place.number for place in cluster.places if place.arena.tier == DISK} | cluster.lost
+        on_disk = {
+            place.number for place in cluster.places if place.arena is not None and place.arena.tier == DISK
+        } | cluster.lost
         offloads = sum(isinstance(record, BlocksMoved) and record.unit in on_disk for record in cluster.records)
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
@@ -96,34 +112,34 @@ class Run:
         )  # fmt: skip
 
 
-def run(seed: int, kinds: dict[str, int] | None = None, features: Features | None = None) -> Run:
-    """Run this seed to its end, and return the run. Raises the error of the run."""
+def run(seed: int, kinds: dict[str, int] | None = None, features: Features | None = None, stores: bool = False) -> Run:
+    """Run this seed to its end, and return the run. `stores`: with an external store. Raises the error of the run."""
     folder = Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     try:
-        one = Run(seed, folder / "arena", kinds, features)
+        one = Run(seed, folder / "arena", kinds, features, stores)
         try:
             one.run()
         finally:
-            one.cluster.close()
+            one.close()
         return one
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def replay(seed: int) -> str:
+def replay(seed: int, stores: bool = False) -> str:
     """Return the command that runs a seed again."""
-    return f"python -m tests.simulation.chaos --seed {seed}"
+    return f"python -m tests.simulation.chaos{' --stores' if stores else ''} --seed {seed}"
 
 
-def run_all(seeds: Iterable[int]) -> tuple[int, int, Counter[str]] | int:
+def run_all(seeds: Iterable[int], stores: bool = False) -> tuple[int, int, Counter[str]] | int:
     """Run these seeds; return (runs, values read, faults), or the first seed that failed, whose error was printed."""
     happened: Counter[str] = Counter()
     runs = reads = 0
     for seed in seeds:
         try:
-            one = run(seed)
+            one = run(seed, stores=True) if stores else run(seed)
         except Exception:
-            print(f"{traceback.format_exc()}seed {seed} failed; to replay it:\n    {replay(seed)}", flush=True)
+            print(f"{traceback.format_exc()}seed {seed} failed; to replay it:\n    {replay(seed, stores)}", flush=True)
             return seed
         happened += one.happened
         runs += 1
@@ -136,6 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="one run")
     parser.add_argument("--seeds", default="0..200", help="runs from the first to before the second")
+    parser.add_argument("--stores", action="store_true", help="runs with an external store whose servers die")
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     first, _, last = given.seeds.partition("..")
@@ -144,7 +161,8 @@ def main() -> int:
     parts = [seeds[at : at + PART] for at in range(0, len(seeds), PART)]
     runs, reads, happened = 0, 0, Counter[str]()
     with multiprocessing.get_context("spawn").Pool(given.processes) if given.processes > 1 else nullcontext() as pool:
-        for outcome in map(run_all, parts) if pool is None else pool.imap_unordered(run_all, parts):
+        each = partial(run_all, stores=given.stores)
+        for outcome in map(each, parts) if pool is None else pool.imap_unordered(each, parts):
             if isinstance(outcome, int):
                 return 1
             runs, reads = runs + outcome[0], reads + outcome[1]

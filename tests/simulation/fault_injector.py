@@ -18,6 +18,11 @@ system     all servers are killed, at once or when the controller dies at one of
 lose       a unit is killed, and its arena is deleted
 reboot     all servers are killed and the arenas in memory are deleted, if there is a mirror
 rank       a rank ends permanently, and is declared gone
+server     a server of the external store dies with its blocks, and a new one takes its place
+put        the same in the middle of the next put
+get        the same in the middle of the next get
+outage     all servers of the external store die
+evict      the external store loses some blocks
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import RANKS
+from tests.simulation.simulated_store import SERVERS
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.session import Target
 
@@ -107,6 +113,10 @@ class Faults:
         for target in sorted(cluster.stopped):
             cluster.go_on(target)
             cluster.restart(target)  # a unit without its arena runs when it has a number
+        if cluster.world is not None:
+            cluster.world.fails_at = None
+            for server in range(SERVERS):
+                cluster.restart_server(server)
         cluster.heal(set(cluster.apart))
         for client in cluster.clients:
             client.torn = client.late = None
@@ -222,8 +232,30 @@ class Faults:
                 self._kill(client)
 
     def _lose(self) -> None:
-        if len(self.cluster.lost) < self._most_losses:
-            self.cluster.lose(self._some_unit(), self.draw.uniform(0, SHORT))
+        targets = [place.target for place in self.cluster.places if place.arena is not None]
+        if targets and len(self.cluster.lost) < self._most_losses:
+            self.cluster.lose(self.draw.choice(targets), self.draw.uniform(0, SHORT))
+
+    def _server(self) -> None:
+        if self.cluster.world is not None:
+            self.cluster.world.kill(self.draw.randrange(SERVERS))
+
+    def _put(self) -> None:
+        if self.cluster.world is not None:
+            self.cluster.world.fails_at = "write"
+
+    def _get(self) -> None:
+        if self.cluster.world is not None:
+            self.cluster.world.fails_at = "read"
+
+    def _outage(self) -> None:
+        if self.cluster.world is not None:
+            for server in range(SERVERS):
+                self.cluster.world.kill(server)
+
+    def _evict(self) -> None:
+        if self.cluster.world is not None:
+            self.cluster.world.lose_some()
 
     def _reboot(self) -> None:
         """Kill everything, and lose the arenas in memory if arenas may be lost."""

@@ -11,20 +11,23 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tests.simulation import expected_losses
 from tests.simulation.retrying_client import RetryingClient
+from tests.simulation.simulated_store import KIND, StoreWorld
 from tests.simulation.snapshot_writer import SnapshotWriter
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, RequestParked, StateLoaded, UnitLost, Unparked
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -32,8 +35,10 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore, ReportStoreServer
 from transfer_queue.messages.reports.unit_reports import (  # fmt: skip
     DrainFinished,
+    ExtentsGone,
     Move,
     RefuseWriters,
     RegisterUnit,
@@ -47,9 +52,18 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import ArenaPool
+from transfer_queue.storage.unit.object_pool import ObjectNames, ObjectPool, key_of
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.testing.cluster import UNIT_PEER, Cluster, arena_of, pool_of, registration
+from transfer_queue.testing.cluster import (
+    UNIT_PEER,
+    Cluster,
+    arena_of,
+    pool_of,
+    registration,
+    registration_of_store,
+)
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import SimulatedSlots
 
@@ -69,13 +83,14 @@ class Place:
 
     number: The number of the unit; None if its arena was lost and the new one has no number yet.
     lives: How often a unit was started here.
+    arena: Its arena; None for the unit of an external store.
     link: Its connection to the controller.
     sequence: The sequence number of its last message.
     arenas: How many arenas there were.
     """
 
     index: int
-    arena: Arena
+    arena: Arena | None
     number: int | None
     lives: int = 0
     link: int | None = None
@@ -129,6 +144,7 @@ class FaultyCluster(Cluster):
         sampler: BaseSampler | None = None,
         *,
         snapshot_every: int = 1000,
+        world: StoreWorld | None = None,
         **others: Any,
     ) -> None:
         self.stopped: dict[Target, set[str]] = {}
@@ -145,6 +161,8 @@ class FaultyCluster(Cluster):
         self.on_loaded: Callable[[float], object] = lambda time: None
         self._cut_at = 0.0
         self.places: list[Place] = []
+        self.world = world
+        self._server_links: dict[int, int] = {}
         self.folder = folder
         self._sampler = sampler or SequentialSampler()
         self._of: dict[int, tuple[str, Target]] = {}  # connection -> its client and its server
@@ -154,18 +172,23 @@ class FaultyCluster(Cluster):
         self._unsaved = 0  # records since the start of the last snapshot
         self._journal_folder = folder / "journal"
         self._journal_folder.mkdir(parents=True)
-        super().__init__(folder, seed, self._sampler, **others)
+        stores = {} if world is None else {KIND: world.address}
+        super().__init__(folder, seed, self._sampler, stores=stores, **others)
         self.states = StateFiles(self.states.folder, RememberedStates(self._journal_folder, self.loaded))
         recovered = recover(self._journal_folder, CLOCK, self.controller.state.capacity, ranked_tags(self._sampler))
         self._keep_journal(recovered)
         self.controller.context.log.records = self.records  # the records before the journal existed are its beginning
         self.records = []
         for unit in self.units:
-            place = Place(unit.number, arena_of(unit), unit.number)
+            external = isinstance(unit.pool, ObjectPool)
+            place = Place(unit.number, None if external else arena_of(unit), unit.number)
             self.places.append(place)
             self._by_number[unit.number] = place
             self._run_core_effects(self.controller.on_disconnect(f"unit-{unit.number}", UNIT_PEER - unit.number, 0.0))
             self._join(place)
+        if world is not None:
+            world.on_killed = self._on_server_killed
+            self._link_servers()
         self.run()
 
     def client(self, name: str) -> RetryingClient:
@@ -175,11 +198,21 @@ class FaultyCluster(Cluster):
         self.clients.append(client)
         return client
 
+    @property
+    def members(self) -> Sequence[FaultyCluster]:
+        """Return the controllers with their units: this one."""
+        return [self]
+
+    def partitions(self) -> dict[str, Partition]:
+        """Return the partitions by name."""
+        return dict(self.controller.state.partitions)
+
     def close(self) -> None:
         """See `Cluster.close`."""
         super().close()
         for place in self.places:
-            place.arena.close()
+            if place.arena is not None:
+                place.arena.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -227,6 +260,8 @@ class FaultyCluster(Cluster):
             if place.link is not None:
                 self._held(place.link, "up", "stopped", CONTROLLER in self.stopped)
                 self._held(place.link, "down", "stopped", place.number is not None and place.target in self.stopped)
+        for link in self._server_links.values():
+            self._held(link, "up", "stopped", CONTROLLER in self.stopped)
 
     def _held(self, connection: int, direction: str, why: str, held: bool) -> None:
         (self.network.hold if held else self.network.release)(connection, direction, why)
@@ -254,9 +289,13 @@ class FaultyCluster(Cluster):
             self._writer.kill()
             for place in self.places:
                 self._unlink(place, "up")
+            for link in self._server_links.values():
+                self._break_off(link, "up")
+            self._server_links.clear()
         else:
             self._unlink(self.places[target[1]], "down")
-            arena_of(self.units[target[1]]).close()
+            pool = self.units[target[1]].pool
+            pool.close() if isinstance(pool, ObjectPool) else arena_of(self.units[target[1]]).close()
         self.stop(target, "crashed")
         self.later(seconds, lambda: self.restart(target))
 
@@ -266,6 +305,7 @@ class FaultyCluster(Cluster):
             return
         place = self.places[target[1]]
         assert place.number is not None
+        assert place.arena is not None
         self.crash(target, seconds)
         shutil.rmtree(place.arena.folder)
         self.lost.add(place.number)
@@ -275,9 +315,8 @@ class FaultyCluster(Cluster):
         """Kill all servers and delete the arenas in memory; start everything again after `seconds`."""
         self.crash(CONTROLLER, seconds)
         for place in self.places:
-            (self.lose if place.arena.tier == MEMORY and place.number is not None else self.crash)(
-                place.target, seconds
-            )
+            in_memory = place.arena is not None and place.arena.tier == MEMORY
+            (self.lose if in_memory and place.number is not None else self.crash)(place.target, seconds)
 
     def restart(self, target: Target) -> None:
         """Start a killed server again. A unit without its arena runs as soon as it has a number."""
@@ -290,6 +329,7 @@ class FaultyCluster(Cluster):
             self._restart_unit(self.places[target[1]])
         for place in self.places:
             self._join(place)
+        self._link_servers()
 
     def _restart_unit(self, place: Place) -> None:
         old = self.units[place.index]
@@ -301,12 +341,19 @@ class FaultyCluster(Cluster):
                 place.arena = Arena.create(folder, old_arena.capacity, old_arena.tier)
             return
         place.lives += 1
+        if place.arena is None:
+            files = old._files
+            assert isinstance(files, SimulatedSlots)
+            self.units[place.index] = self._store_unit(place.index, ObjectNames.reopen(old.pool.folder), files)
+            self.go_on(place.target, "crashed")
+            return
         place.arena = Arena.reopen(arena_of(old).folder, arena_of(old).tier)
         self.units[place.index] = StorageUnit(place.number, self._pool_of(place.arena), old._files)
         self.go_on(place.target, "crashed")
 
     def _begin_unit(self, place: Place, number: int) -> None:
         """Start a unit with a new arena, which has received its number."""
+        assert place.arena is not None
         place.number = number
         self._by_number[number] = place
         self.units[place.index] = StorageUnit(number, self._pool_of(place.arena), SimulatedSlots(number, self.held))
@@ -417,8 +464,13 @@ class FaultyCluster(Cluster):
             super()._return_result(began, action)
 
     def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
+        if isinstance(envelope.body, ExtentsGone):
+            self._check_gone(envelope.body)
         if not isinstance(envelope.body, RegisterUnit):
+            lost = sum(expected_losses.lost(self.controller.state).values())
             super()._deliver_to_controller(name, connection, envelope)
+            if isinstance(envelope.body, ExtentsGone):
+                self.lost_values += sum(expected_losses.lost(self.controller.state).values()) - lost
             return
         state = self.controller.state
         before, told = expected_losses.values(state), expected_losses.lost(state)
@@ -428,6 +480,70 @@ class FaultyCluster(Cluster):
         if gone:
             self.lost_values += expected_losses.check(before, told, state, gone)
         self._run_core_effects(effects)
+
+    # ------------------------------------------------------------ the servers of an external store
+
+    def store_units(self) -> set[int]:
+        """Return the units of the external store."""
+        return {unit.number for unit in self.units if isinstance(unit.pool, ObjectPool)}
+
+    def missing_blocks(self) -> list[str]:
+        """Return the names of blocks that are needed and that the store does not have."""
+        if self.world is None:
+            return []
+        names = [
+            key_of(self.units[unit].pool.boot_id, extent * GRANULE)
+            for unit, extent in self.controller.state.blocks.extents
+            if unit in self.store_units()
+        ]
+        return [name for name in names if name not in self.world.blocks]
+
+    def _check_gone(self, report: ExtentsGone) -> None:
+        """Check that the store does not have what a unit reports as lost."""
+        assert self.world is not None
+        boot_id = self._find_unit(report.unit).pool.boot_id
+        names = [key_of(boot_id, int(extent) * GRANULE) for extent in np.frombuffer(report.extents, "<i8")]
+        there = [name for name in names if name in self.world.blocks]
+        assert not there, f"{there} are reported as lost, but are in the store"
+
+    def restart_server(self, server: int) -> None:
+        """Start a server of the store again."""
+        assert self.world is not None
+        self.world.restart(server)
+        self._link_servers()
+
+    def _on_server_killed(self, server: int) -> None:
+        link = self._server_links.pop(server, None)
+        if link is not None:
+            self._break_off(link, "down")
+        self.later(self.network.random.uniform(0, 2.0), lambda: self.restart_server(server))
+
+    def _link_servers(self) -> None:
+        """Let the servers of the store that have no connection to the controller report themselves."""
+        for server, up in enumerate(self.world.up if self.world is not None else []):
+            if up and server not in self._server_links and not self.crashed(CONTROLLER):
+                self._link_server(server)
+
+    def _link_server(self, server: int) -> None:
+        assert self.world is not None
+        life = f"{server}.{self.world.lives[server]}"
+        name, ups = f"store-{life}", FrameReader()
+
+        def up(frame: bytes) -> None:
+            for body, _ in ups.feed(frame):
+                self._deliver_to_controller(name, link, _envelope.decode(body))
+
+        def parted() -> None:
+            if self._server_links.get(server) == link:
+                del self._server_links[server]
+                self.later(RECONNECT_SECONDS, self._link_servers)
+
+        link = self.network.connect(up, lambda frame: None, lambda: self._left(name, link), parted)
+        self._server_links[server] = link
+        self.controller.on_connect(name, link)
+        self._hold()
+        report = ReportStoreServer(KIND, f"node-{server}", "", life, server)
+        self.network.send(link, "up", pack_frame(_encode(RequestEnvelope(1, 0, report))))
 
     # ------------------------------------------------------------ connections
 
@@ -455,7 +571,8 @@ class FaultyCluster(Cluster):
 
     def _join(self, place: Place) -> None:
         """Connect a unit to the controller and register it, if both run and it is not connected."""
-        killed = self.crashed(place.target) and place.arena is arena_of(self.units[place.index])
+        kept = place.arena is None or place.arena is arena_of(self.units[place.index])
+        killed = self.crashed(place.target) and kept
         if place.link is not None or killed or self.crashed(CONTROLLER):
             return
         name, ups, downs = f"{place.name}.{place.lives}", FrameReader(), FrameReader()
@@ -489,10 +606,14 @@ class FaultyCluster(Cluster):
         place.link = link
         self.controller.on_connect(name, link)
         self._hold()
-        arena, leased = place.arena, b""
+        unit, leased = self.units[place.index], b""
         if place.number is not None:
-            leased = self.units[place.index].register()
-        self._say(place, registration(place.name, place.name, arena, leased))
+            leased = unit.register()
+        if place.arena is None:
+            address = self._addresses[place.index]
+            self._say(place, registration_of_store(place.name, place.name, unit, address, leased))
+        else:
+            self._say(place, registration(place.name, place.name, place.arena, leased))
 
     def _registered(self, place: Place, body: object) -> None:
         assert isinstance(body, Done), f"a unit that registered was answered {body}"
@@ -505,7 +626,11 @@ class FaultyCluster(Cluster):
     def _left(self, name: str, link: int) -> None:
         self._run_core_effects(self.controller.on_disconnect(name, link, self.clock.now))
 
-    def _deliver_to_unit(self, number: int, request: ReleaseExtents | RefuseWriters | Move | DrainFinished) -> None:
+    def _deliver_to_unit(
+        self,
+        number: int,
+        request: ReleaseExtents | RefuseWriters | Move | DrainFinished | CheckStore | CheckExtents,
+    ) -> None:
         place = self._by_number.get(number)
         if place is not None and place.number == number and place.link is not None:
             self.network.send(place.link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))

@@ -38,7 +38,7 @@ def begin(work: Workload) -> None:
 
 def check_limit(work: Workload) -> None:
     """Raise LedgerError if the queue has more rows than it may have."""
-    partition = work.cluster.controller.state.partitions.get(QUEUE)
+    partition = work.cluster.partitions().get(QUEUE)
     if partition is not None and partition.open_rows > LIMIT:
         raise LedgerError(f"the queue has {partition.open_rows} rows, and max_rows is {LIMIT}")
 
@@ -108,7 +108,7 @@ def drain(settling: Settling, work: Workload) -> None:
     client = cluster.client("queue-drainer")
     while client._run(take_one(work, client, 60.0, 0.0)):
         pass
-    partition = cluster.controller.state.partitions[QUEUE]
+    partition = cluster.partitions()[QUEUE]
     fewest, most = ledger.done
     if not fewest <= partition.done <= most:
         raise LedgerError(f"{partition.done} items are done, but {fewest} to {most} reports were sent")

@@ -18,6 +18,7 @@ from transfer_queue.client.data.block_groups import BlockGroup
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
@@ -27,11 +28,13 @@ from transfer_queue.net.calls import Call, pause
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
-from transfer_queue.testing.simulated_client import Client, Task
+from transfer_queue.testing.simulated_client import Client, Task, outcome_of
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
+
+MOST_WORK_SECONDS = 0.05  # of virtual time that a call of an external store takes
 
 Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
 
@@ -69,12 +72,20 @@ class TornOperations(Operations):
             return groups
         cut = self._draw.randrange(1, fields)
         parts = encoded.with_columns(range(cut)), encoded.with_columns(range(cut, fields))
-        return [BlockGroup(groups[0].backend, [block for part in parts for block in part.split()])]
+        blocks = [block for part in parts for block in part.split()]
+        if groups[0].backend == SIMPLE:
+            return [BlockGroup(SIMPLE, blocks)]
+        return [BlockGroup(groups[0].backend, [block]) for block in blocks]  # in a store each is an object
 
     def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
         seconds = self._interrupt()
         if seconds is None:
             yield from super()._write(encoded, reserved, wait)
+            return
+        if self._state._units[reserved.places[0].unit].store:  # it stops before the call of the store
+            yield from sleep(seconds)
+            yield from super()._write(encoded, reserved, wait)
+            self._go_on()
             return
         whole = np.empty(encoded.nbytes, np.uint8)
         encoded.write_into(whole)
@@ -193,6 +204,10 @@ class RetryingClient(Client):
         if call.pause is not None:
             self._plan(call.pause, lambda: task.resume(Done()))
             return
+        if call.work is not None:  # of an external store; meanwhile other things happen
+            work, seconds = call.work, self._cluster.network.random.uniform(0, MOST_WORK_SECONDS)
+            self._plan(seconds, lambda: task.resume(outcome_of(work)))
+            return
         attempts = RetryPolicy(self.state.session, call)
         sequence, frame = self.state.session.begin_request(call.request)
         task.call, task.sequence = call, sequence
@@ -237,12 +252,15 @@ class RetryingClient(Client):
 
     def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
-            answer = self.state.session.decode_reply(body)
-            if answer.sequence in self._given_up:
-                self._given_up.discard(answer.sequence)
-                self.state.session.finish(answer.sequence)
-            elif answer.sequence in self._tasks:
-                self._end(answer.sequence, answer.body)
+            self._on_body(body)
+
+    def _on_body(self, body: bytes) -> None:
+        answer = self.state.session.decode_reply(body)
+        if answer.sequence in self._given_up:
+            self._given_up.discard(answer.sequence)
+            self.state.session.finish(answer.sequence)
+        elif answer.sequence in self._tasks:
+            self._end(answer.sequence, answer.body)
 
     def _end(self, sequence: int, reply: AnyReply) -> None:
         task = self._tasks.pop(sequence)
@@ -254,6 +272,10 @@ class RetryingClient(Client):
             self._plan(seconds, lambda: task.resume(reply))
         else:
             task.resume(reply)
+
+    def return_extents(self) -> Operation[None]:
+        """Return the space that the client has leased and not used."""
+        yield from self.state.return_extents()
 
     def leave(self) -> Operation[None]:
         """End the client: it returns what it holds."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
+from tests.simulation.simulated_store import KIND
 from transfer_queue.config.settings import Settings
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 
@@ -43,6 +45,7 @@ class Features:
     disk: There are units on disk, too.
     mirror: A mirror has a copy of every block: "async" or "sync", or "" if there is none.
     dedup: Values are hashed, and some clients put equal ones.
+    store: An external store has the fields "y" ("some") or all fields ("all"); "" if there is none.
     """
 
     scenario: str
@@ -59,6 +62,7 @@ class Features:
     disk: bool = False
     mirror: str = ""
     dedup: bool = False
+    store: str = ""
 
     @property
     def has_queue(self) -> bool:
@@ -73,18 +77,19 @@ class Features:
 
     def settings(self) -> Settings:
         """Return the settings of the system."""
-        return _settings(self.units, self.replicas, self.disk, self.mirror, self.dedup)
+        return _settings(self.units, self.replicas, self.disk, self.mirror, self.dedup, self.store)
 
 
 @cache
-def _settings(units: int, replicas: int, disk: bool, mirror: str, dedup: bool) -> Settings:
+def _settings(units: int, replicas: int, disk: bool, mirror: str, dedup: bool, store: str) -> Settings:
     offload = {"enabled": disk, "path": "/disk", "capacity": 32 * MIB, **OFTEN}
     storage = {"num_data_storage_units": units, "replicas": replicas, "offload": offload}
     durability = {"values": "machine", "folder": "/durable", "mode": mirror, "max_lag": LITTLE} if mirror else {}
     fields = ["x", "y"] if dedup else []
-    return Settings.from_config(
-        {"backend": {"SimpleStorage": storage}, "durability": durability, "dedup": {"fields": fields}}
-    )
+    backend: dict[str, Any] = {"SimpleStorage": storage}
+    if store:
+        backend |= {"fields": {"y": KIND}} if store == "some" else {"storage_backend": KIND}
+    return Settings.from_config({"backend": backend, "durability": durability, "dedup": {"fields": fields}})
 
 
 def drawn(draw: random.Random) -> Features:
@@ -108,3 +113,11 @@ def drawn(draw: random.Random) -> Features:
         mirror=draw.choice(["", "async", "sync"]) if replicas == 1 else "",
         dedup=draw.random() < 0.3,
     )
+
+
+def drawn_with_store(draw: random.Random) -> Features:
+    """Return the features of a run with an external store, whose servers die."""
+    return replace(
+        drawn(draw), store=draw.choice(["some", "all"]), loses=True, units=1, replicas=1, disk=False, mirror="",
+        checkpoints=False, drains=False,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -22,6 +23,7 @@ from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import EQUAL, MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
 from transfer_queue.client.data.data_path import UNCERTAIN, Operation
 from transfer_queue.errors import (
+    InvalidArgumentError,
     StaleMetadataError,
     StorageKeyNotFoundError,
     TransferQueueError,
@@ -31,6 +33,9 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
 from transfer_queue.testing.simulated_client import Task
+
+if TYPE_CHECKING:
+    from tests.simulation.many_controllers.many_cluster import ManyCluster
 
 
 class Workload:
@@ -55,19 +60,19 @@ class Workload:
         self.saved: list[Path] = []
         self.drained: set[int] = set()
         self.moved = 0
-        self._cluster: FaultyCluster | None = None
+        self._cluster: FaultyCluster | ManyCluster | None = None
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
 
     @property
-    def cluster(self) -> FaultyCluster:
+    def cluster(self) -> FaultyCluster | ManyCluster:
         """Return the cluster; `begin` must have been called."""
         assert self._cluster is not None
         return self._cluster
 
     # ------------------------------------------------------------ clients
 
-    def begin(self, cluster: FaultyCluster) -> None:
+    def begin(self, cluster: FaultyCluster | ManyCluster) -> None:
         """Start every role, each with its own client."""
         self._cluster = cluster
         features = self.features
@@ -87,7 +92,7 @@ class Workload:
                 for _ in range(2):
                     self.role(task, self._consumer(task))
         for _ in range(2):
-            self.role("side", self._aside)
+            self.role("side", self._aside(SIDE))
             self.role("reader", self._browse)
         self.role("cleaner", self._clean)
         if self.features.dedup:
@@ -98,7 +103,7 @@ class Workload:
         if features.loses:
             self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:
-            self.role("archivist", maintenance_actors.archivist(self))
+            self.role("archivist", self._archivist())
             self.role("mover", maintenance_actors.mover(self))
         if features.drains:
             self.role("operator", maintenance_actors.operator(self))
@@ -204,7 +209,7 @@ class Workload:
                 yield from self._update(client, meta, numbers, 2, epoch)
             if self.draw.random() < 0.3:
                 with contextlib.suppress(TransferQueueError):
-                    yield from client.state.return_extents()
+                    yield from client.return_extents()
 
     def _put(
         self, client: RetryingClient, numbers: list[int], names: tuple[str, ...], groups: list[str] | None
@@ -292,8 +297,15 @@ class Workload:
         else:
             yield from self.acknowledge(client, meta, task, numbers)
 
-    def _aside(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-        """Overwrite, read and clear keys repeatedly."""
+    def _archivist(self) -> Script:
+        """Return the script of the client that saves and loads checkpoints."""
+        return maintenance_actors.archivist(self)
+
+    def _aside(self, partition: str) -> Script:
+        """Return a script that overwrites, reads and clears keys of a partition repeatedly."""
+        return lambda client: self._use_keys(client, partition)
+
+    def _use_keys(self, client: RetryingClient, partition: str) -> Generator[Call, AnyReply, None]:
         version = 0
         keys: dict[str, int] = {}
         epoch = self.ledger.epoch
@@ -304,10 +316,10 @@ class Workload:
             key = f"k{self.draw.randint(0, 3)}"
             version += 1
             try:
-                yield from self._overwrite(client, keys, key, version)
+                yield from self._overwrite(client, partition, keys, key, version)
                 if self.draw.random() < 0.3:
-                    yield from client.state.return_extents()
-            except (StorageKeyNotFoundError, UnknownPartitionError) as error:
+                    yield from client.return_extents()
+            except (StorageKeyNotFoundError, UnknownPartitionError, InvalidArgumentError) as error:
                 if epoch == self.ledger.epoch and "lost with storage unit" not in str(error):
                     raise LedgerError(f"a key that was put does not exist: {error}") from error
                 keys.pop(key, None)
@@ -315,28 +327,30 @@ class Workload:
                 keys.pop(key, None)
             yield from self.pause(0.5)
 
-    def _overwrite(self, client: RetryingClient, keys: dict[str, int], key: str, version: int) -> Operation[None]:
+    def _overwrite(
+        self, client: RetryingClient, partition: str, keys: dict[str, int], key: str, version: int
+    ) -> Operation[None]:
         """Put, replace, read or clear a key. keys: The samples of the existing keys."""
         ledger, operations = self.ledger, client.operations
         new = key not in keys
-        number = ledger.new(SIDE, 1, keyed=True)[0] if new else keys[key]
+        number = ledger.new(partition, 1, keyed=True)[0] if new else keys[key]
         name = f"{client.name}-{number}"
         if new or self.draw.random() < 0.4:
             epoch = ledger.trying([number], ("x",), version, client.name)
             if new:
                 ledger.clearing([number])
-            yield from operations.kv_batch_put([name], SIDE, self.data([number], ("x",), version))
+            yield from operations.kv_batch_put([name], partition, self.data([number], ("x",), version))
             ledger.wrote([number], ("x",), version, client.name, epoch)
             keys[key] = number
         elif self.draw.random() < 0.6:
             since = ledger.before([number], ["x"])
-            data = yield from operations.kv_batch_get([name], SIDE, layout="dense")
+            data = yield from operations.kv_batch_get([name], partition, layout="dense")
             got = ledger.seen(None, data, since)
             if got != [number]:
                 raise LedgerError(f"foreign bytes: the key of sample {number} reads as sample {got}")
         else:
             epoch = ledger.clearing([number])
-            yield from operations.kv_clear([name], SIDE)
+            yield from operations.kv_clear([name], partition)
             ledger.cleared([keys.pop(key)], epoch)
 
     def _put_equal(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:

@@ -9,17 +9,18 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.core.events.effects import Effect, FreeExtents
+from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.messages.reports.unit_reports import ReleaseExtents
 from transfer_queue.testing import simulated_locks
 
 SEEDS = 200
 
 
-def found(kinds: dict[str, int]) -> LedgerError:
+def found(kinds: dict[str, int], stores: bool = False) -> LedgerError:
     """What the first seed says that finds something."""
     for seed in range(SEEDS):
         try:
-            chaos.run(seed, kinds)
+            chaos.run(seed, kinds, stores=stores)
         except LedgerError as error:
             return error
     raise AssertionError(f"{SEEDS} seeds have found nothing")
@@ -47,3 +48,8 @@ def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) 
     """As by a timeout: a writer whose connections broke is taken for dead, though it holds its lock."""
     monkeypatch.setattr(simulated_locks.SimulatedSlots, "withdraw", lambda self, slot: True)
     assert "foreign bytes" in str(found({"tear": 1}))
+
+
+def test_a_store_whose_units_are_not_told_that_a_server_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreServers, "check_all", lambda self, backend: None)
+    assert "not reported as lost" in str(found({"server": 1, "put": 1}, stores=True))

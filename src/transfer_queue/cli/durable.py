@@ -81,7 +81,8 @@ def _lines(identity: Identity, content: dict[str, Any]) -> list[str]:
     ]
     folder = shlex.quote(f"durability.folder={identity.folder}")
     units = f" --set backend.SimpleStorage.num_data_storage_units={identity.units}" if identity.units > 1 else ""
-    start = f"tq start --name {identity.name} --set durability.values=processes --set {folder}{units}"
+    level = "machine" if content["mirror"] else "processes"
+    start = f"tq start --name {identity.name} --set durability.values={level} --set {folder}{units}"
     return [*lines, f"start it with  {start}"]
 
 

@@ -14,6 +14,7 @@ from transfer_queue.display import printable_name, size_text
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.messages.reports.progress import MirrorProgress, PartitionProgress, UnitProgress
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name
+from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
@@ -60,6 +61,8 @@ def format_table(status: SystemStatus, speeds: Rates | None = None) -> str:
         parts.append(f"locks of keys: {status.locks.held} held, requests that wait: {status.locks.waiting}{longest}")
     if any(unit.tier == DISK for unit in status.units):
         parts.append("\n".join(_storage(status.units)))
+    if status.stores:
+        parts.append("\n".join(_stores(status.stores)))
     if status.mirror is not None:
         parts.append(_mirror(status.mirror))
     for cost in status.samplers:
@@ -89,6 +92,20 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
         drained = [str(unit.unit) for unit in some if unit.drained]
         more = f", being drained: {', '.join(drained)}" if drained else ""
         lines.append(f"storage {tier_name(tier)}: {leased} of {capacity} leased, units: {len(some)}{more}")
+    return lines
+
+
+def _stores(servers: Sequence[StoreServerProgress]) -> list[str]:
+    """Return a line for each external store, and one for each of its servers that is down or has ended before."""
+    lines = []
+    for backend in dict.fromkeys(server.backend for server in servers):
+        some = [server for server in servers if server.backend == backend]
+        lines.append(f"servers of {backend}: {sum(server.up for server in some)} of {len(some)} run")
+        for server in some:
+            if not server.up:
+                lines.append(f"  DOWN: {server.place} ended {server.seconds:.1f} s ago; what it had is lost")
+            elif server.ends:
+                lines.append(f"  {server.place} was restarted {server.ends} times, {server.seconds:.1f} s ago")
     return lines
 
 

@@ -408,8 +408,9 @@ class GeneratedMethods(ABC):
             layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
                 equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
             shared: True: rows whose value is stored once share memory in the result, so that each such value is copied
-                once. A field with such rows is returned in the form of `layout="list"`. Default: False, every row has
-                memory of its own.
+                once. A field with such rows is returned in the form of `layout="list"`, whatever `layout` says. An
+                in-place change of one of these rows changes the others in the result, and nothing in the store.
+                Default: False, every row has memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
             timeout: See `TransferQueueClient`.
@@ -448,8 +449,9 @@ class GeneratedMethods(ABC):
             layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
                 equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
             shared: True: rows whose value is stored once share memory in the result, so that each such value is copied
-                once. A field with such rows is returned in the form of `layout="list"`. Default: False, every row has
-                memory of its own.
+                once. A field with such rows is returned in the form of `layout="list"`, whatever `layout` says. An
+                in-place change of one of these rows changes the others in the result, and nothing in the store.
+                Default: False, every row has memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
             timeout: See `TransferQueueClient`.
@@ -484,6 +486,7 @@ class GeneratedMethods(ABC):
         lease: float | None = None,
         replicas: int | None = None,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
@@ -502,6 +505,7 @@ class GeneratedMethods(ABC):
             lease: See `get_meta`.
             replicas: See `get_meta`.
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `await_batch`.
 
@@ -531,6 +535,7 @@ class GeneratedMethods(ABC):
                 lease=lease,
                 replicas=replicas,
                 layout=layout,
+                shared=shared,
                 device=device,
                 timeout=timeout,
             )
@@ -549,6 +554,7 @@ class GeneratedMethods(ABC):
         lease: float | None = None,
         replicas: int | None = None,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
@@ -567,6 +573,7 @@ class GeneratedMethods(ABC):
             lease: See `get_meta`.
             replicas: See `get_meta`.
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `await_batch`.
 
@@ -596,6 +603,7 @@ class GeneratedMethods(ABC):
                 lease=lease,
                 replicas=replicas,
                 layout=layout,
+                shared=shared,
                 device=device,
                 timeout=timeout,
             )

@@ -31,6 +31,7 @@ from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
+from transfer_queue.net.session import reply_decoder
 
 T = TypeVar("T")
 
@@ -253,3 +254,4 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+reply_decoder()  # see there

@@ -22,6 +22,7 @@ from transfer_queue.config import environment
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.wire.blocks.encode import EncodedBlock
+from transfer_queue.wire.buffers.jagged import nbytes_of_tensor
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -162,7 +163,7 @@ def bytes_of(value: Any) -> int:
     than some gets.
     """
     if isinstance(value, torch.Tensor):
-        return value.values().nbytes if value.is_nested else value.nbytes
+        return nbytes_of_tensor(value)
     return sum(map(bytes_of, value.values())) if isinstance(value, TensorDict) else 0
 
 

@@ -45,7 +45,8 @@ class MooncakeStoreOptions:
         "backend.MooncakeStore.local_hostname",
         None,
         OrNull(Text()),
-        "The name of this host for its peers. null: the store determines it.",
+        "The address at which the nodes reach each other: a network such as 10.2.0.0/16, in which each node has an "
+        "address, or in a system of one node its name. null: the address of each node in Ray.",
     )
     protocol: str = setting(
         "backend.MooncakeStore.protocol", "tcp", Choice("tcp", "rdma"), "The protocol of transfers between hosts."
@@ -92,6 +93,14 @@ class YuanrongOptions:
         Boolean(),
         "Whether the system starts the worker and the metastore, and stops them when the system ends. false: they are "
         "running.",
+    )
+    worker_host: str | None = setting(
+        "backend.Yuanrong.worker_host",
+        None,
+        OrNull(Text()),
+        "The address of the worker of each node: a network such as 10.2.0.0/16, in which each node has an address, or "
+        "in a system of one node its name. null: the address of each node in Ray, or 127.0.0.1 in a system of one "
+        "machine.",
     )
     worker_port: int = setting(
         "backend.Yuanrong.worker_port",

@@ -50,6 +50,7 @@ from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import unit_handlers
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.mirror_writer import MaxLag, MirrorWriter
+from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.core.wakeups import Wakeups
@@ -153,6 +154,7 @@ class Controller:
             migrations=migrations,
             mirror=MirrorWriter(state, migrations, max_lag, now),
             unit_drains=UnitDrains(state),
+            stores=StoreServers(state),
             checkpoints=PendingCheckpoints(),
             config=config,
             timer=timer,
@@ -179,6 +181,7 @@ class Controller:
             log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
             new = [r.RowsPut, r.Published, r.BlocksMoved]
             log.observe(new, lambda record: context.mirror.note_new_blocks(log.now))
+        log.observe([r.RowsPut, r.Published], context.stores.note_published)
         context.timeline.observe(log.observe)
 
     def _on_lost_locations(self) -> None:
@@ -233,6 +236,7 @@ class Controller:
         context.unit_drains.cancel(client, peer)
         context.mirror.drop_connection(peer)
         self.wide_puts.drop_connection(peer)
+        context.stores.note_closed(peer, now)
         for unit in context.connections.units_at(peer):
             unit_handlers.forget_unit(context, unit)
         effects: list[Effect] = []
@@ -385,4 +389,5 @@ class Controller:
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
-        return [*effects, *self._wakeups.settle(), *self.context.mirror.release(self.context.now)]
+        effects = [*effects, *self._wakeups.settle(), *self.context.mirror.release(self.context.now)]
+        return [*effects, *self.context.stores.take_orders()]

@@ -97,6 +97,7 @@ class Fetcher:
         dp_size: The number of dp_ranks; None if it is not known.
         combined: True if one request claims a batch and reads it. False if a wait may end before the batch is read, so
             that the claimed batch must be known.
+        shared: True if rows whose value is stored once share memory; see `TransferQueueClient.get_data`.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class Fetcher:
         lease: float | None = None,
         dp_size: int | None = None,
         combined: bool = True,
+        shared: bool = False,
     ) -> None:
         self.client = client
+        self._form: dict[str, Any] = {"shared": True} if shared else {}
         self._combined = combined
         self._how: dict[str, Any] = {"hold": hold} if lease is None else {"hold": hold, "lease": lease}
         self._fields = list(data_fields)
@@ -169,7 +172,7 @@ class Fetcher:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._combined:
-            how = {**self._how, "timeout": self._request_seconds()}
+            how = {**self._how, **self._form, "timeout": self._request_seconds()}
             data, meta, ended = yield OperationStep(self.client, "await_data", wanted, how)
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:
@@ -196,7 +199,7 @@ class Fetcher:
     def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Steps[Batch]:
         """Return the batch with its data, which is read if necessary."""
         if data is None:
-            data = yield OperationStep(self.client, "get_data", (meta,))
+            data = yield OperationStep(self.client, "get_data", (meta,), self._form)
         return data, meta
 
     def _call(self, function: FetchBatch, partition_id: str, number: int) -> Steps[Claimed]:

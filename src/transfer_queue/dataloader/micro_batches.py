@@ -15,7 +15,7 @@ from transfer_queue.dataloader.batch_fetcher import Batch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import SEPARATOR
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.wire.blocks.gather import table_of
+from transfer_queue.wire.blocks.gather import table_of, tensor_rows
 from transfer_queue.wire.buffers.jagged import is_plain_jagged, rows_follow, rows_of_jagged
 from transfer_queue.wire.objects.scalar_values import lone_number
 
@@ -187,6 +187,9 @@ def _token_lengths(column: Any) -> Lengths | None:
     """Return the lengths of token rows; None if the column has no token rows."""
     if not _has_token_rows(column):
         return None
+    rows = tensor_rows(column)
+    if rows is not None:
+        return np.array([row.size(_ragged_dimension(rows)) for row in rows], np.int64)
     if not column.is_nested:
         return np.full(column.size(0), column.size(1), np.int64)
     if is_plain_jagged(column):
@@ -230,9 +233,21 @@ def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _has_token_rows(column: Any) -> bool:
+    rows = tensor_rows(column)
+    if rows is not None:
+        return rows[0].dim() >= 1 and _ragged_dimension(rows) >= 0
     if not isinstance(column, torch.Tensor):
         return False
     return column.layout == torch.jagged if column.is_nested else column.dim() >= 2
+
+
+def _ragged_dimension(rows: list[torch.Tensor]) -> int:
+    """Return the dimension in which rows differ, 0 if they have one shape; -1 if they differ in several."""
+    shapes = {tuple(row.shape) for row in rows}
+    if len({len(shape) for shape in shapes}) > 1:
+        return -1
+    differing = [at for at, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
+    return -1 if len(differing) > 1 else differing[0] if differing else 0
 
 
 def _is_integral(column: torch.Tensor) -> bool:
@@ -241,6 +256,9 @@ def _is_integral(column: torch.Tensor) -> bool:
 
 def _concatenated(column: Any) -> torch.Tensor:
     """Return [rows, ...] as one row [1, ...]; without a copy if the values are contiguous."""
+    listed = tensor_rows(column)
+    if listed is not None:
+        return torch.cat(listed, dim=_ragged_dimension(listed)).unsqueeze(0)
     if not column.is_nested:
         return column.reshape(1, -1, *column.shape[2:])  # type: ignore[no-any-return]
     if is_plain_jagged(column):

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.wire.blocks.gather import stack_of, tensor_rows
 
 
 def pin(item: Any) -> Any:
@@ -25,7 +26,7 @@ def pin(item: Any) -> Any:
     if isinstance(item, BatchMeta | KVBatchMeta | str | bytes):
         return item
     if is_non_tensor(item):
-        return item
+        return _pinned_stack(item)
     if isinstance(item, TensorDictBase):
         columns = {name: pin(item.get(name)) for name in item.keys()}  # noqa: SIM118
         return TensorDict(columns, batch_size=item.batch_size)
@@ -37,6 +38,16 @@ def pin(item: Any) -> Any:
     if isinstance(item, Mapping):
         return {name: pin(part) for name, part in item.items()}
     return item.pin_memory() if hasattr(item, "pin_memory") else item
+
+
+def _pinned_stack(column: Any) -> Any:
+    """Return a column of one value for each row, with its tensors pinned. Rows that are one tensor remain one."""
+    rows = tensor_rows(column)
+    if rows is None:
+        return column
+    pinned = {id(row): row for row in rows}
+    pinned = {key: _pinned_tensor(row) for key, row in pinned.items()}
+    return stack_of([pinned[id(row)] for row in rows], len(rows))
 
 
 def _pinned_tensor(tensor: Any) -> torch.Tensor:

@@ -132,6 +132,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             even if its workers fetch far ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
             number is not known, batches are dealt to the rank that asks (docs/architecture/controller.md, "Ranks").
+        shared: True: rows of a batch whose value is stored once share memory; see `TransferQueueClient.get_data`. With
+            workers, such a value also goes once from the worker to the process that iterates. A `fetch_batch_fn` must
+            pass `shared=` to `get_data` itself. Default: False.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
@@ -179,6 +182,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """The length of a lease in seconds."""
     dp_size: int | None
     """The number of ranks that was given; None if it was not."""
+    shared: bool
+    """Whether rows whose value is stored once share memory."""
     buffer: list[Batch]
     """The whole batches that were fetched, which `reset` replays."""
     batch_index: int
@@ -212,6 +217,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         delivery: str = "at_most_once",
         lease_seconds: float = 30.0,
         dp_size: Any = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -219,6 +225,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         _check_fields_and_rank(data_fields, dp_rank)
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items itself; leave out max_tokens and pack")
+        if fetch_batch_fn is not None and shared:
+            raise InvalidArgumentError(
+                "fetch_batch_fn reads the values itself; leave out shared, and pass shared=True to get_data there"
+            )
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
@@ -238,6 +248,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.dp_size = checked_dp_size(dp_size, dp_rank)
         self.delivery = delivery
         self.lease_seconds = lease_seconds
+        self.shared = arguments.validated_bool(shared, "shared")
         self._lease = lease_of(delivery, lease_seconds)
         self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
         self._begin()
@@ -540,6 +551,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
             lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
+            shared=self.shared,
         )  # fmt: skip
 
     def client(self) -> GeneratedMethods:

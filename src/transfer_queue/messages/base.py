@@ -42,7 +42,7 @@ Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
 """A measured value."""
 
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -13,6 +13,7 @@ from transfer_queue.messages.base import (
 )
 from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.tag_table import StoredTags
 
 
 class Claim(Request, frozen=True):
@@ -129,7 +130,7 @@ class ClaimReply(Reply, frozen=True):
     fields: list[FieldType] = []
     produced: bytes | None = None
     """i1 [rows]; None if all are 1."""
-    tags: list[dict[str, Any]] | None = None
+    tags: StoredTags | None = None
     """The tag of each row; None if all are empty."""
     shapes: dict[str, bytes] = {}
     """Field -> row shapes, i8 [rows, ndim] after ndim, for fields whose rows have differed in shape."""

@@ -9,12 +9,12 @@ import msgspec
 
 from transfer_queue.messages import base, checkpoints, claims, locks, partitions, puts, queries, storage, system
 from transfer_queue.messages.base import Message, Natural, Reply, Request
-from transfer_queue.messages.reports import overview, samples, timeline, unit_reports
+from transfer_queue.messages.reports import overview, samples, store_reports, timeline, unit_reports
 from transfer_queue.messages.reports.timeline import ValueRead
 
 TOPICS = (
-    base, checkpoints, claims, locks, overview, partitions, puts, queries, samples, storage, system, timeline,
-    unit_reports,
+    base, checkpoints, claims, locks, overview, partitions, puts, queries, samples, storage, store_reports, system,
+    timeline, unit_reports,
 )  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transfer_queue.messages.base import (
     ExtentNumber,
     Natural,
@@ -13,6 +11,7 @@ from transfer_queue.messages.base import (
     Unit,
 )
 from transfer_queue.messages.descriptors import EqualField, NewBlock, all_blocks
+from transfer_queue.messages.tag_table import SentTags, StoredTags
 
 
 class Reserve(Request, frozen=True):
@@ -40,8 +39,8 @@ class Publish(Request, frozen=True):
     keys: list[str] | None = None
     block: NewBlock | None = None
     """The written block, its rows in the order of the targets (see `NewBlock.slots`); None to change only tags."""
-    tags: list[dict[str, Any] | None] | None = None
-    """One dict for each row to merge into its tag; None for a row without changes."""
+    tags: SentTags | None = None
+    """The tag of each row, which is merged into its present one."""
     replace_tags: bool = False
     """Whether the tags replace the present ones."""
     groups: list[str] | None = None
@@ -118,7 +117,7 @@ class PublishReply(Reply, frozen=True):
 
     rows: bytes
     """The global indexes of the targets, i8."""
-    tags: list[dict[str, Any]] | None = None
+    tags: StoredTags | None = None
     """The merged tag of each row; None if all are empty."""
     fields: list[str] | None = None
     """The fields that all rows have, sorted; None if all rows are new, so that they have the fields of the put."""

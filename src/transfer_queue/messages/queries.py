@@ -14,6 +14,7 @@ from transfer_queue.messages.base import (
     Version,
 )
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
+from transfer_queue.messages.tag_table import StoredTags, tag_rows
 
 
 class FindEqual(Request, frozen=True):
@@ -176,14 +177,24 @@ class Explain(Request, frozen=True):
 class KeysReply(Reply, frozen=True):
     """A page of a list of keys."""
 
-    value: dict[str, dict[str, dict[str, Any]]]
-    """Partition -> key -> tag, keys in order of creation."""
+    keys: dict[str, list[str]]
+    """Partition -> keys in order of creation."""
+    tags: dict[str, StoredTags]
+    """Partition -> the tag of each of its keys; without partitions whose tags are all empty."""
     left: list[str] = []
     """The partitions that are not listed yet."""
     made: int | None = None
     """Identifies the first of these partitions; None if none of it is listed yet."""
     start: int = 0
     """The position in the first of these partitions at which the next page starts."""
+
+    @property
+    def value(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Partition -> key -> tag, as messages contain it."""
+        return {
+            name: dict(zip(keys, tag_rows(self.tags.get(name), len(keys)), strict=True))
+            for name, keys in self.keys.items()
+        }
 
 
 class LookupReply(Reply, frozen=True):
@@ -223,7 +234,7 @@ class ChangeReply(Reply, frozen=True):
     """The version at which each row changed, i8."""
     keys: list[str | None] | None = None
     """The key of each row; None if no row has one."""
-    tags: list[dict[str, Any]] | None = None
+    tags: StoredTags | None = None
     """The tag of each row; None if all are empty."""
     cleared: bytes = b""
     """The rows that were cleared, i8, whether their tags had the entries of `where` or not."""
@@ -272,7 +283,7 @@ class SnapshotReply(Reply, frozen=True):
     """Task -> i1 [rows]."""
     keys: list[str | None] | None = None
     """The key of each row; None if no row has one."""
-    tags: list[dict[str, Any]] | None = None
+    tags: StoredTags | None = None
     """The tag of each row; None if all are empty."""
     start: int | None = None
     """The start of the next page; None if this is the last one."""

@@ -18,6 +18,7 @@ from transfer_queue.messages.reports.progress import (
     UnitProgress,
 )
 from transfer_queue.messages.reports.progress_text import status_line, status_page
+from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.reports.timeline import Verdict
 
 
@@ -63,6 +64,8 @@ class TopologyReply(Reply, frozen=True):
     units: list[UnitInfo]
     config: str
     """JSON."""
+    stores: list[StoreServerProgress] = []
+    """The servers of external stores."""
 
 
 class SystemStatus(Reply, frozen=True):
@@ -94,6 +97,8 @@ class SystemStatus(Reply, frozen=True):
     """The locks of keys."""
     mirror: MirrorProgress | None = None
     """The mirror on disk; None if the system has none."""
+    stores: list[StoreServerProgress] = []
+    """The servers of external stores, one for each node."""
 
     def __repr__(self) -> str:
         return status_line(self.partitions, self.trouble, self.verdict.text)

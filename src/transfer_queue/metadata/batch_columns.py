@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, OutOfRangeError
-from transfer_queue.metadata.tag_values import changed_entries, copy_tag, deep_copy
+from transfer_queue.metadata.tag_values import UnreadTags, changed_entries, copy_tag, deep_copy
 
 IntArray = npt.NDArray[np.int64]
 Positions = Union[Sequence[int], npt.NDArray[Any], torch.Tensor]
@@ -172,12 +172,16 @@ class TagColumn:
     __slots__ = ("_current", "_rows", "_saved")
 
     def __init__(
-        self, rows: int, saved: list[dict[str, Any]] | None = None, current: list[dict[str, Any]] | None = None
+        self,
+        rows: int,
+        saved: list[dict[str, Any]] | UnreadTags | None = None,
+        current: list[dict[str, Any]] | None = None,
     ) -> None:
         self._rows = rows
         self._saved = saved
         """The baseline with which `changed_entries` compares; None if every tag was empty.
 
+        UnreadTags until the tags are read for the first time.
         The list and its dicts never change, so that selections share them.
         """
         self._current = current
@@ -220,12 +224,14 @@ class TagColumn:
     def first(self, most: int) -> list[dict[str, Any]]:
         """Return the tags of the first rows, which must not be changed. Does not check what the user edited."""
         tags = self._saved if self._current is None else self._current
+        if isinstance(tags, UnreadTags):
+            return tags.take(slice(0, most)).to_list()
         return [] if tags is None else tags[:most]
 
     def take(self, selection: Selection) -> TagColumn:
         """Return the column of the selected rows. Later changes of one column do not affect the other."""
-        saved = None if self._saved is None else take_items(self._saved, selection)
-        if saved is not None and not any(saved):
+        saved = None if self._saved is None else _taken(self._saved, selection)
+        if isinstance(saved, list) and not any(saved):
             saved = None
         current = None if self._current is None else [deep_copy(tag) for tag in take_items(self._checked(), selection)]
         if isinstance(selection, slice):
@@ -237,7 +243,7 @@ class TagColumn:
     def reorder(self, order: IntArray) -> None:
         """Reorder the tags in place. A dict that a user has stays the tag of its row."""
         if self._saved is not None:
-            self._saved = take_items(self._saved, order)
+            self._saved = _taken(self._saved, order)
         if self._current is not None:
             self._current[:] = take_items(self._checked(), order)
 
@@ -306,6 +312,8 @@ class TagColumn:
         return self._saved_list() if self._current is None else self._current
 
     def _saved_list(self) -> list[dict[str, Any]]:
+        if isinstance(self._saved, UnreadTags):
+            self._saved = self._saved.to_list()
         return [{}] * self._rows if self._saved is None else self._saved
 
     def _checked(self) -> list[dict[str, Any]]:
@@ -317,7 +325,7 @@ class TagColumn:
             )
         return tags
 
-    def __getstate__(self) -> tuple[int, list[dict[str, Any]] | None, dict[int, dict[str, Any]]]:
+    def __getstate__(self) -> tuple[int, list[dict[str, Any]] | UnreadTags | None, dict[int, dict[str, Any]]]:
         if self._current is None:
             return self._rows, self._saved, {}
         # tags that were read but not changed are pickled only as the baseline
@@ -328,13 +336,19 @@ class TagColumn:
         }
         return self._rows, self._saved, edits
 
-    def __setstate__(self, state: tuple[int, list[dict[str, Any]] | None, dict[int, dict[str, Any]]]) -> None:
+    def __setstate__(
+        self, state: tuple[int, list[dict[str, Any]] | UnreadTags | None, dict[int, dict[str, Any]]]
+    ) -> None:
         self._rows, self._saved, edits = state
         self._current = None
         if edits:
             current = self.editable_tags()
             for row, tag in edits.items():
                 current[row] = tag
+
+
+def _taken(tags: list[dict[str, Any]] | UnreadTags, selection: Selection) -> list[dict[str, Any]] | UnreadTags:
+    return tags.take(selection) if isinstance(tags, UnreadTags) else take_items(tags, selection)
 
 
 def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from transfer_queue.metadata.batch_contents import BatchContents, checked_status
 from transfer_queue.metadata.batch_page import batch_page
 from transfer_queue.metadata.field_columns import FieldColumn, columns_of
 from transfer_queue.metadata.sample_views import SampleView, SampleViews
-from transfer_queue.metadata.tag_values import deep_copy, merge_extra_info
+from transfer_queue.metadata.tag_values import UnreadTags, deep_copy, merge_extra_info
 
 
 class BatchMeta(BatchContents):
@@ -111,7 +111,7 @@ class BatchMeta(BatchContents):
         partition_id: str,
         fields: Sequence[FieldColumn],
         produced: npt.NDArray[np.int8] | None = None,
-        tags: list[dict[str, Any]] | None = None,
+        tags: list[dict[str, Any]] | UnreadTags | None = None,
         extra_info: dict[str, Any] | None = None,
     ) -> BatchMeta:
         """Return a batch of columns from a reply, without checks.
@@ -121,7 +121,7 @@ class BatchMeta(BatchContents):
         """
         status = np.ones(rows.size, dtype=np.int8) if produced is None else np.array(produced, dtype=np.int8)
         by_name = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
-        tag_column = TagColumn(int(rows.size), tags if tags and any(tags) else None)
+        tag_column = TagColumn(int(rows.size), tags if isinstance(tags, UnreadTags) or (tags and any(tags)) else None)
         partitions = PartitionColumn([partition_id])
         return cls._make(rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info)
 

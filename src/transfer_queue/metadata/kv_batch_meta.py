@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from transfer_queue.display import HtmlPage, count_text, listed, listed_names, short_name, short_repr, table_of
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownKeyError
 from transfer_queue.metadata.batch_columns import Positions, chunk_bounds, validated_order
-from transfer_queue.metadata.tag_values import copy_tag, deep_copy, merge_extra_info, same_value
+from transfer_queue.metadata.tag_values import UnreadTags, copy_tag, deep_copy, merge_extra_info, same_value
 
 
 class KVBatchMeta:
@@ -49,6 +51,7 @@ class KVBatchMeta:
         self.partition_id = partition_id
         """The partition of the keys."""
         self._positions: dict[str, int] | None = None
+        self._tags: list[dict[str, Any]] | UnreadTags
         self.tags = () if tags is None else tags
         self.fields = fields
         self.extra_info = {} if extra_info is None else extra_info
@@ -57,7 +60,7 @@ class KVBatchMeta:
     def _make(
         cls,
         keys: list[str],
-        tags: list[dict[str, Any]],
+        tags: list[dict[str, Any]] | UnreadTags,
         partition_id: str | None,
         fields: list[str] | None,
         extra_info: dict[str, Any] | None = None,
@@ -67,7 +70,7 @@ class KVBatchMeta:
         batch.keys = keys
         batch.partition_id = partition_id
         batch._positions = None
-        batch._tags = tags
+        batch._tags = tags  # UnreadTags until somebody reads them
         batch._fields = fields
         batch._extra_info = {} if extra_info is None else extra_info
         return batch
@@ -82,6 +85,8 @@ class KVBatchMeta:
             >>> meta.tags
             [{'step': 2}]
         """
+        if isinstance(self._tags, UnreadTags):
+            self._tags = self._tags.to_list()
         return self._tags
 
     @tags.setter
@@ -144,7 +149,7 @@ class KVBatchMeta:
             self.keys == other.keys
             and self.partition_id == other.partition_id
             and self.fields == other.fields
-            and same_value(self._tags, other._tags)
+            and same_value(self.tags, other.tags)
             and same_value(self._extra_info, other._extra_info)
         )
 
@@ -168,7 +173,7 @@ class KVBatchMeta:
             page.notes.append(f"extra_info: {short_repr(self._extra_info, 200)}")
         rows = (
             (position, short_name(key), short_repr(tag))
-            for position, (key, tag) in enumerate(zip(self.keys, self._tags))
+            for position, (key, tag) in enumerate(zip(self.keys, self.tags))
         )
         page.tables.append(table_of(["", "key", "tag"], rows, self.size, "key"))
         return page.html()
@@ -211,10 +216,10 @@ class KVBatchMeta:
         )
 
     def _take(self, positions: Iterable[int]) -> KVBatchMeta:
-        rows = list(positions)
+        rows, tags = list(positions), self._tags
         return type(self)._make(
             [self.keys[row] for row in rows],
-            [deep_copy(self._tags[row]) for row in rows],
+            tags.take(np.array(rows, "i8")) if isinstance(tags, UnreadTags) else [deep_copy(tags[row]) for row in rows],
             self.partition_id,
             None if self._fields is None else self._fields.copy(),
             deep_copy(self._extra_info),
@@ -241,7 +246,8 @@ class KVBatchMeta:
         """
         order = validated_order(indexes, self.size).tolist()
         self.keys = [self.keys[row] for row in order]
-        self._tags = [self._tags[row] for row in order]
+        tags = self._tags
+        self._tags = tags.take(np.array(order, "i8")) if isinstance(tags, UnreadTags) else [tags[row] for row in order]
         self._positions = None
 
     def chunk(self, chunks: int) -> list[KVBatchMeta]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,23 @@ _UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
 # `__eq__` of classes that do not define it
 _IDENTITY: Any = object.__eq__
 _ABSENT = object()
+
+
+@runtime_checkable
+class UnreadTags(Protocol):
+    """The tags of rows, as a reply has them, until somebody reads them (`wire.objects.tag_rows.TagRows`)."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def take(self, selection: Any) -> UnreadTags:
+        """Return the tags of the selected rows. selection: a slice, or int64 positions."""
+        ...
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return a new dict for each row. No two of them share a mutable value."""
+        ...
 
 
 def deep_copy(value: Any) -> Any:

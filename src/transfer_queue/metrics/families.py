@@ -414,6 +414,21 @@ ROWS: dict[str, dict[str, Family]] = {
             panel="Units that are drained",
             queries=(("METRIC > 0", "unit {{unit}}"),),
         ),
+        "tq_store_server_up": Family(
+            "gauge",
+            "1 while the server of an external store runs on a node, 0 while it is down.",
+            ("backend", "node"),
+            sample=series("store_server_up"),
+            panel="Servers of external stores that are down",
+            queries=(("METRIC == 0", "{{backend}} on {{node}}"),),
+        ),
+        "tq_store_server_ends_total": Family(
+            "counter",
+            "Ends of servers of an external store on a node since the controller started.",
+            ("backend", "node"),
+            sample=series("store_server_ends"),
+            panel="Ends of servers of external stores",
+        ),
         "tq_unit_info": Family(
             "gauge",
             "1 for every storage unit, with its node.",

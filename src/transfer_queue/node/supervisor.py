@@ -211,7 +211,8 @@ class Supervisor:
         if has_server(backend):
             # less than the deadline, so that the child itself can report why the store's programs do not start
             seconds = max(1.0, self._deadline - time.monotonic() - 1.0)
-            build = partial(build_store_server, self._system, settings, backend, seconds, self._start.seat)
+            seat, key = self._start.seat, self._start.key
+            build = partial(build_store_server, self._system, settings, backend, seconds, seat, self._controller, key)
             self._start_child(self._child("store" if len(settings.stores) == 1 else f"store-{backend}", build))
         else:
             write_status(self._system, StoreAddress(backend, settings.store_options[backend]))

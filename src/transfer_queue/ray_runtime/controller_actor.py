@@ -26,6 +26,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition, CreatePartition, ListPartitions
 from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
 from transfer_queue.messages.system import Drain, NodeGone, Topology, TopologyReply, UseSampler
+from transfer_queue.messages.tag_table import tag_rows
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.system.launcher import RunningSystem, replace_supervisor, start_local, sweep_killed
 from transfer_queue.node.system.launcher_protocol import NodeRole
@@ -352,7 +353,7 @@ def _snapshot(partition_id: str, pages: list[SnapshotReply]) -> PartitionSnapsho
     tags: list[dict[str, Any]] = []
     for page, its in zip(pages, rows, strict=True):
         keys += page.keys if page.keys is not None else [None] * len(its)
-        tags += page.tags if page.tags is not None else [{} for _ in its.tolist()]
+        tags += tag_rows(page.tags, len(its))
     return PartitionSnapshot(
         partition_id,
         np.concatenate(rows),

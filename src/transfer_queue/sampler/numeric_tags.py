@@ -33,8 +33,8 @@ class PartitionTags(ABC):
         """Return {global index: tag}, as copies, for those of these rows that exist."""
 
     @abstractmethod
-    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
-        """Return the tags of live rows (i8 global indexes), not copied. The caller must not change them."""
+    def entries_of(self, rows: np.ndarray, name: str) -> list[Any]:
+        """Return this entry of the tags of rows (i8 global indexes); None for a row without it."""
 
 
 def number(value: object) -> float | None:
@@ -61,12 +61,24 @@ def numbers_of(values: list[Any]) -> Floats | None:
     return None if np.isnan(found).any() else found
 
 
+def entries_of(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> list[Any]:
+    """Return this entry of the tags of rows, in one step if the partition can; None for a row without it."""
+    if partition is None:
+        return [None] * len(indexes)
+    if isinstance(partition, PartitionTags):
+        return partition.entries_of(np.asarray(indexes, "i8"), tag)
+    found = partition.get_custom_meta(list(indexes))
+    return [(found.get(index) or {}).get(tag) for index in indexes]
+
+
 def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> Floats:
     """Return this tag of these rows, NaN if it is missing. Raises InvalidArgumentError if one is not a number."""
-    tags = partition.get_custom_meta(list(indexes)) if partition is not None else {}
+    values = entries_of(indexes, tag, partition)
+    quick = numbers_of(values)
+    if quick is not None:
+        return quick
     out = np.empty(len(indexes))
-    for place, index in enumerate(indexes):
-        value = (tags.get(index) or {}).get(tag)
+    for place, (index, value) in enumerate(zip(indexes, values, strict=True)):
         found = number(value)
         if found is None:
             raise not_a_number_error(index, tag, value)

@@ -23,7 +23,7 @@ from transfer_queue.sampler.base import (
     validated_positive,
 )
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
-from transfer_queue.sampler.numeric_tags import PartitionTags, TagColumns
+from transfer_queue.sampler.numeric_tags import TagColumns, entries_of, numbers_of
 from transfer_queue.sampler.ready_views import pick_rows, whole_groups
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
@@ -154,9 +154,9 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         if len(groups) < count:
             return None
         rows = groups.reshape(-1)
-        tags = None if partition is None or not count else _tags(rows, partition)
+        values = None if partition is None or not count else entries_of(rows.tolist(), _LENGTH_TAG, partition)
         ranks = self._ranks_of(config)
-        return Deal(count, rows, lambda: self._shares(groups.tolist(), tags, ranks, size))
+        return Deal(count, rows, lambda: self._shares(groups.tolist(), values, ranks, size))
 
     def clear_cache(self, partition_id: str) -> None:
         """Forget what was dealt of a partition."""
@@ -207,15 +207,13 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             )
         return count
 
-    def _shares(
-        self, groups: list[list[int]], tags: Sequence[Mapping[str, Any] | None] | None, ranks: int, size: int
-    ) -> dict[int, Share]:
-        """Return the groups of all ranks. tags: of each sample; None if there is no partition to read them from."""
+    def _shares(self, groups: list[list[int]], values: list[Any] | None, ranks: int, size: int) -> dict[int, Share]:
+        """Return the groups of all ranks. values: See `_lengths`."""
         count = len(groups)
         if not count:
             return {rank: ([], []) for rank in range(ranks)}
         even = count % ranks == 0
-        lengths = self._lengths(list(chain.from_iterable(groups)), tags)
+        lengths = self._lengths(list(chain.from_iterable(groups)), values)
         if lengths is None:
             parts = _in_order(count, ranks)
         else:
@@ -233,16 +231,22 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             )
         return shares
 
-    def _lengths(self, rows: list[int], tags: Sequence[Mapping[str, Any] | None] | None) -> list[float] | None:
-        """Return the length of each sample, 1 if it has none; None if no sample has one."""
-        if tags is None:
+    def _lengths(self, rows: list[int], values: list[Any] | None) -> list[float] | None:
+        """Return the length of each sample, 1 if it has none; None if no sample has one.
+
+        values: the tag of each sample, None if it has none; None if there is no partition to read them from.
+        """
+        if values is None:
             self._warn_once(
                 "partition",
                 "no partition was given, so the lengths of the samples are not known: the samples are divided equally, "
                 "in order; pass partition=, an object with get_custom_meta(indexes)",
             )
             return None
-        found = list(map(_length, rows, tags))
+        quick = numbers_of(values)
+        if quick is not None and np.isfinite(quick).all() and (quick >= 0).all():
+            return list(quick.tolist())
+        found = list(map(_length, rows, values))
         missing = found.count(None)
         if missing:
             counted = "is divided equally, in order" if missing == len(found) else "counts the missing ones as 1"
@@ -260,18 +264,8 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
             _warn(f"{type(self).__name__}: {text}")
 
 
-def _tags(rows: np.ndarray, partition: TagColumns) -> Sequence[Mapping[str, Any] | None]:
-    """Return the tags of these rows, in one step if the partition can."""
-    if isinstance(partition, PartitionTags):
-        return partition.tags_of(rows)
-    wanted = rows.tolist()
-    found = partition.get_custom_meta(wanted)
-    return [found.get(row) for row in wanted]
-
-
-def _length(index: int, tags: Mapping[str, Any] | None) -> float | None:
-    """Return the length of one sample; None if it has none."""
-    value = (tags or {}).get(_LENGTH_TAG)
+def _length(index: int, value: Any) -> float | None:
+    """Return the length of one sample from its tag; None if it has none."""
     if value is None:
         return None
     if not isinstance(value, Real):

@@ -29,7 +29,7 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
@@ -77,6 +77,15 @@ def registration(address: str, name: str, arena: Arena, leased: bytes) -> unit_r
     return unit_reports.RegisterUnit(address, str(arena.folder), *about, tier=arena.tier, capacity=arena.capacity)
 
 
+def registration_of_store(
+    where: str, name: str, unit: StorageUnit, address: StoreAddress, leased: bytes
+) -> unit_reports.RegisterUnit:
+    """Return the request with which the unit of an external store registers."""
+    pool, store = unit.pool, msgspec.json.encode(address).decode()
+    about = pool.boot_id, name, "", leased, pool.next_extent
+    return unit_reports.RegisterUnit(where, str(pool.folder), *about, capacity=address.capacity, store=store)
+
+
 def pool_of(arena: Arena, begin: Begin) -> ArenaPool:
     """Return the pool over an arena in memory, on disk or of a mirror. `begin` waits for the disk of a mirror."""
     if arena.tier == MIRROR:
@@ -118,9 +127,9 @@ class Cluster:
         arena_bytes: int = 64 * 1024 * 1024,
         stores: Mapping[str, StoreAddress] | None = None,
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock = self._make_clock()
         """The virtual clock."""
-        self.network = Network(seed)
+        self.network = self._make_network(seed)
         """The simulated network."""
         self.held = HeldSlots()
         """The simulated locks of writer slots."""
@@ -172,6 +181,12 @@ class Cluster:
             self.controller.on_connect(f"unit-{unit.number}", UNIT_PEER - unit.number)
             self._register(unit)
 
+    def _make_clock(self) -> VirtualClock:
+        return VirtualClock()
+
+    def _make_network(self, seed: int) -> Network:
+        return Network(seed)
+
     @property
     def unit(self) -> StorageUnit:
         """The first storage unit."""
@@ -179,34 +194,44 @@ class Cluster:
 
     def _add_store(self, folder: Path, address: StoreAddress) -> None:
         """Add the unit of an external store."""
-        number, store = len(self.units), connect(address)
+        number = len(self.units)
         names = ObjectNames.create(folder / f"unit-{number}")
+        self._addresses[number] = address
+        self.units.append(self._store_unit(number, names, SimulatedSlots(number, self.held)))
+
+    def _store_unit(self, number: int, names: ObjectNames, slots: SimulatedSlots) -> StorageUnit:
+        """Return a unit of an external store, with the extents of these names."""
+        address = self._addresses[number]
+        store = connect(address)
 
         def begin(work: Callable[[], Any], then: Callable[[Any], list[unit_effects.Effect]]) -> None:
+            """Call the store after some virtual time, unless the unit was killed meanwhile."""
+
             def done() -> None:
+                if unit not in self.units:
+                    return
+                if not self._runs(unit):
+                    self.later(MOST_WORK_SECONDS, done)
+                    return
                 try:
                     outcome = work()
                 except Exception as error:
                     outcome = error
                 self._run_unit_effects(unit, then(outcome))
 
-            self._run_later(done)
+            self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
 
-        pool = ObjectPool(names, store, begin, address.capacity or store.capacity or UNLIMITED, store.life)
-        unit = StorageUnit(number, pool, SimulatedSlots(number, self.held))
-        self._addresses[number] = address
-        self.units.append(unit)
+        capacity = address.capacity or store.capacity or UNLIMITED
+        pool = ObjectPool(names, store, begin, capacity, store.life, lambda: self.clock.now)
+        unit = StorageUnit(number, pool, slots)  # `begin` refers to it
+        return unit
 
     def _register(self, unit: StorageUnit) -> None:
         name, leased, address = f"unit-{unit.number}", unit.register(), self._addresses.get(unit.number)
         if address is None:
             self._deliver_from_unit(unit, registration("unit", name, arena_of(unit), leased))
-            return
-        pool, store = unit.pool, msgspec.json.encode(address).decode()
-        about = pool.boot_id, name, "", leased, pool.next_extent
-        self._deliver_from_unit(
-            unit, unit_reports.RegisterUnit("unit", str(pool.folder), *about, capacity=address.capacity, store=store)
-        )
+        else:
+            self._deliver_from_unit(unit, registration_of_store("unit", name, unit, address, leased))
 
     def _begin_beside(self, arena: Arena, run: Callable[[], Any], then: Callable[[Any], Any]) -> None:
         """Let the unit with this arena wait for the simulated disk, which takes some virtual time and never fails."""
@@ -501,7 +526,9 @@ class Cluster:
         request: unit_reports.ReleaseExtents
         | unit_reports.RefuseWriters
         | unit_reports.Move
-        | unit_reports.DrainFinished,
+        | unit_reports.DrainFinished
+        | store_reports.CheckStore
+        | store_reports.CheckExtents,
     ) -> None:
         """Deliver a request of the controller to a unit."""
         self._tell(self._find_unit(number), request)
@@ -512,12 +539,18 @@ class Cluster:
         request: unit_reports.ReleaseExtents
         | unit_reports.RefuseWriters
         | unit_reports.Move
-        | unit_reports.DrainFinished,
+        | unit_reports.DrainFinished
+        | store_reports.CheckStore
+        | store_reports.CheckExtents,
     ) -> None:
         if isinstance(request, unit_reports.ReleaseExtents):
             effects = unit.free(request.extents)
         elif isinstance(request, unit_reports.Move):
             effects = unit.move(request)
+        elif isinstance(request, store_reports.CheckStore):
+            effects = unit.note_store_change()
+        elif isinstance(request, store_reports.CheckExtents):
+            effects = unit.check_extents(request)
         else:
             effects = (
                 unit.set_draining(request.draining)

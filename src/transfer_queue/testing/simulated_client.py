@@ -93,7 +93,7 @@ class Task(Generic[T]):
             self._client._ask(self, call)
 
 
-def _outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
+def outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
     """Do the work of a call, and return what continues its operation."""
     try:
         work()
@@ -311,7 +311,7 @@ class Client(Subscriptions, LockMethods):
 
     def _ask(self, task: Task[Any], call: Call) -> None:
         if call.work is not None:
-            task.resume(_outcome_of(call.work))
+            task.resume(outcome_of(call.work))
             return
         if call.pause is not None:
             self._cluster.later(call.pause, lambda: task.resume(Done()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import harness
 import msgspec
 import numpy as np
 import pytest
@@ -51,6 +52,31 @@ def test_rows_are_added_to_a_chunk_whose_tags_are_encoded(h: Harness) -> None:
     h.put(100)
     h.put(1, tags=[{"n": 2}])
     assert h.state.partitions["p"].tags_of(np.array([2, 50, 103])) == [{"n": 1}, {}, {"n": 2}]
+
+
+@pytest.mark.parametrize("tags", [[{"n": 1}, None, {"m": [2]}], [{}, {"n": "text"}]])
+def test_tags_that_earlier_releases_saved_are_read(h: Harness, tags: list[Any]) -> None:
+    """They saved a list with a dict for each row, or None."""
+    h.put(3)
+    chunk = h.state.partitions["p"].rows.chunks[0]
+    chunk._packed = np.frombuffer(msgspec.msgpack.encode(tags), "u1")
+    h.restart()
+    wanted = [tag or {} for tag in tags] + [{}] * (3 - len(tags))
+    assert h.state.partitions["p"].tags_of(np.arange(3)) == wanted
+    harness.made.clear()  # no record says what this state has
+
+
+def test_a_saved_table_that_is_wrong_is_refused(h: Harness) -> None:
+    h.put(20, tags=[{"n": i} for i in range(20)])
+    h.restart()
+    chunk = h.state.partitions["p"].rows.chunks[0]
+    assert chunk._packed is not None
+    table = msgspec.msgpack.decode(chunk._packed.data)
+    table["columns"][0][1] = bytes([9])
+    chunk._packed = np.frombuffer(msgspec.msgpack.encode(table), "u1")
+    with pytest.raises(BrokenInvariant, match=r"tags of .* cannot be decoded"):
+        next(each for each in Chunk.declared_columns() if each.name == "packed_tags").check(chunk, "a chunk")
+    harness.made.clear()
 
 
 def test_cleared_rows_lose_encoded_tags_and_keys(h: Harness) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import DELETE, Harness, column, tensor
 
-from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.columns.tag_columns import ChunkTags
 from transfer_queue.core.tables.change_feed import equal_values
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.errors import WaitTimeoutError
@@ -377,15 +377,16 @@ def test_waiting_watches_read_only_the_rows_of_a_put(h: Harness, monkeypatch: py
     for name in names:
         watch(h, None, READY, name=name)
     looked: list[int] = []
-    tags_of = Partition.tags_of
+    rows = ChunkTags.rows
 
-    def counted(partition: Partition, positions: np.ndarray) -> Any:
-        looked.append(len(positions))
-        return tags_of(partition, positions)
+    def counted(tags: ChunkTags, at: np.ndarray, names: Any = None) -> Any:
+        looked.append(len(at))
+        return rows(tags, at, names)
 
-    monkeypatch.setattr(Partition, "tags_of", counted)
+    monkeypatch.setattr(ChunkTags, "rows", counted)
     for i in range(20):
         h.put(2, None, rows=[i, 299 - i], tags=[{"n": 1}] * 2)
+    monkeypatch.undo()
     assert sum(looked) == 40
     assert all(h.parked(1, name) for name in names)
 

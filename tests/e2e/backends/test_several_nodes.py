@@ -43,9 +43,9 @@ def _joins(home: RunningSystem) -> dict[str, str]:
 class Nodes:
     """A system over so many nodes. systems: as processes of each see it; the first has controller and unit."""
 
-    def __init__(self, backend: str, count: int) -> None:
+    def __init__(self, backend: str, count: int, **more: object) -> None:
         self.backend = backend
-        conf = {"backend": {"storage_backend": backend, backend: BACKENDS[backend]}}
+        conf = {"backend": {"storage_backend": backend, backend: BACKENDS[backend]}, **more}
         config = {"settings": Settings.from_config(conf).to_json()}
         name = f"stores-{uuid.uuid4().hex[:8]}"
         self.systems = [start_local(name, config, seat=NodeRole("node-0", LOOPBACK, 1), timeout=SECONDS)]

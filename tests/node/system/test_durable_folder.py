@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from transfer_queue.errors import StartError
+from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.node.system.durable_folder import (
     DurableFolder,
     Identity,
@@ -21,6 +23,8 @@ from transfer_queue.node.system.durable_folder import (
 )
 from transfer_queue.node.system.locks import hold_liveness
 from transfer_queue.node.system.paths import OWNER
+from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.extent_table import GRANULE
 
 KEY = bytes(range(32))
 
@@ -42,11 +46,11 @@ def wanted(durable: DurableFolder, **changes: object) -> Wanted:
 class Start:
     """What a supervisor does at its start; `end` is the end of all its processes."""
 
-    def __init__(self, durable: DurableFolder, **changes: object) -> None:
+    def __init__(self, durable: DurableFolder, *, mirrored: bool = False, **changes: object) -> None:
         before = _descriptors()
         try:
             durable.take(True)
-            self.identity, self.warning = durable.prepare(wanted(durable, **changes))
+            self.identity, self.warning = durable.prepare(wanted(durable, **changes), mirrored)
         finally:
             self._locks = _descriptors() - before
         durable.begin(Path("/run/s"))
@@ -67,13 +71,13 @@ def _descriptors() -> set[int]:
     return found
 
 
-def ended(durable: DurableFolder, **changes: object) -> Identity:
+def ended(durable: DurableFolder, **changes: Any) -> Identity:
     start = Start(durable, **changes)
     start.end()
     return start.identity
 
 
-def refused(durable: DurableFolder, **changes: object) -> str:
+def refused(durable: DurableFolder, **changes: Any) -> str:
     before = _descriptors()
     with pytest.raises(StartError) as error:
         Start(durable, **changes)
@@ -133,19 +137,120 @@ def test_a_folder_in_use_can_be_neither_taken_nor_adopted_nor_discarded(
     assert not start.identity.is_in_use()
 
 
-def test_a_copy_of_a_folder_is_refused_while_the_original_has_the_arenas(durable: DurableFolder) -> None:
-    identity = ended(durable)
+def copied(durable: DurableFolder) -> DurableFolder:
     copy = DurableFolder(durable.folder.with_name("copy"))
     shutil.copytree(durable.folder, copy.folder)
-    assert f"belong to the folder {durable.folder}: if the folder was moved, run `tq adopt {copy.folder}`" in (
-        refused(copy)
-    )
+    return copy
+
+
+def test_a_copy_of_a_folder_is_refused_while_the_original_exists(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    copy = copied(durable)
+    words = f"{copy.folder} (durability.folder) is a copy of {durable.folder}, to which the values in {identity.arenas}"
+    assert words in refused(copy)
+    with pytest.raises(StartError, match="is a copy of"), copy.adopt():
+        pass
+    assert ended(durable) == identity, "the original is as it was"
     shutil.rmtree(durable.folder)
+    assert f"the folder that was {durable.folder}: if it was moved here, run `tq adopt {copy.folder}`" in refused(copy)
     with copy.adopt("renamed") as adopted:
         assert (adopted.name, adopted.folder, adopted.id) == ("renamed", str(copy.folder), identity.id)
     assert ended(copy).id == identity.id
     copy.discard()
     assert not Path(identity.arenas).exists()
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_copy_is_discarded_without_the_values_of_the_original(durable: DurableFolder, runs: bool) -> None:
+    start = Start(durable)
+    if not runs:
+        start.end()
+    copy = copied(durable)
+    (Path(start.identity.arenas) / "value").write_bytes(b"x")
+    copy.discard()
+    assert not copy.folder.exists()
+    assert (Path(start.identity.arenas) / "value").exists()
+    assert known_folders() == [start.identity]
+    if runs:
+        start.end()
+
+
+def test_an_original_that_cannot_be_read_keeps_its_values(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    copy = copied(durable)
+    content = (durable.folder / "identity.json").read_bytes()
+    (durable.folder / "identity.json").write_bytes(b"{")
+    assert "is a copy of" in refused(copy)
+    copy.discard()
+    assert Path(identity.arenas).exists()
+    (durable.folder / "identity.json").write_bytes(content)
+
+
+def test_another_folder_at_the_path_of_a_moved_one_is_not_its_original(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    moved = DurableFolder(durable.folder.with_name("moved"))
+    durable.folder.rename(moved.folder)
+    other = ended(durable)
+    assert other.id != identity.id
+    assert "run `tq adopt" in refused(moved)
+    with moved.adopt():
+        pass
+    assert moved.discard() >= 0
+    assert not Path(identity.arenas).exists()
+    assert Path(other.arenas).exists()
+
+
+def test_what_belongs_to_a_folder_is_on_the_disk_before_a_start_goes_on(
+    durable: DurableFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", note)
+    ended(durable)
+    for name in ("key", "identity.json", "running"):
+        at = synced.index(f"{durable.folder / name}.new")
+        assert str(durable.folder) in synced[at:], "the folder has the new name"
+
+
+def test_a_folder_with_copies_on_disk_is_refused_by_a_system_that_would_not_keep_them(durable: DurableFolder) -> None:
+    ended(durable, mirrored=True)
+    durable.mirror.mkdir()
+    assert f"keeps copies of its values on disk, in {durable.mirror}, but durability.values is processes" in (
+        refused(durable)
+    )
+    ended(durable, mirrored=True)
+
+
+def test_a_mirror_that_lacks_a_file_is_named_and_kept(durable: DurableFolder) -> None:
+    """Its unit would begin with an empty arena, and what only the disk has would be gone."""
+    ended(durable, mirrored=True)
+    unit = durable.mirror / "unit-1"
+    Arena.create(unit, GRANULE, MIRROR).close()
+    (unit / "header").write_bytes(b"")
+    assert str(unit) in refused(durable, mirrored=True)
+    assert (unit / "arena").exists()
+
+
+def test_a_new_folder_beside_one_of_the_same_system_is_a_warning(durable: DurableFolder) -> None:
+    """A path that was mistyped looks like a system without values."""
+    ended(durable)
+    mistyped = DurableFolder(durable.folder.with_name("kpet"))
+    start = Start(mistyped)
+    start.end()
+    assert f"{mistyped.folder} (durability.folder) is new, but a system named 's' keeps values in {durable.folder}" in (
+        str(start.warning)
+    )
+    again = Start(mistyped)
+    again.end()
+    assert again.warning is None, "it is not new any more"
+    mistyped.discard()
+    other = Start(mistyped, name="t")
+    other.end()
+    assert other.warning is None
+    mistyped.discard()
 
 
 def test_a_folder_that_others_can_change_is_refused(durable: DurableFolder) -> None:

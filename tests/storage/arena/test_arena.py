@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
+from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.storage.arena import arena as arena_module
 from transfer_queue.storage.arena.arena import SEGMENT, Arena, choose_folder
 from transfer_queue.storage.arena.extent_table import GRANULE
@@ -329,3 +330,16 @@ def test_shared_memory_that_is_not_writable_is_not_chosen(tmp_path: Path, monkey
     _, warning = choose_folder(tmp_path, least=1)
     assert warning is not None
     assert "is not writable" in warning
+
+
+def test_the_arena_of_a_mirror_is_on_the_disk_as_soon_as_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header that a failure of the machine makes empty would lose all that was written through after it."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    Arena.create(tmp_path / "memory", GRANULE).close()
+    assert synced == []
+    folder = tmp_path / "mirror" / "unit-0"
+    Arena.create(folder, GRANULE, MIRROR).close()
+    assert synced == [str(folder / "header.new"), str(folder), str(folder.parent)]

@@ -74,7 +74,7 @@ def test_space_is_free_again_once_the_store_has_removed_the_block(tmp_path: Path
     store, later = Memory(), Later()
     pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, capacity=1000)
     served: list[bool] = []
-    pool.attach(lambda: served.append(True) or [], lambda numbers: [])  # type: ignore[func-returns-value]
+    pool.attach(lambda: served.append(True) or [], lambda numbers: [], lambda: None)  # type: ignore[func-returns-value]
     first = leased(pool, store, 500)
     assert pool.lease(1, 500, 8) is None  # 512 bytes are taken
     pool.free(first)
@@ -146,21 +146,23 @@ def test_the_store_is_asked_which_blocks_are_gone(tmp_path: Path) -> None:
     store, later = Memory(), Later()
     pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, life=lambda: lives[-1])
     asked: list[list[int]] = []
-    pool.attach(list, lambda numbers: asked.append(numbers) or [])  # type: ignore[func-returns-value]
+    changes: list[bool] = []
+    pool.attach(list, lambda numbers: asked.append(numbers) or [], lambda: changes.append(True))  # type: ignore[func-returns-value]
     here, gone = leased(pool, store, 10), leased(pool, store, 20)
     store.names.discard(key_of(pool.boot_id, gone.offset))
     found: list[tuple[list[int], str]] = []
-    pool.check_content([here.number, gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    pool.check_content([here.number, gone.number], lambda numbers, when, unknown: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert [numbers for numbers, _ in found] == [[gone.number]]
     assert found[0][1]
     pool.begin_period(0.0)
-    assert asked == []
+    assert changes == []
     lives.append("two")
     pool.begin_period(pool.next_deadline() or 0.0)
-    assert asked == [[here.number, gone.number]]
+    assert changes == [True]
+    assert asked == []  # the controller says which blocks are published
     store.down = True  # the reply says neither that the block exists nor that it is lost
-    pool.check_content([gone.number], lambda numbers, when: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
+    pool.check_content([gone.number], lambda numbers, when, unknown: found.append((numbers, when)) or [])  # type: ignore[func-returns-value]
     later.done()
     assert found[1][0] == []
     asked.clear()

@@ -148,6 +148,21 @@ def test_many_rows_are_cut_anew_each_time():
     assert jagged._kept.cache_info().currsize == 0
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_twins_are_checked_on_the_host_whatever_the_default_device_is(device: str) -> None:
+    ways = jagged._ways()
+    assert ways is not None
+    with torch.device(device):
+        assert jagged._twins_are_alike(ways.kind, ways.stored)
+
+
+def test_the_bytes_of_a_tensor_are_those_of_its_values() -> None:
+    values = torch.arange(12, dtype=torch.int32).view(6, 2)
+    ragged = offsets_of_lengths(np.array([1, 2, 3]).tobytes()).make_jagged(values, 1)
+    made_by_torch = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert [jagged.nbytes_of_tensor(each) for each in (values, ragged, made_by_torch)] == [48, 48, 20]
+
+
 @pytest.mark.parametrize("ways", [None, "no twins"])
 def test_torches_that_have_it_elsewhere(monkeypatch, ways):
     known = jagged._ways()

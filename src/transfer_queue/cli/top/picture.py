@@ -25,6 +25,7 @@ from transfer_queue.messages.queries import SnapshotReply
 from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.messages.tag_table import tag_rows
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 from transfer_queue.timeline.account import Account
 from transfer_queue.timeline.event_table import order_by_flow
@@ -305,7 +306,7 @@ def make_page(reply: SnapshotReply) -> SamplePage:
     for at, column in enumerate(reply.consumed.values()):
         consumed[:, at] = np.frombuffer(column, np.int8) != 0
     keys: Sequence[str | None] = reply.keys or [None] * len(indexes)
-    tags = reply.tags or [{}] * len(indexes)
+    tags = tag_rows(reply.tags, len(indexes))
     rows = zip(indexes, keys, tags, produced.tolist(), consumed.tolist())
     fields, tasks = tuple(reply.fields), tuple(reply.consumed)
     samples = tuple(

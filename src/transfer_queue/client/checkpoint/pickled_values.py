@@ -72,13 +72,13 @@ class PickledValues:
                     self._strip_tags_of(partition, chunk)
 
     def _strip_tags_of(self, partition: Partition, chunk: Chunk) -> None:
-        for at, tag in enumerate(chunk.tag_list()):
-            for name, value in (tag or {}).items():
+        tags = chunk.tag_columns()
+        for at, tag in enumerate(tags.rows(slice(0, chunk.size))):
+            for name, value in tag.items():
                 words = f"tag {name!r} of row {int(chunk.index[at])} of partition {partition.name!r}"
                 kept = _without_pickle(value, words)
                 if kept is not value:
-                    assert tag is not None
-                    tag[name] = kept
+                    tags.put_row(at, {name: kept})
                     self.found[partition.name, f"tag {name!r}"] += 1
 
     def report(self) -> None:

@@ -20,9 +20,11 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
 from transfer_queue.messages.reports.timeline import Introduce
+from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
+from transfer_queue.wire.objects.tag_rows import table_of_tags
 
 Columns = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
@@ -327,12 +329,20 @@ def encoded_tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, 
     """Return a tag encoded for requests, or None."""
     if tag is None:
         return None
-    if not isinstance(tag, Mapping):
+    if type(tag) is not dict and not isinstance(tag, Mapping):
         raise InvalidArgumentError(f"a tag must be a dict, got a {type(tag).__name__}")
     for name in tag:
         if not isinstance(name, str):
             raise InvalidArgumentError(f"names of tag entries must be str, got {name!r} of type {type(name).__name__}")
     return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
+
+
+def encoded_tags(tags: Sequence[Mapping[str, Any] | None] | None, allow_pickle: bool) -> SentTags | None:
+    """Return tags encoded for requests, or None: as columns if there are many of the same names."""
+    if tags is None:
+        return None
+    table = table_of_tags(tags, allow_pickle) if len(tags) >= COLUMNS_FROM else None
+    return [encoded_tag(tag, allow_pickle) for tag in tags] if table is None else table
 
 
 def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def partition_change(reply: ChangeReply, allow_pickle: bool) -> PartitionChange:
         global_indexes=rows,
         keys=reply.keys or [None] * len(rows),
         versions=_numbers(reply.versions),
-        tags=replies.tags(reply.tags, allow_pickle) or [{} for _ in rows],
+        tags=replies.tag_list(reply.tags, len(rows), allow_pickle),
         cleared_indexes=cleared,
         cleared_keys=reply.cleared_keys or [None] * len(cleared),
         cleared_versions=_numbers(reply.cleared_versions),

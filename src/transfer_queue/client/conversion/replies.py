@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import NESTED, FieldType
 from transfer_queue.messages.queries import StatusReply
+from transfer_queue.messages.tag_table import SentTags, StoredTags, TagTable
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promote_dtypes
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.blocks.row_addressing import decode_guard
 from transfer_queue.wire.objects.object_values import decode_tag_value
+from transfer_queue.wire.objects.tag_rows import TagRows
 
 
 @decode_guard("a server's reply")
@@ -26,7 +29,7 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
         return BatchMeta._from_columns(rows, partition_id, [_column_of_no_rows(field) for field in reply.fields])
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
     fields = [_column(field, reply.shapes, reply.dtypes, len(rows)) for field in reply.fields]
-    meta = BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, allow_pickle))
+    meta = BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, len(rows), allow_pickle))
     meta._epoch = reply.epoch
     return meta
 
@@ -87,8 +90,10 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     return columns
 
 
-def tags_of_new(sent: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
+def tags_of_new(sent: SentTags) -> StoredTags:
     """Return the tags of new rows from the tags that were sent: without entries to remove, as there was nothing."""
+    if isinstance(sent, TagTable):
+        return sent.without_deletes()
     return [
         {name: value for name, value in (tag or {}).items() if getattr(value, "code", None) != DELETE_CODE}
         for tag in sent
@@ -96,13 +101,30 @@ def tags_of_new(sent: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
 
 
 @decode_guard("a server's reply")
-def tags(listed: list[dict[str, Any]] | None, allow_pickle: bool) -> Any:
-    """Decode the values of tags in place and return the tags, or None."""
-    if listed is None:
+def tags(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[dict[str, Any]] | TagRows | None:
+    """Return the tags of a reply, decoded, or None. If they are a list, they are decoded in place.
+
+    Raises:
+        ProtocolError: The reply has not one tag for each row, or a value cannot be decoded.
+        UncarriableValueError: A value was pickled, and `allow_pickle` is false.
+    """
+    if stored is None:
         return None
-    for tag in listed:
+    if len(stored) != rows:
+        raise ProtocolError(f"a reply about {rows} rows has {len(stored)} tags")
+    if isinstance(stored, TagTable):
+        return TagRows.checked(stored, allow_pickle)
+    for tag in stored:
         decode_tag_value(tag, allow_pickle=allow_pickle)
-    return listed
+    return stored
+
+
+def tag_list(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[dict[str, Any]]:
+    """Return the tag of each row of a reply."""
+    found = tags(stored, rows, allow_pickle)
+    if found is None:
+        return [{} for _ in range(rows)]
+    return found.to_list() if isinstance(found, TagRows) else found
 
 
 @decode_guard("a server's reply")

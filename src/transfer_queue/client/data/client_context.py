@@ -366,7 +366,8 @@ class ClientContext:
             return reply, self.memory
         # values in a unit that cannot be reached may also be in another one; the next lookup then names that unit, or
         # otherwise the same one again
-        patient = bool(self.unreachable.intersection(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
+        patient = bool(self.unreachable.intersection(units))
+        in_arenas = any(unit in self._remote and not self._units[unit].store for unit in units)
         try:
             addresses = {unit: self._units[unit].remote if unit in self._remote else "" for unit in self._elsewhere}
             return (
@@ -375,7 +376,7 @@ class ClientContext:
         except UnitLostError:
             return None
         except ConnectionLostError:
-            if patient:
+            if patient or not in_arenas:  # a store has each value once
                 raise
             return None
 

@@ -52,9 +52,10 @@ from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import EqualReply, FindEqual, Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, pause
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
 from transfer_queue.wire.blocks.equal_rows import HashedPut, hash_put
@@ -69,6 +70,8 @@ KIND_ATTEMPTS = 4
 """Attempts of a put, if other clients change meanwhile whether its fields contain tensors."""
 READ_ATTEMPTS = 8
 """Attempts to read values that are replaced while they are read."""
+REREAD_SECONDS = 0.005
+"""Half of the first pause before a block is read again that its storage did not have. The pauses double."""
 FREEING_SECONDS = 0.25
 """Seconds until a unit knows that an extent is free, after the controller does."""
 OFFLOAD_SECONDS = 2.0
@@ -421,8 +424,9 @@ class DataPath:
     ) -> Operation[TensorDict]:
         """Copy the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
         allow_pickle = self._state.settings.allow_pickle
+        rereads = _Rereads()
         for _ in range(READ_ATTEMPTS):
-            reply = yield from look()
+            reply = yield from rereads.pause_if_equal((yield from look()))
             if not reply.types:
                 return TensorDict({}, batch_size=0)
             tables = [field.name for field in reply.types if field.kind == NESTED]
@@ -435,7 +439,7 @@ class DataPath:
             if found is not None:
                 values, reply = found
                 return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
-        raise _replaced_error()
+        raise rereads.error()
 
     def _read_objects(
         self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
@@ -443,14 +447,16 @@ class DataPath:
         """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
         session, allow_pickle = self._state.session, self._state.settings.allow_pickle
         began = session.clock()
+        rereads = _Rereads()
         for _ in range(READ_ATTEMPTS):
-            found = yield from self._copy((yield from look()), partial(gather_objects, allow_pickle=allow_pickle))
+            reply = yield from rereads.pause_if_equal((yield from look()))
+            found = yield from self._copy(reply, partial(gather_objects, allow_pickle=allow_pickle))
             if found is not None:
                 values, nbytes = found[0]
                 if self._state.settings.timeline_events:
                     session.note_read(began, partition, [name], len(values), nbytes)
                 return values, nbytes
-        raise _replaced_error()
+        raise rereads.error()
 
     def _copy(
         self, reply: LookupReply, collect: Callable[[LookupReply, Memory], T]
@@ -481,10 +487,8 @@ class DataPath:
     def _encode(self, columns: Columns, rows: int) -> EncodedBlock:
         return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
-    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> list[dict[str, Any] | None] | None:
-        if tags is None:
-            return None
-        return [arguments.encoded_tag(tag, self._state.settings.allow_pickle) for tag in tags]
+    def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
+        return arguments.encoded_tags(tags, self._state.settings.allow_pickle)
 
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
         meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
@@ -497,10 +501,36 @@ class DataPath:
         return meta
 
 
-def _replaced_error() -> StorageKeyNotFoundError:
-    return StorageKeyNotFoundError(
-        f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
-    )
+class _Rereads:
+    """The attempts of one read, each of which has failed.
+
+    If values were replaced or freed, the next lookup names other blocks. If it names the same ones, their storage has
+    lost them, and the controller does not know it yet: the reader gives it some time.
+    """
+
+    def __init__(self) -> None:
+        self._before: LookupReply | None = None
+        self._equal = 0
+        """How many lookups in a row named the same blocks as the one before."""
+
+    def pause_if_equal(self, reply: LookupReply) -> Operation[LookupReply]:
+        """Return the reply of a lookup, after a pause if it names the same blocks as the one before."""
+        equal = self._before is not None and self._before.blocks == reply.blocks
+        self._equal, self._before = self._equal + 1 if equal else 0, reply
+        if equal:
+            yield pause(REREAD_SECONDS * 2.0**self._equal)
+        return reply
+
+    def error(self) -> TransferQueueError:
+        """Return the error for the caller when all attempts are over."""
+        if self._equal:
+            return ConnectionLostError(
+                f"values could not be read in {READ_ATTEMPTS} attempts: their storage does not have them, and has not "
+                f"reported them as lost yet; try again, and see tq status for servers that are down"
+            )
+        return StorageKeyNotFoundError(
+            f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
+        )
 
 
 def _publish_reply(reply: AnyReply) -> PublishReply:

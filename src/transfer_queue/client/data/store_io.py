@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from transfer_queue.client.checkpoint.block_file import BlockSource, space_of_blocks
-from transfer_queue.errors import CheckpointError, UnitLostError
+from transfer_queue.errors import CheckpointError, ConnectionLostError, TransferQueueError, UnitLostError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.reports.store_reports import describe_trouble
 from transfer_queue.messages.reports.unit_reports import BlockMissing
-from transfer_queue.messages.system import Topology
+from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
@@ -88,6 +90,23 @@ def background_call(work: Callable[[], None]) -> Call:
     return Call(CONTROLLER, Topology(), work=work)
 
 
+def _use_store(unit: UnitInfo, work: Callable[[], None]) -> Generator[Call, AnyReply, None]:
+    """Run a function that uses a unit's store. If that cannot be reached, the error says which server of it is down."""
+    try:
+        yield background_call(work)
+    except ConnectionLostError as error:
+        raise (yield from _with_servers(error, unit)) from error
+
+
+def _with_servers(error: ConnectionLostError, unit: UnitInfo) -> Generator[Call, AnyReply, ConnectionLostError]:
+    """Return an error that also says which servers of a unit's store are down or were restarted."""
+    words, backend = "", msgspec.json.decode(unit.store, type=StoreAddress).kind
+    with contextlib.suppress(TransferQueueError):
+        found = yield Call(CONTROLLER, Topology())
+        words = describe_trouble(found.stores, backend) if isinstance(found, TopologyReply) else ""
+    return ConnectionLostError(f"{error}; {words}") if words else error
+
+
 def write(
     store: Store, unit: UnitInfo, encoded: EncodedBlock, reserved: Reserved, within: float
 ) -> Generator[Call, AnyReply, None]:
@@ -104,7 +123,7 @@ def write(
             store.write(key, memory, within)
 
     if encoded.nbytes:
-        yield background_call(work)
+        yield from _use_store(unit, work)
 
 
 def write_from_device(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:
@@ -124,11 +143,19 @@ def read(
     """Read the pieces of one unit. Returns False if the store does not have them any more."""
     wanted = _by_block(unit, found, pieces)
     missing: list[str] = []
-    yield background_call(lambda: missing.extend(store.read(wanted, buffer, within)))
+    yield from _use_store(unit, lambda: missing.extend(store.read(wanted, buffer, within)))
     if not missing:
         return True
+    unknown: Any = None
     with contextlib.suppress(UnitLostError):
-        yield _report_missing(unit, missing)
+        reply = yield _report_missing(unit, missing)
+        unknown = reply.value if isinstance(reply, Done) else None
+    if isinstance(unknown, str):
+        error = ConnectionLostError(
+            f"{len(missing)} blocks cannot be read from the store of storage unit {unit.unit}, and it is not known "
+            f"whether they are lost: {unknown}; try again"
+        )
+        raise (yield from _with_servers(error, unit))
     return False
 
 

@@ -255,8 +255,9 @@ class FetchOperations(DataPath):
             layout: The form of rows of one or more dimensions: "jagged" (nested tensors), "dense" (stacked; requires
                 equal shapes), "padded" (with zeros) or "list" (a list of tensors). Default: "jagged".
             shared: True: rows whose value is stored once share memory in the result, so that each such value is copied
-                once. A field with such rows is returned in the form of `layout="list"`. Default: False, every row has
-                memory of its own.
+                once. A field with such rows is returned in the form of `layout="list"`, whatever `layout` says. An
+                in-place change of one of these rows changes the others in the result, and nothing in the store.
+                Default: False, every row has memory of its own.
             device: The device of the returned tensors. They go there directly from the store if the backend supports it
                 (docs/backends.md). Objects always go to the memory of the host. Default: the memory of the host.
             timeout: See `TransferQueueClient`.
@@ -292,6 +293,7 @@ class FetchOperations(DataPath):
         lease: float | None = None,
         replicas: int | None = None,
         layout: str = "jagged",
+        shared: bool = False,
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
@@ -310,6 +312,7 @@ class FetchOperations(DataPath):
             lease: See `get_meta`.
             replicas: See `get_meta`.
             layout: See `get_data`.
+            shared: See `get_data`.
             device: See `get_data`.
             timeout: See `await_batch`.
 
@@ -327,14 +330,14 @@ class FetchOperations(DataPath):
             >>> values["reward"].tolist(), ended
             ([1.0, 1.0], False)
         """
-        place = arguments.validated_device(device)
+        place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         found = yield from self._await_rows(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
             places=True,
         )  # fmt: skip
         values = None
         if len(found.meta):
-            values = yield from self._values(found.meta, layout, place, None, found.places, task_name)
+            values = yield from self._values(found.meta, layout, place, None, found.places, task_name, together)
         return values, found.meta, found.ended
 
     # ------------------------------------------------------------ shared

@@ -21,6 +21,7 @@ from transfer_queue.messages.puts import ClearKeys, Reserve
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
+from transfer_queue.wire.objects.tag_rows import empty_tags
 
 
 class KVOperations(DataPath):
@@ -350,9 +351,9 @@ class KVOperations(DataPath):
         listed: dict[str, dict[str, dict[str, Any]]] = {}
         while True:
             page = yield from self._ask(request, queries.KeysReply, timeout)
-            for name, keys in page.value.items():
-                replies.tags(list(keys.values()), allow)
-                listed.setdefault(name, {}).update(keys)
+            for name, keys in page.keys.items():
+                tags = replies.tag_list(page.tags.get(name), len(keys), allow)
+                listed.setdefault(name, {}).update(zip(keys, tags, strict=True))
             if not page.left:
                 return listed
             request = queries.ListKeys(page.left, request.where, page.made, page.start)
@@ -401,8 +402,8 @@ class KVOperations(DataPath):
         if fields is None:  # all keys are new, so their samples have the fields of this put
             fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
             merged = None if sent is None else replies.tags_of_new(sent)
-        merged = replies.tags(merged, self._state.settings.allow_pickle)
-        return KVBatchMeta._make(keys, [{} for _ in keys] if merged is None else merged, partition_id, fields)
+        found = replies.tags(merged, len(keys), self._state.settings.allow_pickle)
+        return KVBatchMeta._make(keys, empty_tags(len(keys)) if found is None else found, partition_id, fields)
 
 
 def _left_out(partition_id: str, reply: LookupReply) -> str:

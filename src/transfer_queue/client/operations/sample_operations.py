@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -16,6 +15,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Finish
 from transfer_queue.messages.puts import ClearRows, Drop
+from transfer_queue.messages.tag_table import SentTags, take_tags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
@@ -99,7 +99,7 @@ class SampleOperations(DataPath):
         partition_id: str,
         groups: list[str] | None,
         tags: Tags | None,
-        sent: list[dict[str, Any] | None] | None,
+        sent: SentTags | None,
         timeout: float | None,
     ) -> Operation[BatchMeta]:
         """Publish a block as new samples, and return their metadata. `sent` are the tags as the request has them."""
@@ -139,7 +139,7 @@ class SampleOperations(DataPath):
             for (name, positions), block in zip(parts, blocks):
                 yield from self._publish(
                     block, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                    tags=None if changed is None else [changed[p] for p in positions.tolist()],
+                    tags=None if changed is None else take_tags(changed, positions),
                     groups=None if groups is None else [groups[p] for p in positions.tolist()], epoch=metadata._epoch,
                 )  # fmt: skip
         if len(blocks) > 1:
@@ -170,7 +170,7 @@ class SampleOperations(DataPath):
             assert tags is not None
             yield from self._publish(
                 None, None, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                tags=[tags[p] for p in positions.tolist()], replace_tags=True, epoch=metadata._epoch,
+                tags=take_tags(tags, positions), replace_tags=True, epoch=metadata._epoch,
             )  # fmt: skip
         metadata._tags_saved()
 

@@ -16,6 +16,7 @@ from transfer_queue.display import short_repr
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError, WaitTimeoutError
 from transfer_queue.messages import queries
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata.tag_values import deep_copy
 from transfer_queue.net.calls import pause
 from transfer_queue.wire.blocks.encode import encode_row
@@ -141,7 +142,7 @@ class UpdateOperations(DataPath):
         key: str,
         partition_id: str,
         changed: dict[str, Any],
-        tags: list[dict[str, Any] | None] | None,
+        tags: SentTags | None,
         found: LookupReply,
         token: int | None,
         within: float,

@@ -26,6 +26,7 @@ from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, share_key
 from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.tag_table import slice_tags
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import dealer
 
@@ -257,9 +258,8 @@ def _split_reply(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[Claim
     ends = [0, *accumulate(map(len, batches))]
     steps = {name: len(column) // ends[-1] for name, column in whole.shapes.items()}
     for start, end in pairwise(ends):
-        tags = whole.tags[start:end] if whole.tags is not None else None
         yield ClaimReply(
-            rows=whole.rows[8 * start : 8 * end], fields=whole.fields, tags=tags if tags and any(tags) else None,
+            rows=whole.rows[8 * start : 8 * end], fields=whole.fields, tags=slice_tags(whole.tags, start, end),
             shapes={name: whole.shapes[name][start * step : end * step] for name, step in steps.items()},
             epoch=whole.epoch, dtypes={name: codes[start:end] for name, codes in whole.dtypes.items()},
         )  # fmt: skip

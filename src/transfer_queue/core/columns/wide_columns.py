@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Union
 
@@ -64,17 +65,20 @@ class ChunkFields(Protocol):
 
 
 class PreparedColumns:
-    """The columns of a block's fields in the chunk of the put's rows, as rows of one matrix.
+    """The columns of the fields of some blocks in the chunk of the put's rows, as rows of one matrix for each block.
 
     Columns that the chunk has are moved into the matrix while it is made. The chunk gets the other columns with the
     put.
     """
 
-    def __init__(self, names: list[str], chunk: ChunkFields | None, capacity: int) -> None:
+    def __init__(self, schemas: Iterable[list[FieldSpec]], chunk: ChunkFields | None, capacity: int) -> None:
         """`chunk` is None if it does not exist yet; `capacity` is that of the chunk when the put is applied."""
-        self.done = 0
-        """The number of fields whose columns are made."""
-        self._wide = WideColumns(names, capacity)
+        self._capacity = capacity
+        self._wides: list[WideColumns] = []
+        self._unmade = deque(schemas)
+        """The schemas of the blocks whose columns are not all made."""
+        self._done = 0
+        """The number of fields of the first of them whose columns are made."""
         self._chunk = chunk
         self._base = None if chunk is None else chunk.field
         self._field = {} if chunk is None else dict(chunk.field)
@@ -83,36 +87,41 @@ class PreparedColumns:
         """The dict of columns that is not needed after the put: this one, or the one that it replaces."""
 
     def make(self, count: int, rows: slice) -> bool:
-        """Make the columns of `count` more fields. Returns whether these were the last.
+        """Make the columns of up to `count` more fields of one block. Returns whether these were the last.
 
         Args:
             count: Number of fields.
             rows: Where the put's rows will be in the chunk; the system allocates their memory now.
         """
-        wide, chunk = self._wide, self._chunk
-        stop = self.done + count
-        wide.touch(self.done, stop, rows)
-        for name, columns in wide.columns(self.done, stop):
+        if not self._done:
+            self._wides.append(WideColumns([spec.name for spec in self._unmade[0]], self._capacity))
+            self._wides[-1].schema = self._unmade[0]
+        wide, chunk = self._wides[-1], self._chunk
+        stop = self._done + count
+        wide.touch(self._done, stop, rows)
+        for name, columns in wide.columns(self._done, stop):
             self._field[name] = columns
             held = None if chunk is None else chunk.field.get(name)
             if chunk is not None and held is not None:
                 chunk.wide = []  # a matrix that lost a column cannot be used as a whole any more
                 columns[0][:], columns[1][:] = held
                 chunk.field[name] = columns
-        self.done = stop
-        return stop >= len(wide.names)
+        self._done = stop
+        if stop >= len(wide.names):
+            self._unmade.popleft()
+            self._done = 0
+        return not self._unmade
 
     def is_current(self, chunk: ChunkFields | None) -> bool:
         """Return whether the chunk has the fields and the capacity for which the columns are prepared."""
         if chunk is None or self._base is None:
             return chunk is self._chunk
         same = chunk.field is self._base and len(chunk.field) == self._count
-        return same and chunk.capacity == self._wide.capacity
+        return same and chunk.capacity == self._capacity
 
-    def install(self, chunk: ChunkFields, schema: list[FieldSpec]) -> None:
+    def install(self, chunk: ChunkFields) -> None:
         """Give the columns to the chunk if they are prepared for it."""
-        is_new = self._base is None and not chunk.field and chunk.capacity == self._wide.capacity
+        is_new = self._base is None and not chunk.field and chunk.capacity == self._capacity
         if is_new or (chunk is self._chunk and self.is_current(chunk)):
             self.unused, chunk.field, self._base = chunk.field, self._field, {}
-            chunk.wide.append(self._wide)
-            self._wide.schema = schema
+            chunk.wide += self._wides

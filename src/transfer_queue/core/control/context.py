@@ -27,6 +27,7 @@ from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.mirror_writer import MirrorWriter
+from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
@@ -58,6 +59,7 @@ class ControllerContext:
     migrations: MigrationPlanner
     mirror: MirrorWriter
     unit_drains: UnitDrains
+    stores: StoreServers
     checkpoints: PendingCheckpoints
 
     config: str

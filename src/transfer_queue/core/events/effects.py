@@ -8,6 +8,7 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore
 from transfer_queue.messages.reports.unit_reports import DrainFinished, Move
 from transfer_queue.sampler.calls.call_messages import SamplerCall, Shown
 
@@ -36,10 +37,10 @@ class RefuseLeases(msgspec.Struct, frozen=True):
 
 
 class SendToUnit(msgspec.Struct, frozen=True):
-    """Order this unit to move blocks, or tell it whether it is being drained."""
+    """Order this unit to move or to check blocks, or tell it whether it is being drained."""
 
     unit: int
-    request: Union[Move, DrainFinished]
+    request: Union[Move, DrainFinished, CheckStore, CheckExtents]
 
 
 class ComputeDeal(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ and checks no limit. Rows are named by global index (i8 bytes).
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, ClassVar, Union
+from typing import ClassVar, Union
 
 import msgspec
 
@@ -19,6 +19,7 @@ from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.reports.timeline import Introduce
+from transfer_queue.messages.tag_table import SentTags
 
 LARGEST = (1 << 63) - 1  # the largest int that a record or a reply can contain
 
@@ -83,8 +84,8 @@ class Published(Record, frozen=True):
     block_number: int = 0
     """Number of the first block; 0 if there is none."""
     block: NewBlock | None = None
-    tags: list[dict[str, Any] | None] | None = None
-    """A dict for each row, None for rows without; merged into the tags of the row."""
+    tags: SentTags | None = None
+    """The tags that are merged into those of the rows."""
     replace_tags: bool = False
     """Whether the tags replace those of the rows instead."""
     groups: list[str] | None = None
@@ -115,8 +116,8 @@ class RowsPut(Record, frozen=True):
     """One for each row; None if rows have no keys."""
     groups: list[str] | None = None
     """The group id of each row; None if rows have none."""
-    tags: list[dict[str, Any] | None] | None = None
-    """A dict for each row, without entries that remove a tag; None if rows have no tags."""
+    tags: SentTags | None = None
+    """The tags of the rows, without entries that remove a tag; None if rows have no tags."""
     block_number: int = 0
     """As in `Published`."""
     block: NewBlock | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from msgspec.msgpack import Ext
@@ -34,6 +33,7 @@ from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.tag_table import SentTags, TagTable
 
 NOBODYS = np.zeros(0, "i8")
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
@@ -225,34 +225,35 @@ def _check_blocks(state: State, partition: Partition | None, writer: str, reques
     """Raise an error if the blocks of a put are not valid, or their values do not match those of the partition."""
     blocks = state.blocks.complete_schemas(request.block, request.further)
     prepared, alone = state.blocks.prepared, len(blocks) == 1
+    if prepared is not None and not all(map(prepared.has, blocks)):
+        prepared = None  # it is another put's
     known = alone and partition is not None and partition.learnt == shape_of(blocks[0])
     for block in blocks:
-        check_block(block, request.count, known or (prepared is not None and prepared.block is block))
+        check_block(block, request.count, known or prepared is not None)
         check_places(state, writer, block)
     if not alone:
         check_apart(state, writer, blocks)
-        names = [spec.name for block in blocks for spec in block.schema]
+        # the names of a prepared put are checked in its steps
+        names = [] if prepared is not None else [spec.name for block in blocks for spec in block.schema]
         if len(set(names)) != len(names):
             raise InvalidArgumentError(f"two blocks of a put have the same fields: {_repeated_names(names)}")
     if not known:
         fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
-        matched = prepared.block if prepared is not None and prepared.matches(fields, typed) else None
+        matched = prepared is not None and prepared.matches(fields, typed)
         _check_types(fields, blocks, request.converted, matched)
 
 
-def _check_types(
-    fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: NewBlock | None
-) -> None:
+def _check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: bool) -> None:
     """Raise FieldTypeError if a value does not match the live values of its field.
 
-    matched: The block whose values surely match.
+    matched: Whether the values surely match, except for those of `converted`.
     """
     try:
         for name in converted:
             if name not in fields or fields[name].kind != "tensor":
                 raise FieldTypeError(f"field {name!r} does not hold tensors any more; nothing was put. Put it again.")
-        for block in blocks:
-            for spec in () if block is matched else block.schema:
+        for block in () if matched else blocks:
+            for spec in block.schema:
                 field = fields.get(spec.name)
                 if field is not None:
                     field.check(spec)
@@ -280,8 +281,10 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
     return [record], np.arange(first, first + count)
 
 
-def _without_deletes(tags: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def _without_deletes(tags: SentTags) -> SentTags:
     """Return the tags of new rows without the entries that remove a tag, since new rows have none."""
+    if isinstance(tags, TagTable):
+        return tags.without_deletes()
     kinds = map(type, chain.from_iterable(map(dict.values, filter(None, tags))))
     if Ext not in kinds:
         return tags
@@ -357,6 +360,8 @@ def _check_shape(request: Publish) -> None:
     for what, column in (("tags", request.tags), ("group_ids", request.groups)):
         if column is not None and len(column) != count:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
+    if isinstance(request.tags, TagTable):
+        request.tags.check()
     if request.block is None and request.further:
         raise InvalidArgumentError("a put has further blocks, but no first one")
     if request.block is None and request.tags is None and request.groups is None and not request.equal:

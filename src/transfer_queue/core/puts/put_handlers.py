@@ -70,7 +70,8 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
             return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
-        return puts.PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, context.state.epoch, dtypes)
+        tags = partition.packed_tags_of(positions)
+        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes)
 
     return Decision(records, reply)
 

@@ -15,7 +15,7 @@ from typing import Union
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.wide_columns import PreparedColumns
+from transfer_queue.core.columns.wide_columns import MANY_FIELDS, PreparedColumns
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller
@@ -30,11 +30,10 @@ from transfer_queue.core.tables.field_types import (
     dims_end,
     fields_of,
     shape_of,
-    with_schema,
 )
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, MASK, Chunk, capacity_for
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, TransferQueueError
-from transfer_queue.messages.descriptors import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import Publish, Reserve
 
@@ -48,46 +47,77 @@ TRIES = 3
 """How often a put is prepared again because other requests have changed the fields of its partition meanwhile."""
 
 
+class BlockSchema:
+    """The schema of one block of a put, which is decoded and checked in steps."""
+
+    def __init__(self, block: NewBlock) -> None:
+        self.block = block
+        self.schema = list(block.schema)
+        """The fields that are decoded."""
+        self.checked = 0
+        """The number of fields that are checked."""
+        self._parts = deque(block.parts)
+        """The parts of the schema that are not decoded."""
+        self._dims = np.frombuffer(block.dims, "<i8")
+        self._at = 0
+        """The end of the numbers of the checked fields in the block's dims."""
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether all fields are checked."""
+        return not self._parts and self.checked == len(self.schema)
+
+    def decode_some(self) -> list[FieldSpec]:
+        """Return the next STEP fields, or fewer if there are many parts without fields."""
+        for _ in range(STEP):  # a part may have no fields
+            if not self._parts or len(self.schema) >= self.checked + STEP:
+                break
+            self.schema += fields_of(self._parts.popleft())
+        return self.schema[self.checked : self.checked + STEP]
+
+    def take_dims(self, spec: FieldSpec) -> np.ndarray:
+        """Check the next field, and return its part of the block's dims."""
+        check_kind(spec)
+        start, self._at = self._at, dims_end(spec, self._dims, self._at, self.block.rows)
+        if self._at > len(self._dims):
+            raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before those of the field")
+        self.checked += 1
+        return self._dims[start : self._at]
+
+    def whole_block(self, state: State) -> NewBlock:
+        """Return the block with its whole schema, which is checked."""
+        check_dims(self._dims, self._at, self.block.rows, len(self.schema))
+        return msgspec.structs.replace(self.block, schema=state.blocks.schema_of(self.schema))
+
+
 class WidePut:
     """A put that is being prepared."""
 
     def __init__(self, caller: Caller, body: Publish, arrived: float) -> None:
-        block = max(body.blocks, key=lambda block: len(block.schema) + STEP * len(block.parts))
         self.caller = caller
         self.arrived = arrived
         self.body = body
-        self.block = block
-        """The block that is prepared: the one with the most fields."""
-        self.dims = np.frombuffer(block.dims, "<i8")
         self.tries = TRIES
         self.answered = False
         """Whether the put was decided, so that only the objects that it replaced remain to be freed."""
         self._begin()
 
     def _begin(self) -> None:
-        self.prepared = Prepared(self.block)
-        self.schema = list(self.block.schema)
-        """The fields that are decoded."""
-        self.parts = deque(self.block.parts)
-        """The parts of the schema that are not decoded."""
-        self.others = deque(block for block in self.body.blocks if block.parts and block is not self.block)
-        """The other blocks that were sent with parts and are not decoded. One step decodes one of them."""
+        self.prepared = Prepared(self.body.blocks)
+        self.unchecked = deque(map(BlockSchema, self.body.blocks))
+        """The blocks whose fields are not all checked."""
         self.names: set[str] = set()
         """The names of the fields that are checked."""
-        self.at = 0
-        """The end of the numbers of these fields in the block's dims."""
-        self.checked = False
-        """Whether all fields are checked."""
         self.named = False
-        """Whether the set of their names was built, which the put needs if there are ready sets."""
+        """Whether the set of all names was built, which the put needs if there are ready sets."""
         self.made = False
         """Whether nothing is left to be prepared."""
 
     def step(self, state: State) -> bool:
-        """Prepare some fields. Returns True, and does nothing, if the put can be decided.
+        """Prepare some fields of one block. Returns True, and does nothing, if the put can be decided.
 
         Raises:
-            InvalidArgumentError: The description of the block is not valid.
+            InvalidArgumentError: The description of a block is not valid.
         """
         partition = state.partitions.get(self.body.partition)
         if self.made:
@@ -95,63 +125,46 @@ class WidePut:
                 return True
             self.tries -= 1
             self._begin()
-        elif self.others:
-            other = self.others.popleft()
-            self.prepared.others[id(other)] = with_schema(other)
-        elif self.checked:
+        elif not self.unchecked:
             self.made = self._make(partition)
-        elif self.parts or len(self.names) < len(self.schema):
-            self._check(partition)
+        elif self.unchecked[0].schema and self.unchecked[0].is_checked:
+            self.prepared.add(self.unchecked.popleft().whole_block(state))
         else:
-            self._finish_check(state)
+            self._check(self.unchecked[0], partition)
         return False
 
-    def _check(self, partition: Partition | None) -> None:
+    def _check(self, block: BlockSchema, partition: Partition | None) -> None:
         if not self.names:
             if partition is not None and self._use_known_types(partition):
                 return
             fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
             self.prepared.types = PreparedTypes(fields, typed)
-        for _ in range(STEP):  # a part may have no fields
-            if not self.parts or len(self.schema) >= len(self.names) + STEP:
-                break
-            self.schema += fields_of(self.parts.popleft())
-        self._add(self.schema[len(self.names) : len(self.names) + STEP])
-
-    def _use_known_types(self, partition: Partition) -> bool:
-        """Return whether the partition knows the types of this block from the put before it, as in a writer's loop."""
-        learnt = partition.learnt
-        if learnt is None or learnt[:-1] != shape_of(self.block)[:-1]:
-            return False
-        if not self.block.parts and learnt[-1] != self.block.schema:
-            return False
-        self.prepared.block = msgspec.structs.replace(self.block, schema=learnt[-1])
-        self.checked = True
-        return True
-
-    def _finish_check(self, state: State) -> None:
-        if not self.schema:
+        some = block.decode_some()
+        if not some and block.is_checked:
             raise InvalidArgumentError("a block must have at least one field, got none")
-        check_dims(self.dims, self.at, self.block.rows, len(self.schema))
-        self.prepared.block = msgspec.structs.replace(self.block, schema=state.blocks.schema_of(self.schema))
-        self.checked = True
-
-    def _add(self, some: list[FieldSpec]) -> None:
         before = len(self.names)
         self.names.update(spec.name for spec in some)
         if len(self.names) != before + len(some):
-            raise InvalidArgumentError(f"a block must have each field only once, but its first {before + len(some)} "
+            raise InvalidArgumentError(f"a put must have each field only once, but its first {before + len(some)} "
                                        f"fields have only {len(self.names)} names")  # fmt: skip
         for spec in some:
-            check_kind(spec)
-            start, self.at = self.at, dims_end(spec, self.dims, self.at, self.block.rows)
-            if self.at > len(self.dims):
-                raise InvalidArgumentError(f"field {spec.name!r}: the block's dims end before those of the field")
+            dims = block.take_dims(spec)
             if self.prepared.types is not None:
                 try:
-                    self.prepared.types.add(spec, self.dims[start : self.at])
+                    self.prepared.types.add(spec, dims)
                 except FieldTypeError:
                     self.prepared.types = None  # the put itself is refused, with all fields in its error
+
+    def _use_known_types(self, partition: Partition) -> bool:
+        """Return whether the partition knows the types of the only block from the put before it, as in a loop."""
+        learnt, block = partition.learnt, self.unchecked[0].block
+        if learnt is None or len(self.body.blocks) > 1 or learnt[:-1] != shape_of(block)[:-1]:
+            return False
+        if not block.parts and learnt[-1] != block.schema:
+            return False
+        self.prepared.add(msgspec.structs.replace(block, schema=learnt[-1]))
+        self.unchecked.clear()
+        return True
 
     def _make(self, partition: Partition | None) -> bool:
         prepared = self.prepared
@@ -161,21 +174,29 @@ class WidePut:
         if not capacity:
             return True  # the put will be refused
         if partition is not None and partition.ready and not self.named:
-            partition.names_of(prepared.block.schema)
+            self._make_names(partition)
             self.named = True
             return False
         if chunk is not None and capacity != chunk.capacity:
             chunk.grow(capacity)
             return False
-        if chunk is not None and chunk.wide_columns(prepared.block.schema) is not None:
+        schemas = [block.schema for block in prepared.blocks if len(block.schema) >= MANY_FIELDS]
+        if not schemas or (chunk is not None and all(chunk.wide_columns(schema) is not None for schema in schemas)):
             return True
-        prepared.columns = PreparedColumns([spec.name for spec in prepared.block.schema], chunk, capacity)
+        prepared.columns = PreparedColumns(schemas, chunk, capacity)
         return False
+
+    def _make_names(self, partition: Partition) -> None:
+        """Build the set of the names of all fields."""
+        if len(self.prepared.blocks) > 1:
+            self.prepared.names = frozenset(self.names)
+        else:
+            partition.names_of(self.prepared.blocks[0].schema)
 
     def _is_current(self, partition: Partition | None) -> bool:
         """Return whether the partition and its chunk are still those for which the put was prepared."""
         types, columns = self.prepared.types, self.prepared.columns
-        if not self.names and (partition is None or partition.learnt != shape_of(self.prepared.block)):
+        if not self.names and (partition is None or partition.learnt != shape_of(self.prepared.blocks[0])):
             return False  # the partition knows other types now than those of the put before
         if types is not None and partition is not None and not types.is_current(partition.fields, partition.typed):
             return False
@@ -230,7 +251,7 @@ class WidePuts:
         blocks = body.blocks
         if not any(len(block.schema) >= WIDE or block.parts for block in blocks):
             return False
-        if state.blocks.prepared is not None and any(state.blocks.prepared.sent is block for block in blocks):
+        if state.blocks.prepared is not None and state.blocks.prepared.whole(blocks[0]) is not None:
             return False
         for job in self.jobs:
             if job.caller.waiter == caller.waiter and not job.answered:

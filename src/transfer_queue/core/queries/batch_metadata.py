@@ -16,6 +16,7 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
+from transfer_queue.messages.tag_table import tag_rows
 
 
 def meta_reply(
@@ -27,9 +28,9 @@ def meta_reply(
     live = positions if whole else positions[there]
     known = (partition.fields.get(name) for name in fields)
     types = [field.to_field_type() for field in known if field is not None and field.live]
-    tags = partition.tags_of(live)
+    tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
-        living = iter(tags)
+        living = iter(tag_rows(tags, len(live)))
         tags = [next(living) if t else {} for t in there.tolist()]
     shapes = {
         t.name: row_shapes(partition, t, positions).tobytes() for t in types if whole and t.differs and not t.mixed_rank

@@ -79,7 +79,6 @@ class ChangeQuery:
             return
         changes = partition.changes
         self.positions, self.versions = changes.changed_since(self.since)
-        self.tags = partition.tags_of(self.positions)
         self.cleared = changes.cleared_since(self.since)
         self.sealed = changes.sealed > self.since
         self.lost, self.lost_fields = partition.losses.lost_since(self.since)
@@ -108,7 +107,7 @@ class ChangeQuery:
             rows=partition.rows.indexes_of(positions).tobytes(),
             versions=self.versions[chosen].tobytes(),
             keys=keys_or_none(partition.keys_of(positions)),
-            tags=None if self.tags is None else [self.tags[i] for i in chosen.tolist()],
+            tags=partition.packed_tags_of(positions),
             cleared=b"".join(indexes for _, indexes, _ in cleared),
             cleared_versions=b"".join(_repeat_version(version, indexes) for version, indexes, _ in cleared),
             cleared_keys=keys_or_none(
@@ -125,10 +124,13 @@ class ChangeQuery:
         """Return which of the changed rows have these tags."""
         if not where:
             return np.arange(len(self.positions))
-        if self.tags is None:
-            return np.zeros(0, "i8")
-        matches = tag_matcher(where)
-        return np.array([i for i, tag in enumerate(self.tags) if matches(tag)], "i8")
+        assert self.partition is not None
+        matches, found = tag_matcher(where), []
+        for _, chunk, at, places in self.partition.rows.split(self.positions):
+            if chunk.tags is not None:
+                fitting = [matches(tag) for tag in chunk.tags.rows(at, where)]
+                found.append(np.arange(len(self.positions))[places][fitting])
+        return np.sort(np.concatenate([np.zeros(0, "i8"), *found]))
 
 
 def _repeat_version(version: int, indexes: bytes) -> bytes:

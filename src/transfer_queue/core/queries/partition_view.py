@@ -5,7 +5,7 @@ It also counts the samples that wait for a task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.change_feed import tag_matcher
-from transfer_queue.core.tables.row_table import CHUNK_BITS
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
 from transfer_queue.messages.queries import (
     Backlog,
     KeysReply,
@@ -23,10 +23,12 @@ from transfer_queue.messages.queries import (
     SnapshotReply,
     TakeSnapshot,
 )
+from transfer_queue.messages.tag_table import StoredTags
 
 PAGE_KEYS = 2048  # keys of one reply, which take about two milliseconds
 SCANNED_ROWS = 16384  # live rows that are read for one reply
 ROWS_OF_A_CHUNK = 16  # live rows that take as long as the search of a chunk for them
+STEP_ROWS = 512  # live rows whose tags are read together
 ROWS_OF_A_PARTITION = 16  # live rows that take as long as the step to another partition
 
 Tag = dict[str, Any]
@@ -47,39 +49,83 @@ def handle_read_backlog(context: ControllerContext, caller: Caller, request: Rea
 def handle_list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
     """Return the next page of keys with their tags, in order of creation, which is the order of positions."""
     names = list(context.state.partitions) if request.partitions is None else request.partitions
-    matches = tag_matcher(request.where) if request.where else None
-    page: dict[str, dict[str, Tag]] = {}
-    keys, rows = PAGE_KEYS, SCANNED_ROWS
+    page = KeyPage()
     made, start = request.made, request.start
     for number, name in enumerate(names):
-        if number and (keys <= 0 or rows <= 0):
-            return KeysReply(page, names[number:])
+        if number and page.is_full:
+            return page.reply(names[number:])
         partition = context.state.partitions.get(name)
         if partition is not None and made in (None, partition.changes.made):
-            listed = page[name] = {}
-            for cost, position, key, tag in _rows_with_keys(partition, start):
-                if keys <= 0 or rows <= 0:
-                    return KeysReply(page, names[number:], partition.changes.made, position)
-                rows -= cost
-                if key is not None and (matches is None or matches(tag)):
-                    listed[key] = tag
-                    keys -= 1
-        rows -= ROWS_OF_A_PARTITION
+            stopped = page.add(partition, start, request.where)
+            if stopped is not None:
+                return page.reply(names[number:], partition.changes.made, stopped)
+        page.rows -= ROWS_OF_A_PARTITION
         made, start = None, 0  # if the listed partition was dropped, a newer one of its name is not listed
-    return KeysReply(page)
+    return page.reply()
 
 
-def _rows_with_keys(partition: Partition, start: int) -> Iterator[tuple[int, int, str | None, Tag]]:
-    """Iterate over the live rows from a position on: what it cost to find the row, its position, key and tag."""
-    for number, chunk in partition.rows.chunks.items():
-        first = number << CHUNK_BITS
-        if chunk.keys is None or first + chunk.size <= start:
-            continue
-        tags, cost = chunk.tags, 1 + ROWS_OF_A_CHUNK
-        begin = max(0, start - first)
-        for at in (np.flatnonzero(chunk.alive[begin : chunk.size]) + begin).tolist():
-            yield cost, first + at, chunk.keys[at], (tags[at] if tags is not None else None) or {}
-            cost = 1
+class KeyPage:
+    """The keys of one reply, with their tags, and how many more it may have."""
+
+    def __init__(self) -> None:
+        self.keys = PAGE_KEYS
+        """The number of keys that still fit."""
+        self.rows = SCANNED_ROWS
+        """The number of live rows that may still be read."""
+        self._keys: dict[str, list[str]] = {}
+        self._tags: dict[str, StoredTags] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing fits any more."""
+        return self.keys <= 0 or self.rows <= 0
+
+    def reply(self, left: Sequence[str] = (), made: int | None = None, start: int = 0) -> KeysReply:
+        """Return the reply. The arguments are those of `KeysReply`."""
+        return KeysReply(self._keys, self._tags, list(left), made, start)
+
+    def add(self, partition: Partition, start: int, where: Tag) -> int | None:
+        """Add the keys of live rows from a position on. Returns the position of the first row that does not fit."""
+        listed = self._keys[partition.name] = []
+        found: list[int] = []
+        stopped = None
+        for key, chunk in partition.rows.chunks.items():
+            first = key << CHUNK_BITS
+            if chunk.keys is None or first + chunk.size <= start:
+                continue
+            begin = max(0, start - first)
+            live = np.flatnonzero(chunk.alive[begin : chunk.size]) + begin
+            stopped = self._add_chunk(chunk, live, where, listed, found, first)
+            if stopped is not None:
+                break
+        tags = partition.packed_tags_of(np.array(found, "i8"))
+        if tags is not None:
+            self._tags[partition.name] = tags
+        return stopped
+
+    def _add_chunk(
+        self, chunk: Chunk, live: np.ndarray, where: Tag, listed: list[str], found: list[int], first: int
+    ) -> int | None:
+        """Add the keys of live rows of a chunk. Returns the position of the first row that does not fit."""
+        assert chunk.keys is not None
+        matches = tag_matcher(where) if where else None
+        cost = 1 + ROWS_OF_A_CHUNK
+        for begin in range(0, len(live), STEP_ROWS):
+            at = live[begin : begin + STEP_ROWS]
+            tags = None
+            if matches is not None:
+                tags = [{}] * len(at) if chunk.tags is None else chunk.tags.rows(at, where)
+            for row, place in enumerate(at.tolist()):
+                if self.is_full:
+                    return first + int(place)
+                self.rows -= cost
+                cost = 1
+                key = chunk.keys[place]
+                if key is not None and (tags is None or (matches is not None and matches(tags[row]))):
+                    listed.append(key)
+                    found.append(first + place)
+                    self.keys -= 1
+        return None
 
 
 SNAPSHOT_ROWS = 4096  # rows of one reply, which take about two milliseconds
@@ -105,6 +151,6 @@ def handle_take_snapshot(context: ControllerContext, caller: Caller, request: Ta
         produced=partition.produced_flags(fields, positions).tobytes(),
         consumed={task: partition.consumed_flags(task, positions).tobytes() for task in partition.tasks},
         keys=keys if any(key is not None for key in keys) else None,
-        tags=partition.tags_of(positions),
+        tags=partition.packed_tags_of(positions),
         start=int(positions[-1]) + 1 if more else None,
     )

@@ -43,9 +43,7 @@ class Ranking:
         if wrong:
             for found in sorted(wrong.intersection(at.tolist())):
                 assert chunk.tags is not None
-                raise not_a_number_error(
-                    int(chunk.index[found]), self.key.tag, (chunk.tags[found] or {}).get(self.key.tag)
-                )
+                raise not_a_number_error(int(chunk.index[found]), self.key.tag, chunk.tags.row(found)[self.key.tag])
         return at, self.key.keys_of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
 
     def highest_positions(self, bits: Bits, rows: RowTable, count: int) -> np.ndarray:

@@ -45,8 +45,9 @@ class StateMeasures:
     leases: (partition, task) -> leases in force. stored_values: (partition, tier) -> values there, including copies.
     unit_values: (unit,) -> values there. ready_rows: (partition, task) -> rows that the task could fetch.
     global_indexes: () -> indexes that were allocated. cleared_rows: () -> rows that were removed. mirror_lag_bytes,
-    mirror_lag_milliseconds, mirror_waiting, mirror_full and mirror_copied: () -> see the metrics of the mirror. Those
-    of `TaskMeasures.measure`.
+    mirror_lag_milliseconds, mirror_waiting, mirror_full and mirror_copied: () -> see the metrics of the mirror.
+    store_server_up, store_server_ends: (backend, node) -> see the metrics of store servers. Those of
+    `TaskMeasures.measure`.
     """
     timings: dict[str, list[Timing]] = field(default_factory=dict)
     """`TaskMeasures.timings`."""
@@ -106,6 +107,11 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
         found.series["mirror_waiting"][()] = mirror.waiting
         found.series["mirror_full"][()] = int(mirror.full)
         found.series["mirror_copied"][()] = context.mirror.copied_bytes
+    for server in context.stores.progress(now):
+        labels = server.backend, server.host or server.node
+        up = found.series["store_server_up"]  # several nodes may share an address
+        up[labels] = min(up.get(labels, 1), int(server.up))
+        found.series["store_server_ends"][labels] += server.ends
     yield
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)

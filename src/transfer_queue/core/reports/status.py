@@ -48,6 +48,7 @@ def _collect(context: ControllerContext, partitions: list[PartitionProgress], no
         longest=context.measures.load.longest.longest(now),
         locks=lock_decisions.summarize(context.state, now),
         mirror=context.mirror.progress(now),
+        stores=context.stores.progress(now),
     )
 
 
@@ -79,7 +80,7 @@ def handle_read_progress(context: ControllerContext, caller: Caller, request: Re
 @handles(Topology, reads=True)
 def handle_topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
     """Reply with the storage units and the configuration for a client that attaches."""
-    return TopologyReply(list(context.state.units.values()), context.config)
+    return TopologyReply(list(context.state.units.values()), context.config, context.stores.progress(context.now))
 
 
 def unit_progress(state: State) -> list[UnitProgress]:

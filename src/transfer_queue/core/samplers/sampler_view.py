@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.tag_table import ABSENT
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls.sampler_calls import failure
 from transfer_queue.sampler.numeric_tags import PartitionTags
@@ -45,23 +45,18 @@ class PartitionView(PartitionTags):
         values = dict if self._values is None else self._values
         return {i: values(tag) for i, tag in zip(live, tags, strict=True)}
 
-    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
-        """Return the tags of live rows (i8 global indexes), not copied, since an update of a tag makes a new dict."""
-        tags: list[dict[str, Any] | None] = [None] * len(rows)
+    def entries_of(self, rows: np.ndarray, name: str) -> list[Any]:
+        """See `PartitionTags`."""
+        entries: list[Any] = [None] * len(rows)
         for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
-            if chunk.tags is not None:
-                first, last = int(at[0]), int(at[-1])
-                if last - first == len(at) - 1 and (np.diff(at) == 1).all():
-                    found: Sequence[dict[str, Any] | None] = chunk.tags[first : last + 1]
-                else:
-                    found = itemgetter(*at.tolist(), 0)(chunk.tags)[:-1]
-                if isinstance(where, slice):
-                    tags[where] = found
-                else:
-                    for place, tag in zip(where.tolist(), found, strict=True):
-                        tags[place] = tag
+            if chunk.tags is None:
+                continue
+            found = chunk.tags.values(name, at)
+            for place, value in zip(np.arange(len(rows))[where].tolist(), found, strict=True):
+                if value is not ABSENT:
+                    entries[place] = value
         values = self._values
-        return tags if values is None else [None if tag is None else values(tag) for tag in tags]
+        return entries if values is None else [values(value) for value in entries]
 
 
 def call_sampler(sampler: BaseSampler, function: Any, /, *arguments: Any, **keywords: Any) -> Any:

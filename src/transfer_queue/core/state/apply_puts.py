@@ -17,7 +17,7 @@ from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, Run
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
 from transfer_queue.messages.descriptors import NewBlock
 
 
@@ -37,6 +37,7 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         for field in partition.fields_of(block.schema):
             field.live += count
             field.ever += count
+    prepared = partition.blocks.prepared
     told = bool(blocks) or put.keys is not None or put.tags is not None
     done = 0
     for key, chunk, at, first, last in runs:
@@ -44,14 +45,14 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         if put.keys is not None:
             chunk.key_list()[first:last] = put.keys[before:done]
         if put.tags is not None:
-            chunk.tag_list()[first:last] = [tag or None for tag in put.tags[before:done]]
+            partition.put_tags(key, slice(first, last), put.tags, slice(before, done))
+        if prepared is not None and prepared.columns is not None:
+            prepared.columns.install(chunk)
         for number, block in enumerate(blocks, put.block_number):
             _set_new_values(partition, chunk, at, number, block, before, done)
         if told:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
-    if put.tags is not None and partition.rows.watched:
-        _note(partition, runs, put.tags)
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
     if blocks and partition.ready:
@@ -85,22 +86,11 @@ def slot_column(block: NewBlock, first: int, last: int) -> np.ndarray:
 
 def _names_of(partition: Partition, blocks: Sequence[NewBlock]) -> Fields:
     """Return the names of the fields of blocks with their whole schemas."""
+    prepared = partition.blocks.prepared
+    if prepared is not None and prepared.names is not None and prepared.has(blocks[0]):
+        return prepared.names
     first = partition.names_of(blocks[0].schema)
     return first if len(blocks) == 1 else first.union(spec.name for block in blocks[1:] for spec in block.schema)
-
-
-def _note(partition: Partition, runs: list[Run], tags: list[dict[str, Any] | None]) -> None:
-    """Add the watched tags to their columns."""
-    done = 0
-    for key, chunk, _, first, last in runs:
-        mine = tags[done : done + last - first]
-        done += last - first
-        for name in partition.rows.watched:
-            having = [(at, tag[name]) for at, tag in enumerate(mine, first) if tag and name in tag]
-            if having:
-                chunk.set_watched(name, *map(list, zip(*having)))
-                for ready in partition.ready.values():
-                    ready.mark_tag_changed(key, name)
 
 
 def publish(partition: Partition, positions: np.ndarray, put: Published) -> None:
@@ -108,6 +98,10 @@ def publish(partition: Partition, positions: np.ndarray, put: Published) -> None
     blocks = partition.blocks.complete_schemas(put.block, put.further)
     parts = list(partition.rows.split(positions))
     released: list[np.ndarray] = []
+    prepared = partition.blocks.prepared
+    if prepared is not None and prepared.columns is not None:
+        for _, chunk, _, _ in parts:
+            prepared.columns.install(chunk)
     for number, block in enumerate(blocks, put.block_number):
         values = len(positions) if block.slots is None else _count_slots(block.slots)
         partition.blocks.add(number, put.writer, block, values * len(block.schema), partition.number)
@@ -199,11 +193,8 @@ def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField)
 def wide_columns_of(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
     """Return the columns of the many fields of a block if they were made together, otherwise None.
 
-    Makes the columns that the chunk does not have, or uses the prepared ones.
+    Makes the columns that the chunk does not have.
     """
-    prepared = partition.blocks.prepared
-    if prepared is not None and prepared.block is block and prepared.columns is not None:
-        prepared.columns.install(chunk, block.schema)
     found = chunk.wide_columns(block.schema)
     if found is not None:
         return found
@@ -298,10 +289,11 @@ def add_types(partition: Partition, block: NewBlock, alone: bool) -> None:
     if known == partition.learnt:
         return  # equal shapes change nothing; usual for a writer that puts in a loop
     prepared = partition.blocks.prepared
-    if prepared is not None and prepared.block is block and prepared.matches(partition.fields, partition.typed):
-        types = prepared.types
-        assert types is not None
-        partition.replace_types(types.install(), block.schema, types.of_block)
+    types = None if prepared is None or not prepared.has(block) else prepared.types
+    if types is not None and not types.installed and types.is_current(partition.fields, partition.typed):
+        partition.replace_types(types.install())
+    if prepared is not None and types is not None and types.installed:
+        partition.list_fields(block.schema, prepared.fields_of(block))
         partition.learnt = known if alone and not types.several else None
         return
     dims = np.frombuffer(block.dims, "<i8")

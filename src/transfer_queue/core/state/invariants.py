@@ -249,8 +249,8 @@ def _check_ready(partition: Partition, ready: ReadySet) -> None:
 def _check_rankings(partition: Partition, rankings: dict[RankKey, Ranking], bits: Bits) -> None:
     for key, ranking in rankings.items():
         for number, chunk in partition.rows.chunks.items():
-            tags = chunk.tags or [None] * chunk.capacity
-            values = [number_of((tag or {}).get(key.tag)) for tag in tags]
+            tags = [{}] * chunk.capacity if chunk.tags is None else chunk.tags.rows(slice(0, chunk.capacity))
+            values = [number_of(tag.get(key.tag)) for tag in tags]
             wrong = {at for at, value in enumerate(values) if value is None}
             column = np.array([np.nan if value is None else value for value in values])
             same = np.array_equal(chunk.numbers[key.tag], column, equal_nan=True) and chunk.wrong[key.tag] == wrong

@@ -17,6 +17,7 @@ from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
+from transfer_queue.messages.tag_table import TagTable
 
 MOST_NAMED = 5  # keys that an error names
 
@@ -167,9 +168,9 @@ class _Merge:
         for name, position in self._source.keys.items():
             there = target.keys[name] = place[position]
             target.rows.chunks[there >> CHUNK_BITS].key_list()[there & ((1 << CHUNK_BITS) - 1)] = name
-        tags = self._source.tags_of(self._from)
+        tags = self._source.packed_tags_of(self._from)
         if tags is not None:
-            target.set_tags(self._to, [tag or None for tag in tags], replace=False)
+            target.set_tags(self._to, tags if isinstance(tags, TagTable) else [*tags], replace=False)
 
     def _copy_groups(self) -> None:
         """Make the samples members of their declared groups. Members that are not loaded may still be put."""

@@ -26,6 +26,7 @@ from transfer_queue.core.columns.schema import (
     scalar,
     value_of,
 )
+from transfer_queue.core.columns.tag_columns import Places, pack_tags
 from transfer_queue.core.columns.wide_columns import MANY_FIELDS
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
@@ -42,9 +43,9 @@ from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
-from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags, StoredTags, TagTable, has_entry
 
 MAX_READY_SETS = 64
 
@@ -238,21 +239,30 @@ class Partition(Persisted):
         return ReadySets(ready, self.rows, self.groups)
 
     def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
-        """Return the tags of these rows; None if all are empty."""
-        tagged = [part for part in self.rows.split(positions) if part[1].tags is not None]
+        """Return a new dict with the tag of each row; None if all are empty."""
+        tagged = [(chunk.tags, at, where) for _, chunk, at, where in self.rows.split(positions) if chunk.tags]
         if not tagged:
             return None
-        out: list[dict[str, Any]] = [{}] * len(positions)
-        some = False
-        for _, chunk, at, where in tagged:
-            tags = chunk.tag_list()
+        if len(tagged) == 1 and len(tagged[0][1]) == len(positions):
+            tags, at, _ = tagged[0]
+            found = tags.rows(at)
+            return found if any(found) else None
+        out: list[dict[str, Any]] = [{} for _ in range(len(positions))]
+        for tags, at, where in tagged:
             places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
-            for place, a in zip(places, at.tolist(), strict=True):
-                tag = tags[a]
-                if tag:
-                    out[place] = tag
-                    some = True
-        return out if some else None
+            for place, tag in zip(places, tags.rows(at), strict=True):
+                out[place] = tag
+        return out if any(out) else None
+
+    def packed_tags_of(self, positions: np.ndarray) -> StoredTags | None:
+        """Return the tags of these rows for a reply: as columns if there are many rows; None if all are empty."""
+        if len(positions) < COLUMNS_FROM:
+            return self.tags_of(positions)
+        parts = [(chunk.tags, at, where) for _, chunk, at, where in self.rows.split(positions) if chunk.tags]
+        if any(tags.rest for tags, _, _ in parts):
+            return self.tags_of(positions)
+        found = pack_tags(parts, len(positions))
+        return found if found.columns else None
 
     def keys_of(self, positions: np.ndarray) -> list[str | None]:
         """Return the keys of these rows (position -1: None)."""
@@ -322,7 +332,7 @@ class Partition(Persisted):
         prepared = self.blocks.prepared
         types = None if prepared is None else prepared.types
         for block in self.blocks.complete_schemas(put.block, put.further):
-            if prepared is not None and prepared.block is block and types is not None and types.installed:
+            if prepared is not None and prepared.has(block) and types is not None and types.installed:
                 found.update(types.several)
                 continue
             found.update(
@@ -330,13 +340,14 @@ class Partition(Persisted):
             )
         return found
 
-    def replace_types(
-        self, fields: dict[str, FieldStats], specs: Sequence[FieldSpec], of_block: list[FieldStats]
-    ) -> None:
-        """Replace all fields. `of_block` contains the fields with the names of `specs`, in their order."""
+    def replace_types(self, fields: dict[str, FieldStats]) -> None:
+        """Replace all fields."""
         self.fields = fields
-        self._listed = specs, of_block
         self.typed += 1
+
+    def list_fields(self, specs: Sequence[FieldSpec], fields: list[FieldStats]) -> None:
+        """Note the fields with the names of `specs`, in their order, which `fields_of` is asked for next."""
+        self._listed = specs, fields
 
     def fields_of(self, specs: Sequence[FieldSpec]) -> list[FieldStats]:
         """Return the fields with these names, which must exist."""
@@ -445,29 +456,28 @@ class Partition(Persisted):
             self.learnt = None
             self.typed += 1
 
-    def set_tags(self, positions: np.ndarray, tags: list[dict[str, Any] | None], replace: bool) -> None:
+    def set_tags(self, positions: np.ndarray, tags: SentTags, replace: bool) -> None:
         """Merge tags into rows, or replace their tags."""
-        noted: dict[tuple[int, str], tuple[list[int], list[Any]]] = {}
-        for p, tag in zip(positions.tolist(), tags, strict=True):
-            if tag is None or not (tag or replace):
-                continue
-            chunk = self.rows.chunks[p >> CHUNK_BITS]
-            held = chunk.tag_list()
-            before = {} if replace else held[p & MASK] or {}
-            merged = {**before, **tag}
-            for name, value in tag.items():
-                if getattr(value, "code", None) == DELETE_CODE:
-                    merged.pop(name)
-            held[p & MASK] = merged or None
-            for name in self.rows.watched:
-                if replace or name in tag:
-                    places, values = noted.setdefault((p >> CHUNK_BITS, name), ([], []))
-                    places.append(p & MASK)
-                    values.append(merged.get(name))
-        for (key, name), (places, values) in noted.items():
-            self.rows.chunks[key].set_watched(name, places, values)
-            for ready in self.ready.values():
-                ready.mark_tag_changed(key, name)
+        for key, _, at, where in self.rows.split(positions):
+            self.put_tags(key, at, tags, where, replace)
+
+    def put_tags(self, key: int, at: Places, tags: SentTags, where: Places, replace: bool = False) -> None:
+        """Merge tags into rows of a chunk, or replace their tags. where: the places of these rows in `tags`."""
+        chunk = self.rows.chunks[key]
+        if isinstance(tags, TagTable):
+            if tags.columns or replace:
+                chunk.tag_columns().put_table(at, tags, where, replace)
+        elif isinstance(where, slice):
+            mine = tags[where]
+            if replace or any(mine):
+                chunk.tag_columns().put(at, mine, replace)
+        else:
+            chunk.tag_columns().put(at, [tags[place] for place in where.tolist()], replace)
+        for name in self.rows.watched:
+            if replace or has_entry(tags, name):
+                chunk.set_watched(name, at)
+                for ready in self.ready.values():
+                    ready.mark_tag_changed(key, name)
 
     def consume(self, task: str, positions: np.ndarray) -> None:
         """Record that the task has consumed these rows."""

@@ -72,9 +72,10 @@ def _written_rows(partition: Partition) -> np.ndarray:
             written |= blocks[:size] != 0
         for lost in chunk.lost.values():
             written |= lost[:size] != 0
-        for column in (chunk.keys, chunk.tags):
-            if column is not None:
-                written |= np.array([bool(each) for each in column[:size]], bool)
+        if chunk.keys is not None:
+            written |= np.array([bool(key) for key in chunk.keys[:size]], bool)
+        if chunk.tags is not None:
+            written |= chunk.tags.tagged(slice(0, size))
         written &= (chunk.alive[:size] == 1) & (chunk.waiting[:size] == 0)
         parts.append(np.flatnonzero(written) + (number << CHUNK_BITS))
     return np.concatenate(parts)

@@ -28,7 +28,7 @@ def drop_abandoned(partition: Partition, connected: Collection[str]) -> list[r.A
             empty &= blocks[: chunk.size] == 0
         found = np.flatnonzero(empty)
         if len(found) and chunk.tags is not None:  # tags that no request has read are in their saved form
-            found = np.array([at for at in found.tolist() if not chunk.tags[at]], "i8")
+            found = found[~chunk.tags.tagged(found)]
         parts.append(found + (key << CHUNK_BITS))
     positions = np.concatenate(parts) if parts else np.zeros(0, "i8")
     if not len(positions):

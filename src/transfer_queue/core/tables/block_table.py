@@ -161,19 +161,45 @@ def places_of(block: NewBlock) -> list[BlockLocation]:
 
 
 class Prepared:
-    """A block of very many fields that is about to be put, and what was prepared for it."""
+    """The blocks of a put of very many fields, and what was prepared for them."""
 
-    def __init__(self, sent: NewBlock) -> None:
+    def __init__(self, sent: Sequence[NewBlock]) -> None:
         self.sent = sent
-        """The block as the client sent it."""
-        self.block = sent
-        """The same block with its whole schema."""
-        self.others: dict[int, NewBlock] = {}
-        """The `id` of each other block of the put that was sent with parts of a schema -> it with its whole schema."""
+        """The blocks as the client sent them."""
+        self.blocks: list[NewBlock] = []
+        """The same blocks with their whole schemas, as far as these are checked."""
+        self.names: frozenset[str] | None = None
+        """The names of the fields of all blocks; None if there is one block, or no ready set needs them."""
         self.types: PreparedTypes | None = None
-        """None if the types of its fields are not prepared."""
+        """None if the types of the fields are not prepared."""
         self.columns: PreparedColumns | None = None
-        """None if the columns of its fields are not prepared."""
+        """None if the columns of the fields are not prepared."""
+        self._whole: dict[int, NewBlock] = {}
+        """The `id` of a block that was sent -> it with its whole schema."""
+        self._fields: dict[int, slice] = {}
+        """The `id` of a block with its whole schema -> its fields among those of all blocks."""
+        self._count = 0
+        """The number of fields of `blocks`."""
+
+    def add(self, whole: NewBlock) -> None:
+        """Add the next block, with its whole schema."""
+        self._whole[id(self.sent[len(self.blocks)])] = whole
+        self._fields[id(whole)] = slice(self._count, self._count + len(whole.schema))
+        self._count += len(whole.schema)
+        self.blocks.append(whole)
+
+    def whole(self, sent: NewBlock) -> NewBlock | None:
+        """Return a block of the put with its whole schema; None for other blocks."""
+        return self._whole.get(id(sent))
+
+    def has(self, whole: NewBlock) -> bool:
+        """Return whether this is a block of the put with its whole schema, which is then checked."""
+        return id(whole) in self._fields
+
+    def fields_of(self, whole: NewBlock) -> list[FieldStats]:
+        """Return the prepared types of the fields of a block."""
+        assert self.types is not None
+        return self.types.of_blocks[self._fields[id(whole)]]
 
     def matches(self, fields: dict[str, FieldStats], typed: int) -> bool:
         """Return whether the types are prepared and its values match these fields of the partition."""
@@ -227,24 +253,18 @@ class BlockTable(PublishedExtents):
         A value of a block counts with the mean length of its values.
         """
         self.prepared: Prepared | None = None
-        """The prepared parts of the wide block that is put next. Not part of the state."""
+        """What was prepared for the wide put that is decided now. Not part of the state."""
         self.newest_schema: tuple[FieldSpec, ...] = ()
         """The schema of the block that was added last, for what observes its record. Not part of the state."""
 
-    def complete_schema(self, block: NewBlock) -> NewBlock:
-        """Return a block with its complete schema, which may have been sent in parts."""
-        if not block.parts:
-            return block
-        prepared = self.prepared
-        if prepared is None:
-            return with_schema(block)
-        return prepared.block if prepared.sent is block else prepared.others.get(id(block)) or with_schema(block)
-
     def complete_schemas(self, block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
-        """Return all blocks of a put with their complete schemas."""
+        """Return all blocks of a put with their complete schemas, which may have been sent in parts."""
+        prepared = self.prepared
+        if prepared is not None:
+            return [prepared.whole(each) or with_schema(each) for each in all_blocks(block, further)]
         if not further:  # the usual put, which must cost nothing here
-            return [] if block is None else [self.complete_schema(block) if block.parts else block]
-        return [self.complete_schema(each) for each in all_blocks(block, further)]
+            return [] if block is None else [with_schema(block) if block.parts else block]
+        return [with_schema(each) for each in all_blocks(block, further)]
 
     def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
         """Return an equal schema. If the table has it, it consists of the table's objects, which compare quickly."""

@@ -169,17 +169,17 @@ def _words(kind: str, dtype: str) -> str:
 
 
 class PreparedTypes:
-    """The fields of a partition as they are after a put, with the types of the put's block added."""
+    """The fields of a partition as they are after a put, with the types of the put's blocks added."""
 
     def __init__(self, fields: dict[str, FieldStats], typed: int) -> None:
         self.fields = dict(fields)
         """All fields of the partition by name."""
-        self.of_block: list[FieldStats] = []
-        """The fields of the block, in its order."""
+        self.of_blocks: list[FieldStats] = []
+        """The fields of the blocks, in their order."""
         self.replaced: list[tuple[FieldStats, FieldStats]] = []
-        """Fields whose types the block changes, each with the field that replaces it."""
+        """Fields whose types the blocks change, each with the field that replaces it."""
         self.several: dict[str, list[str]] = {}
-        """The dtypes of those fields of the block that have several."""
+        """The dtypes of those fields of the blocks that have several."""
         self.installed = False
         """Whether the partition has these fields."""
         self.unused = self.fields
@@ -187,7 +187,7 @@ class PreparedTypes:
         self._base = (fields, len(fields), typed)
 
     def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
-        """Add the next field of the block.
+        """Add the next field of the blocks.
 
         Raises:
             FieldTypeError: The field does not match live values.
@@ -202,7 +202,7 @@ class PreparedTypes:
             if changed.add(spec, dims):
                 self.replaced.append((field, changed))
                 field = self.fields[spec.name] = changed
-        self.of_block.append(field)
+        self.of_blocks.append(field)
         if field.others:
             self.several[field.name] = [field.dtype, *field.others]
 

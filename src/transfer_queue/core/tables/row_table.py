@@ -28,10 +28,11 @@ from transfer_queue.core.columns.schema import (
     require,
     scalar,
 )
+from transfer_queue.core.columns.tag_columns import ChunkTags
 from transfer_queue.core.columns.wide_columns import Columns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
-from transfer_queue.sampler.numeric_tags import number, numbers_of
+from transfer_queue.messages.tag_table import SentTags, TagTable
 
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
@@ -39,14 +40,11 @@ MASK = CHUNK - 1
 NO_COLUMNS: Columns = (np.zeros(0, "i8"), np.zeros(0, "i4"))
 CONSUMED, CLAIMED = 1, 2  # the states of a row for a task; 0: neither
 
-Tags = list[Any]  # of dict[str, Any] | None
-
 Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the caller's arrays
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
-_decode_tags = msgspec.msgpack.Decoder(list[dict[str, Any] | None]).decode
+_decode_tags = msgspec.msgpack.Decoder(SentTags).decode
 
 
 def indexes_in(column: bytes) -> np.ndarray:
@@ -117,7 +115,10 @@ OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
 
 
 class _PackedTags(Column):
-    """The tags of a chunk, as bytes. Those of a loaded chunk are decoded when they are first read."""
+    """The tags of a chunk, as bytes. Those of a loaded chunk are decoded when they are first read.
+
+    Earlier releases saved a list with a dict for each row, which is still the form of tags with very many names.
+    """
 
     def __init__(self) -> None:
         super().__init__(array_of("|u1") | None, None)
@@ -130,7 +131,7 @@ class _PackedTags(Column):
         """See `Column`."""
         packed = table._packed
         if table._tags is not None:
-            packed = np.frombuffer(_encode(table._tags), "u1")
+            packed = np.frombuffer(_encode(table._tags.pack(table.size)), "u1")
         tree["tags"] = packed
 
     def load(self, table: Chunk, loaded: Any) -> None:
@@ -138,8 +139,8 @@ class _PackedTags(Column):
         table._packed = loaded.tags
 
     def to_comparable(self, table: Chunk) -> Any:
-        """See `Column`. A row without tags has either None or an empty dict."""
-        return [tags or None for tags in (table.tags or [])[: table.size]]
+        """See `Column`. A row without tags has an empty dict."""
+        return [{}] * table.size if table.tags is None else table.tags.rows(slice(0, table.size))
 
     def check(self, table: Chunk, where: str) -> None:
         """See `Column`."""
@@ -147,6 +148,8 @@ class _PackedTags(Column):
             return
         try:
             tags = _decode_tags(table._packed.data)
+            if isinstance(tags, TagTable):
+                tags.check()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise BrokenInvariant(f"the tags of {where} cannot be decoded: {error}") from None
         require(len(tags) <= table.capacity, f"{where} has more tags than rows")
@@ -194,7 +197,7 @@ class Chunk(Persisted):
         """Columns of `field` that were made together, as rows of one matrix. Derived."""
         self.keys: list[str | None] | None = None
         """The key of each row, None if it has none. The partition saves them, in the order of their creation."""
-        self._tags: Tags | None = None
+        self._tags: ChunkTags | None = None
         self._packed: np.ndarray | None = None  # u1: the tags as they were saved, until one of them is read
         self.numbers: dict[str, np.ndarray] = {}
         """Watched tag -> its values; NaN if it is missing or not a number."""
@@ -220,7 +223,7 @@ class Chunk(Persisted):
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
-            self._tags += [None] * (self.capacity - len(self._tags))
+            self._tags.grow(self.capacity)
 
     def _grow_column(self, column: np.ndarray) -> np.ndarray:
         out = np.full(self.capacity, math.nan)
@@ -248,31 +251,24 @@ class Chunk(Persisted):
         """Remove the tags of these rows."""
         tags = self.tags
         if tags is not None:
-            for a in at.tolist():
-                tags[a] = None
+            tags.clear(at)
             for tag, numbers in self.numbers.items():
                 numbers[at] = math.nan
                 self.wrong[tag].difference_update(at.tolist())
 
     @property
-    def tags(self) -> Tags | None:
-        """The tags of each row, None if it has none; None if no row has tags."""
+    def tags(self) -> ChunkTags | None:
+        """The tags of the rows; None if no row has had tags."""
         if self._packed is not None:
-            tags = _decode(self._packed.data)
-            self._tags = tags + [None] * (self.capacity - len(tags))
+            self._tags = ChunkTags.from_saved(_decode_tags(self._packed.data), self.capacity)
             self._packed = None
         return self._tags
 
-    @property
-    def unread_tags(self) -> np.ndarray | None:
-        """The tags as they were saved (u1), until one of them is read."""
-        return self._packed
-
-    def tag_list(self) -> Tags:
-        """Return the list of tags. Makes it if it is missing."""
+    def tag_columns(self) -> ChunkTags:
+        """Return the tags of the rows. Makes them if they are missing."""
         found = self.tags
         if found is None:
-            found = self._tags = [None] * self.capacity
+            found = self._tags = ChunkTags(self.capacity)
         return found
 
     def field_columns(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -327,24 +323,18 @@ class Chunk(Persisted):
         """Keep this tag as a column of numbers from now on."""
         self.numbers[tag] = np.full(self.capacity, math.nan)
         self.wrong[tag] = set()
-        have = [at for at, tags in enumerate(self.tags or ()) if tags and tag in tags]
-        self.set_watched(tag, have, [self.tags[at][tag] for at in have])  # type: ignore[index]
+        self.set_watched(tag, slice(0, self.size))
 
-    def set_watched(self, tag: str, at: list[int], values: list[Any]) -> None:
-        """Set the values of a watched tag of these rows; None if a row does not have the tag."""
-        found = numbers_of(values)
-        if found is not None:
-            self.numbers[tag][at] = found
-            if self.wrong[tag]:
-                self.wrong[tag].difference_update(at)
+    def set_watched(self, tag: str, at: Indexer) -> None:
+        """Update the numbers of a watched tag of these rows from their tags."""
+        if self.tags is None:
             return
-        for one, value in zip(at, values, strict=True):
-            single = number(value)
-            self.numbers[tag][one] = math.nan if single is None else single
-            if single is None:
-                self.wrong[tag].add(one)
-            else:
-                self.wrong[tag].discard(one)
+        found, wrong = self.tags.numbers(tag, at)
+        self.numbers[tag][at] = found
+        if self.wrong[tag] or wrong.any():
+            places = np.arange(self.capacity)[at]
+            self.wrong[tag].difference_update(places[~wrong].tolist())
+            self.wrong[tag].update(places[wrong].tolist())
 
     def group_column(self) -> np.ndarray:
         """Return the group column. Makes it if it is missing."""

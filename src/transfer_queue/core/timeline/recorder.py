@@ -474,8 +474,7 @@ def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None
             if len(known):
                 found.append(float(known.min()))
         elif chunk.tags is not None:
-            tags = chunk.tags
-            versions = [(tags[each] or {}).get(POLICY_TAG) for each in at.tolist()]
+            versions = chunk.tags.values(POLICY_TAG, at)
             found += [float(version) for version in versions if isinstance(version, (int, float))]
     return min(found, default=None)
 

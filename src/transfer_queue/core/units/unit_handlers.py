@@ -12,7 +12,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.system import Drain, NodeGone
 
 
@@ -55,6 +55,7 @@ def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGo
     lost = [unit for unit in context.state.units.values() if unit.node and unit.node == request.node]
     for unit in lost:
         forget_unit(context, unit.unit)
+    context.stores.forget_node(request.node, context.now)
     return Decision([r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost)))
 
 
@@ -76,7 +77,29 @@ def handle_extents_gone(context: ControllerContext, caller: Caller, request: uni
     """Note that a unit reports values lost with its store."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what its store has lost")
-    return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), request.when)], Done)
+    cause = context.stores.cause(request.unit, context.now)
+    when = f"{request.when}: {cause}" if cause else request.when
+    return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), when)], Done)
+
+
+@handles(store_reports.ReportStoreServer)
+def handle_report_store_server(
+    context: ControllerContext, caller: Caller, request: store_reports.ReportStoreServer
+) -> list[Effect]:
+    """Note that a server of an external store runs."""
+    context.stores.note_up(caller.peer, request, context.now)
+    return [Send(caller.peer, caller.envelope.sequence, Done())]
+
+
+@handles(store_reports.StoreChanged)
+def handle_store_changed(
+    context: ControllerContext, caller: Caller, request: store_reports.StoreChanged
+) -> list[Effect]:
+    """Order a unit whose store may have lost blocks to check those that are published."""
+    if context.connections.units.get(request.unit) != caller.peer:
+        raise ProtocolError("only the unit itself may report that its store has changed")
+    context.stores.on_changed(request)
+    return [Send(caller.peer, caller.envelope.sequence, Done())]
 
 
 @handles(unit_reports.ExtentsRecalledReport)

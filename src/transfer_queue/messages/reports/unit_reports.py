@@ -57,7 +57,8 @@ class ExtentsGone(Request, frozen=True):
 class BlockMissing(Request, frozen=True, tag="Missed"):
     """Report that a reader did not find the contents of extents in the external store.
 
-    The reply comes when the unit has searched for them, and is `Done(True)` if some are lost.
+    The reply comes when the unit has searched for them. It is `Done(True)` if some are lost, and `Done(text)` if the
+    store could not be asked, which the text explains.
     """
 
     unit: Unit

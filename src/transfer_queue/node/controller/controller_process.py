@@ -26,6 +26,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.journal.terms import Term
 from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
+from transfer_queue.node.controller import huge_pages
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.journal_sync import JournalSync
@@ -124,6 +125,7 @@ def build_controller(
     service.told, service.measure_servers = collector.units.take_answer, collector.measure_servers
     if sockets.metrics is not None:
         _serve_metrics(collector, controller, sockets.metrics, settings.metrics_compatible_names)
+    huge_pages.collapse_regularly()
     return server
 
 

@@ -33,7 +33,7 @@ from transfer_queue.journal.terms import Term
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.reports.overview import MeasureServers, ServersReply
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.metrics.snapshot import JournalMeasures
@@ -52,7 +52,8 @@ from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
-READS = (*CONTROLLER_READS, unit_reports.Measured, MeasureServers)  # requests that change nothing of the state
+# requests that change nothing of the state
+READS = (*CONTROLLER_READS, unit_reports.Measured, MeasureServers, store_reports.ReportStoreServer)
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
@@ -66,6 +67,8 @@ FROM_UNITS = (
     unit_reports.ExtentsRecalledReport,
     unit_reports.ExtentsGone,
     unit_reports.Measured,
+    store_reports.ReportStoreServer,
+    store_reports.StoreChanged,
 )
 SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, UseSampler))
 """The requests that this module looks at; the core serves all others."""
@@ -239,7 +242,7 @@ class ControllerService(EnvelopeService):
     def _serve_here(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing] | None:
         """Serve a request about units, servers or samplers; None if the core serves it."""
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
-            failure = Failure("ProtocolError", f"only a storage unit may send {type(envelope.body).__name__}")
+            failure = Failure("ProtocolError", f"only a server of the system may send {type(envelope.body).__name__}")
             return [self.answer(peer, envelope.sequence, failure)]
         if (
             isinstance(envelope.body, (unit_reports.ExtentsFreedReport, unit_reports.BlocksMovedReport))

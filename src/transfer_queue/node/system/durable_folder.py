@@ -36,7 +36,11 @@ import msgspec
 
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
+<<<<<<< HEAD
 from transfer_queue.journal.terms import Term, Terms
+=======
+from transfer_queue.journal.segment import sync_folder
+>>>>>>> main
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.locks import hold_liveness, is_alive
 from transfer_queue.node.system.paths import DURABLE_PREFIX, OWNER, allocated_bytes, no_link, read_private, runtime_dir
@@ -259,12 +263,13 @@ class DurableFolder:
     def prepare(self, wanted: Wanted, mirrored: bool = False) -> tuple[Identity, str | None]:
         """Create or take over what belongs to the folder, which this process has locked.
 
-        `mirrored` says that a mirror has copies of the values. Returns the identity, with a warning for the user, or
+        `mirrored` says that the system has a mirror. Returns the identity, with a warning for the user, or
         None. Raises StartError if the folder does not fit.
         """
         known = self.identity()
         if known is not None:
             self._check_fits(known, wanted)
+            self._check_mirror(mirrored)
         key = self.key()
         if key is None:
             _write(self._key, wanted.key)
@@ -274,7 +279,10 @@ class DurableFolder:
                 f"meantime; start again"
             )
         identity = self._made(known, wanted)
-        warning = self._missing(identity, mirrored) if known is not None and self.has_journal() else None
+        if known is None:
+            warning = _elsewhere(identity)
+        else:
+            warning = self._missing(identity) if self.has_journal() else None
         _write(self._identity, msgspec.json.encode(identity))
         _write(Path(identity.record), msgspec.json.encode(identity))
         for place in identity.places:
@@ -314,23 +322,48 @@ class DurableFolder:
                     f"settings say {asks or 'none'}: start with the former value, or remove its values with `tq stop "
                     f"--discard --folder {self.folder}`"
                 )
+        self._refuse_copy(known)
         for place in known.places:
             owner = _owner_of(place)
             if owner not in (None, os.path.realpath(self.folder)):
                 raise StartError(
-                    f"the arenas of the durable folder {self.folder} ({_KEY}), in {place}, belong to the folder "
-                    f"{owner}: if the folder was moved, run `tq adopt {self.folder}`; if it was copied, use the "
-                    f"original"
+                    f"the arenas of the durable folder {self.folder} ({_KEY}), in {place}, belong to the folder that "
+                    f"was {owner}: if it was moved here, run `tq adopt {self.folder}`"
                 )
-            for unit in sorted(place.glob("unit-*")) if place.is_dir() else ():
+        for place in (*known.places, self.mirror):
+            for unit in sorted(place.glob("unit-*")):
                 check_files(unit)
 
-    def _missing(self, identity: Identity, mirrored: bool) -> str | None:
+    def _check_mirror(self, mirrored: bool) -> None:
+        """Raise StartError if the folder has a mirror, which a system would neither keep up to date nor free."""
+        if not mirrored and self.mirror.is_dir():
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) keeps copies of its values on disk, in {self.mirror}, but "
+                f"durability.values is processes: set durability.values to machine, or remove the values with `tq stop "
+                f"--discard --folder {self.folder}`"
+            )
+
+    def _original(self, known: Identity) -> str | None:
+        """Return the folder of which this one is a copy: its arenas are not this folder's. None if it is no copy."""
+        owners = [owner for owner in map(_owner_of, known.places) if owner is not None]
+        return next((owner for owner in owners if _is_other(Path(owner), self.folder, known.id)), None)
+
+    def _refuse_copy(self, known: Identity) -> None:
+        """Raise StartError if this folder is a copy of another one, to which the values in memory belong."""
+        original = self._original(known)
+        if original is not None:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) is a copy of {original}, to which the values in "
+                f"{known.arenas} belong: use {original}, or another folder. If the copy is to replace the original, "
+                f"remove {original}, then run `tq adopt {self.folder}`"
+            )
+
+    def _missing(self, identity: Identity) -> str | None:
         """Return a warning if arenas of the folder are gone, else None."""
         gone = [str(place) for place in identity.places if not place.is_dir()]
         if not gone:
             return None
-        if mirrored and self.mirror.is_dir():
+        if self.mirror.is_dir():
             return (
                 f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are read from "
                 f"{self.mirror}, because that folder does not exist any more; the machine was probably restarted. tq "
@@ -380,7 +413,7 @@ class DurableFolder:
         """Make the values of a folder that was moved, or whose owner was changed, this folder's and this user's.
 
         No system can start with the folder before the context ends. Raises StartError if the folder keeps no values, is
-        in use, or if this user cannot access all of it.
+        in use, is a copy of another one that exists, or if this user cannot access all of it.
         """
         known = self.identity()
         if known is None:
@@ -389,6 +422,7 @@ class DurableFolder:
                 f"{_KEY} of a system with durability.values"
             )
         self._check_owner()
+        self._refuse_copy(known)
         for place in (place for place in known.places if place.is_dir()):
             if place.stat().st_uid != os.geteuid():
                 raise StartError(
@@ -420,9 +454,12 @@ class DurableFolder:
     def discard(self) -> int:
         """Remove everything that the folder keeps, and the folder if it is empty then. Returns the number of bytes.
 
-        Raises StartError if it is in use.
+        A copy of a durable folder keeps its files only: the values in memory belong to the original, and stay. Raises
+        StartError if it is in use.
         """
         identity = self.identity()
+        if identity is not None and self._original(identity) is not None:
+            identity = None
         nbytes = journal_bytes(self.folder) + mirror_bytes(self.folder)
         nbytes += 0 if identity is None else arena_bytes(identity)
         with self._held(identity):
@@ -542,14 +579,42 @@ def _owner_of(place: Path) -> str | None:
         return None
 
 
+def _elsewhere(new: Identity) -> str | None:
+    """Return a warning if a system of the same name kept values in another folder, else None."""
+    others = [known.folder for known in known_folders() if known.name == new.name and known.id != new.id]
+    if not others:
+        return None
+    return (
+        f"the durable folder {new.folder} ({_KEY}) is new, but a system named {new.name!r} keeps values in "
+        f"{', '.join(others)}: if that folder was meant, stop this system and correct {_KEY}; `tq stop --discard "
+        f"--folder FOLDER` removes values that are not needed any more"
+    )
+
+
+def _is_other(folder: Path, than: Path, number: str) -> bool:
+    """Whether a folder exists, is not the other one under another path, and has or may have this id."""
+    try:
+        if os.path.samefile(folder, than):
+            return False
+        identity = DurableFolder(folder).identity()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (StartError, OSError):  # it cannot be read
+        return True
+    return identity is not None and identity.id == number
+
+
 def _parent(place: str) -> str:
     return str(Path(place).parent) if place else ""
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a private file atomically."""
+    """Write a private file atomically, also if the machine fails."""
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     with open(draft, "xb", opener=no_link) as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
+    sync_folder(path.parent)

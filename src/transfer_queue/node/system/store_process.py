@@ -19,8 +19,11 @@ import msgspec
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
+from transfer_queue.messages.reports.store_reports import ReportStoreServer
+from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.system.paths import SystemFolder, host_and_port
+from transfer_queue.node.system.store_reporter import StoreReporter
 from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
@@ -34,16 +37,19 @@ logger = logging.getLogger(__name__)
 class StoreOwner:
     """Runs a store server as a server of the system: see `server_process.Serves`."""
 
-    def __init__(self, keeper: StoreServer) -> None:
+    def __init__(self, keeper: StoreServer, reporter: StoreReporter) -> None:
         self.counters = keeper.address.kind
         self._keeper = keeper
+        self._reporter = reporter
         self._stopped = threading.Event()
 
     def run(self) -> None:
         """Serve until `stop` is called. Raises RuntimeError if the store fails."""
+        self._reporter.start()
         trouble = None
         while trouble is None and not self._stopped.wait(LOOK_SECONDS):
             trouble = self._keeper.trouble()
+        self._reporter.stop()
         self._keeper.close()
         if trouble is not None:
             logger.error("the store server ends, and all values in the store are lost: %s", trouble)
@@ -55,9 +61,12 @@ class StoreOwner:
 
 
 def build_store_server(
-    system: SystemFolder, settings: Settings, backend: str, seconds: float, seat: NodeRole
+    system: SystemFolder, settings: Settings, backend: str, seconds: float, seat: NodeRole, controller: str, key: bytes
 ) -> StoreOwner:
-    """Start the server of a store and write down where the store is. Raises StartError if it does not start."""
+    """Start the server of a store and write down where the store is. Raises StartError if it does not start.
+
+    `controller` is where the controller listens, to which the server reports itself; `key` is the system's key.
+    """
     # imported here, because the module takes a megabyte of each process
     from transfer_queue.storage.stores.store_server import StoreServerRole, start_store_server
 
@@ -66,7 +75,9 @@ def build_store_server(
     if keeper is None:
         raise StartError(f"the backend {backend} has no server that a system could start; name a backend that has one")
     write_status(system, keeper.address)
-    return StoreOwner(keeper)
+    address = controller if controller.startswith("/") else host_and_port(controller)
+    report = ReportStoreServer(backend, seat.node, seat.host, keeper.address.life, os.getpid())
+    return StoreOwner(keeper, StoreReporter(address, key, client_context(settings.tls), report))
 
 
 def write_status(system: SystemFolder, address: StoreAddress) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.storage import LeaseExtent
 from transfer_queue.metrics.timing import Waits
 from transfer_queue.net.handshake import Hello
@@ -197,6 +197,10 @@ class UnitService(EnvelopeService):
                 return self.carry_out([self._unit.failed_move_report(request.number, error)])
         if isinstance(request, unit_reports.DrainFinished):
             return self.carry_out(self._unit.set_draining(request.draining))
+        if isinstance(request, store_reports.CheckStore):
+            return self.carry_out(self._unit.note_store_change())
+        if isinstance(request, store_reports.CheckExtents):
+            return self.carry_out(self._unit.check_extents(request))
         if isinstance(request, unit_reports.Measure):
             return list(self._send_measures(request.number, now))
         if not isinstance(request, unit_reports.ReleaseExtents):

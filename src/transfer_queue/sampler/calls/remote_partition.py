@@ -47,10 +47,10 @@ class RemotePartition(PartitionTags):
             found.update((row, self._values(tag)) for row, tag in reply.tags.items())
         return found
 
-    def tags_of(self, rows: np.ndarray) -> list[dict[str, Any] | None]:
+    def entries_of(self, rows: np.ndarray, name: str) -> list[Any]:
         """See `PartitionTags`."""
         found = self.get_custom_meta(rows.tolist())
-        return [found.get(row) for row in rows.tolist()]
+        return [found.get(row, {}).get(name) for row in rows.tolist()]
 
 
 class RemoteReady(Sequence[int]):

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
-from transfer_queue.messages.descriptors import MEMORY
+from transfer_queue.messages.descriptors import MEMORY, MIRROR
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
 from transfer_queue.storage.protocols import ArenaMemory, Bytes
@@ -59,6 +59,9 @@ class ArenaHeader(msgspec.Struct, frozen=True):
     capacity: int
     boot_id: str
     """Identifies this arena: another arena in the same folder has another one."""
+
+
+_decode_header = msgspec.json.Decoder(ArenaHeader).decode
 
 
 class FolderChoice(NamedTuple):
@@ -165,7 +168,7 @@ class Arena(ArenaMemory):
             _allocate(files[2], 0, HEAD_BYTES)
             arena = cls(folder, header, files[0], files[1], files[2], tier)
             arena.extents.begin(header.boot_id)
-            _write_whole(folder / "header", msgspec.json.encode(header))
+            _write_whole(folder / "header", msgspec.json.encode(header), sync=tier == MIRROR)
         except BaseException as error:
             for file in files:
                 os.close(file)
@@ -472,16 +475,29 @@ def stretches(granules: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(granules, edges) if len(part)]
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _write_whole(path: Path, content: bytes, sync: bool) -> None:
+    """Write a file atomically. With `sync` it is on the disk when this returns, with all names in its folder."""
     draft = path.with_name(path.name + ".new")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             os.write(file, content)
+            if sync:
+                os.fsync(file)
         finally:
             os.close(file)
         os.replace(draft, path)
+        if sync:
+            for folder in (path.parent, path.parent.parent):
+                _sync_folder(folder)
     except OSError:
         draft.unlink(missing_ok=True)
         raise
@@ -529,7 +545,7 @@ def _parse(folder: Path, content: bytes) -> ArenaHeader:
     """Return the header if this version can read such an arena."""
     path = folder / "header"
     try:
-        header = msgspec.json.decode(content, type=ArenaHeader)
+        header = _decode_header(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AttachError(f"{path} is not the header of an arena ({error}); remove the folder") from None
     if header.magic != MAGIC:

@@ -24,6 +24,7 @@ from transfer_queue.storage.stores.store_server import (
     free_port,
     is_listening,
     kept_port,
+    node_address,
     program,
 )
 
@@ -53,6 +54,7 @@ class MooncakeKeeper(StoreServer):
         if starts and host == LOOPBACK and place.host:
             host = place.host  # other nodes must reach it
         number = int(port)
+        address = node_address(options["local_hostname"], place, "backend.MooncakeStore.local_hostname")
         try:
             if starts:
                 number = number or kept_port(folder / "mooncake_port", host)
@@ -64,6 +66,7 @@ class MooncakeKeeper(StoreServer):
                 )
             shared = {name: options[name] for name in _SHARED}
             shared["master_server_address"] = f"{host}:{number}"
+            shared["local_hostname"] = address or None
             size = int(options["global_segment_size"])
             if size:
                 self._segment = MooncakeStore(**shared, segment=size)

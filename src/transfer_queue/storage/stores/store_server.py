@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import importlib
+import ipaddress
 import os
 import shutil
 import signal
@@ -45,6 +47,69 @@ class StoreServer(ABC):
         """End what this object has started, and nothing else."""
 
 
+@dataclass(frozen=True)
+class StoreServerRole:
+    """The role of a store server in a system of several nodes."""
+
+    host: str = ""
+    """The address by which the other nodes reach this one."""
+    join: str = ""
+    """`StoreAddress.join` of the first node's store server; "" for that one itself."""
+
+
+ALONE = StoreServerRole()
+
+
+def node_address(given: str | None, place: StoreServerRole, key: str) -> str:
+    """Return the address at which the store servers of other nodes reach this node.
+
+    Args:
+        given: The value of the setting. A network ("10.2.0.0/16") stands for the address of each node in it. None: the
+            node's address in Ray, or "" in a system of one machine.
+        place: The role of this node.
+        key: The name of the setting, for messages.
+
+    Raises:
+        StartError: This node has no such address.
+    """
+    if given is None:
+        return place.host
+    if "/" not in given:
+        if place.join and not _is_own(given.rpartition(":")[0] if given.count(":") == 1 else given):
+            raise StartError(
+                f"{key} must be an address of each node, but {given!r} is not an address of node {place.host}: leave "
+                f"it out to use the addresses of Ray, or name the network of the addresses, for example 10.2.0.0/16"
+            )
+        return given
+    try:
+        network = ipaddress.ip_network(given, strict=False)
+    except ValueError as error:
+        raise StartError(
+            f"{key} must be a host name, an address or a network such as 10.2.0.0/16, got {given!r} ({error})"
+        ) from error
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        found = ""
+        with contextlib.suppress(OSError):  # no route leads there
+            probe.connect((str(network.broadcast_address - 1 if network.prefixlen < 31 else network[0]), 9))
+            found = str(probe.getsockname()[0])
+    if not found or ipaddress.ip_address(found) not in network:
+        raise StartError(
+            f"node {place.host or socket.gethostname()} has no address in the network {given} ({key}): name a network "
+            f"in which every node has one, or leave it out"
+        )
+    return found
+
+
+def _is_own(host: str) -> bool:
+    """Whether this is a name or an address of this host."""
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
 def check_free(port: int, key: str, host: str = LOOPBACK) -> None:
     """Raise StartError if another program listens on this port. `key` is the setting that names the port."""
     with contextlib.closing(socket.socket()) as probe:
@@ -77,6 +142,19 @@ def is_listening(host: str, port: int) -> bool:
     with contextlib.closing(socket.socket()) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
+
+
+def is_refused(host: str, port: int) -> bool:
+    """Whether this host is reached, and no program listens at the port."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == errno.ECONNREFUSED
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of "host:port"."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
 
 def program(folder: Path, name: str, package: str) -> str:
@@ -134,19 +212,6 @@ class StoreProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECONDS)
                 return
-
-
-@dataclass(frozen=True)
-class StoreServerRole:
-    """The role of a store server in a system of several nodes."""
-
-    host: str = ""
-    """The address by which the other nodes reach this one."""
-    join: str = ""
-    """`StoreAddress.join` of the first node's store server; "" for that one itself."""
-
-
-ALONE = StoreServerRole()
 
 
 def start_store_server(

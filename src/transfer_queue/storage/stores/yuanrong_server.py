@@ -1,6 +1,7 @@
 """The server that a system starts for Yuanrong with `auto_init`: a worker with its metastore.
 
-In a system of several nodes the first node has the metastore, and each node a worker for its processes.
+In a system of several nodes the first node has the metastore, and each node a worker for its processes. A new metastore
+knows nothing of the blocks of before, so that the other workers are restarted together with it.
 The library's own CLI (`dscli start`) makes the worker's command from the arguments. The worker is a child of this
 process and ends with it.
 """
@@ -8,6 +9,7 @@ process and ends with it.
 from __future__ import annotations
 
 import shlex
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +25,15 @@ from transfer_queue.storage.stores.store_server import (
     StoreServer,
     StoreServerRole,
     check_free,
+    host_and_port,
     is_listening,
+    is_refused,
     kept_port,
+    node_address,
 )
+
+MOST_REFUSED = 2
+PAUSE = 0.05  # seconds between two checks of a metastore that does not serve yet
 
 DEFAULTS = {
     "arena_per_tenant": "1",
@@ -42,9 +50,14 @@ class YuanrongKeeper(StoreServer):
         self, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
     ) -> None:
         self._worker: StoreProcess | None = None
+        self._metastore = place.join if options["auto_init"] else ""
+        """The metastore on the first node, if this is another node."""
+        self._refused = 0
+        """How often in a row the metastore's port was closed."""
         port = int(options["worker_port"])
         given = _arguments(str(options["worker_args"]))
-        host, join, capacity = place.host or LOOPBACK, place.join, 0
+        host = node_address(options["worker_host"], place, "backend.Yuanrong.worker_host") or LOOPBACK
+        join, capacity = place.join, 0
         if options["auto_init"]:
             port = port or kept_port(folder / "yuanrong_worker_port", host)
             check_free(port, "backend.Yuanrong.worker_port", host)
@@ -59,6 +72,8 @@ class YuanrongKeeper(StoreServer):
                 "start_metastore_service": "false" if place.join else "true",
                 **given,
             }
+            if place.join:
+                _await_metastore(join, seconds)
             self._start(arguments, folder, seconds)
             try:
                 capacity = 0 if place.host else int(arguments["shared_memory_size_mb"]) << 20
@@ -103,12 +118,31 @@ class YuanrongKeeper(StoreServer):
 
     def trouble(self) -> str | None:
         """See `StoreServer.trouble`."""
-        return None if self._worker is None else self._worker.trouble()
+        if self._worker is None:
+            return None
+        if self._metastore:
+            self._refused = self._refused + 1 if is_refused(*host_and_port(self._metastore)) else 0
+            if self._refused >= MOST_REFUSED:
+                return f"the metastore at {self._metastore} has ended, and with it the record of all blocks"
+        return self._worker.trouble()
 
     def close(self) -> None:
         """See `StoreServer.close`."""
         if self._worker is not None:
             self._worker.close()
+
+
+def _await_metastore(address: str, seconds: float) -> None:
+    """Wait until the first node's metastore, which may be restarting, serves. Raises StartError if it does not."""
+    host, port = host_and_port(address)
+    limit = time.monotonic() + seconds
+    while not is_listening(host, port):
+        if time.monotonic() > limit:
+            raise StartError(
+                f"no Yuanrong metastore responds at {address} after {seconds:g} s: check the store server of the "
+                f"system's first node (tq status), and that this node reaches that address"
+            )
+        time.sleep(PAUSE)
 
 
 def _arguments(text: str) -> dict[str, str]:

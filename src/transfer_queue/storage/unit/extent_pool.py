@@ -39,6 +39,10 @@ class BlockCopy(Protocol):
         """Release what the move uses."""
 
 
+Looked = Callable[[list[int], str, str], list[Effect]]
+"""Gets the extents that are gone, the time as text, and why it is not known of the others; "" if it is known."""
+
+
 class ExtentPool(Protocol):
     """Leases extents, and records what is leased."""
 
@@ -85,11 +89,22 @@ class ExtentPool(Protocol):
         If a lease of some space has failed, leases that take as much or more fail, too.
         """
 
-    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """Set the functions to call: `serve` when space was freed, `lost` with extents that may be gone."""
+    def attach(
+        self,
+        serve: Callable[[], list[Effect]],
+        lost: Callable[[list[int]], list[Effect]],
+        changed: Callable[[], object],
+    ) -> None:
+        """Set the functions to call.
 
-    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
-        """Check whether the content of these extents still exists. `then` gets the extents that are gone, and when.
+        Args:
+            serve: Called when space was freed.
+            lost: Called with extents that may be gone.
+            changed: Called when any extent may be gone.
+        """
+
+    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
+        """Check whether the content of these extents still exists.
 
         `then` is called at once or later. Its effects are carried out in both cases.
         """
@@ -211,12 +226,17 @@ class ArenaPool(ExtentPool):
         """See `ExtentPool.space_for`."""
         return round_up(nbytes)
 
-    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
-        """See `ExtentPool.attach`. An arena calls neither function."""
+    def attach(
+        self,
+        serve: Callable[[], list[Effect]],
+        lost: Callable[[list[int]], list[Effect]],
+        changed: Callable[[], object],
+    ) -> None:
+        """See `ExtentPool.attach`. An arena calls none of the functions."""
 
-    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
         """See `ExtentPool.check_content`. The content of an arena always exists."""
-        return then([], "")
+        return then([], "", "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """See `ExtentPool.read`."""

@@ -33,7 +33,7 @@ from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Store
-from transfer_queue.storage.unit.extent_pool import ExtentPool
+from transfer_queue.storage.unit.extent_pool import ExtentPool, Looked
 from transfer_queue.storage.unit.unit_effects import Begin, Effect
 
 MAGIC = "transfer_queue names"
@@ -182,7 +182,13 @@ class ObjectPool(ExtentPool):
     """The extent pool of an external store, see `ExtentPool`."""
 
     def __init__(
-        self, names: ObjectNames, store: Store, begin: Begin, capacity: int = UNLIMITED, life: Callable[[], str] = str
+        self,
+        names: ObjectNames,
+        store: Store,
+        begin: Begin,
+        capacity: int = UNLIMITED,
+        life: Callable[[], str] = str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make the pool.
 
@@ -191,13 +197,15 @@ class ObjectPool(ExtentPool):
             store: This process's connection to the store.
             begin: Runs calls to the store outside the unit's loop.
             capacity: The largest total size of all blocks in bytes; UNLIMITED if only the store knows it.
-            life: Returns a text that changes when the store may have lost blocks. All blocks are then checked.
+            life: Returns a text that changes when the store may have lost blocks. Published ones are then checked.
+            clock: The clock of `begin_period`.
         """
         self.capacity = capacity
         self._names = names
         self._store = store
         self._begin = begin
         self._life = life
+        self._clock = clock
         self._lives = life()
         self._look = 0.0
         """When `life` is called next."""
@@ -216,6 +224,7 @@ class ObjectPool(ExtentPool):
         self._retry: float | None = None if not doomed else 0.0
         self._serve: Callable[[], list[Effect]] = list
         self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
+        self._changed: Callable[[], object] = lambda: None
 
     @property
     def table(self) -> LeasedExtents:
@@ -294,7 +303,7 @@ class ObjectPool(ExtentPool):
                     RETRY_SECONDS,
                     outcome,
                 )
-                self._retry = time.monotonic() + RETRY_SECONDS
+                self._retry = self._clock() + RETRY_SECONDS
                 return []
             self._retry = None
             self._names.mark_removed(numbers)
@@ -305,11 +314,16 @@ class ObjectPool(ExtentPool):
 
         self._begin(lambda: self._store.remove(keys), removed)
 
-    def attach(self, serve: Callable[[], list[Effect]], lost: Callable[[list[int]], list[Effect]]) -> None:
+    def attach(
+        self,
+        serve: Callable[[], list[Effect]],
+        lost: Callable[[list[int]], list[Effect]],
+        changed: Callable[[], object],
+    ) -> None:
         """See `ExtentPool.attach`."""
-        self._serve, self._lost = serve, lost
+        self._serve, self._lost, self._changed = serve, lost, changed
 
-    def check_content(self, numbers: list[int], then: Callable[[list[int], str], list[Effect]]) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
         """See `ExtentPool.check_content`."""
         names = {key_of(self.boot_id, number * GRANULE): number for number in numbers}
 
@@ -322,9 +336,9 @@ class ObjectPool(ExtentPool):
                     outcome,
                 )
                 self._unsure.update(dict.fromkeys(numbers))
-                self._ask = time.monotonic() + RETRY_SECONDS
-                outcome = []
-            return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"))
+                self._ask = self._clock() + RETRY_SECONDS
+                return then([], "", str(outcome))
+            return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"), "")
 
         self._begin(lambda: self._store.missing(list(names)), looked)
         return []
@@ -375,7 +389,7 @@ class ObjectPool(ExtentPool):
             life = self._life()
             if life != self._lives:
                 self._lives = life
-                self._lost([extent.number for extent in self._table.leased_extents()])
+                self._changed()
         if self._unsure and now >= self._ask:
             numbers, self._unsure = list(self._unsure), {}
             self._lost(numbers)

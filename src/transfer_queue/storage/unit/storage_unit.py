@@ -40,9 +40,9 @@ from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolE
 from transfer_queue.messages import storage
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
-from transfer_queue.messages.descriptors import MOVER
+from transfer_queue.messages.descriptors import MOVER, STORE
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.reports import unit_reports
+from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots
@@ -144,7 +144,9 @@ class StorageUnit:
         """The number of the current move."""
         self._told: tuple[list[str], int] = [], 0
         """The waiting writers, and `_freed`, as last reported to the controller."""
-        pool.attach(self._serve, lambda numbers: self._find_missing(numbers, None))
+        self._store_changed = False
+        """The store may have lost blocks, and this is not reported yet."""
+        pool.attach(self._serve, lambda numbers: self._find_missing(numbers, None), self.note_store_change)
         self._take_up()
 
     def _take_up(self) -> None:
@@ -235,8 +237,11 @@ class StorageUnit:
         return self._serve()
 
     def take_reports(self) -> list[Report]:
-        """Return reports on extents that were freed or recalled. Call it after every event."""
+        """Return reports on extents that were freed or recalled, and on the store. Call it after every event."""
         reports = [Report(recalled) for recalled in self._recalls.take_reports()]
+        if self._store_changed:
+            self._store_changed = False
+            reports.append(Report(store_reports.StoreChanged(self.number, self.pool.next_extent)))
         if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
             words, self._not_freed = self._not_freed, ""
@@ -368,6 +373,8 @@ class StorageUnit:
             else []
         )
         gone = [self._report(number, writer) for number, writer in self._gone.items()]
+        if self.pool.status().tier == STORE and self.table.leased:
+            self.note_store_change()  # while it was not registered, the store may have lost blocks unnoticed
         return [*map(Report, own), *map(Report, self._recalls.repeat_reports()), *gone]
 
     def check(self) -> None:
@@ -481,18 +488,29 @@ class StorageUnit:
     def _find_missing(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
         """Check whether the blocks of these extents are gone; then answer the request `asked` (peer, sequence)."""
 
-        def looked(gone: list[int], when: str) -> list[Effect]:
+        def looked(gone: list[int], when: str, unknown: str) -> list[Effect]:
             gone = [number for number in gone if self.table.get(number) is not None]
             effects: list[Effect] = []
             if gone:
                 effects.append(Report(unit_reports.ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
                 self._release_all(gone)
             if asked is not None:
-                effects.append(SendReply(*asked, Done(bool(gone))))
+                effects.append(SendReply(*asked, Done(unknown or bool(gone))))
             return [*effects, *self._serve()]
 
         there = [number for number in numbers if self.table.get(number) is not None]
-        return self.pool.check_content(there, looked) if there else looked([], "")
+        return self.pool.check_content(there, looked) if there else looked([], "", "")
+
+    def note_store_change(self) -> list[Effect]:
+        """Note that the store may have lost blocks. The controller, which knows the published ones, orders a check."""
+        self._store_changed = True
+        return []
+
+    def check_extents(self, order: store_reports.CheckExtents) -> list[Effect]:
+        """Check on the controller's order whether the store has the blocks of these extents."""
+        if len(order.extents) % 8:
+            raise ProtocolError("the extents of a CheckExtents must be whole numbers of 8 bytes")
+        return self._find_missing(np.frombuffer(order.extents, "<i8").tolist(), None)
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drop a parked lease, or take back one that was just granted, because its writer will ignore the reply."""

@@ -10,6 +10,7 @@ from typing import Any, Union
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import MEMORY, STORE
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.reports.store_reports import StoreChanged
 from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
     ExtentsFreedReport,
@@ -43,6 +44,7 @@ class Report:
         | BlocksMovedReport
         | ExtentsRecalledReport
         | ExtentsGone
+        | StoreChanged
         | Measured
     )
 

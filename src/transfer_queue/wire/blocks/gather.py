@@ -441,6 +441,14 @@ def stack_of(values: list[Any], count: int) -> NonTensorStack:
     return stack
 
 
+def tensor_rows(column: Any) -> list[torch.Tensor] | None:
+    """Return the rows of a column in the form of layout "list"; None for other columns, and for one without rows."""
+    if not isinstance(column, NonTensorStack):
+        return None
+    rows = column.tolist()
+    return rows if rows and all(isinstance(row, torch.Tensor) for row in rows) else None
+
+
 def _empty_stack() -> NonTensorStack:
     """Return a stack without rows. tensordict cannot make one; since 0.11 it can slice a stack to no rows."""
     stack = NonTensorStack(None)

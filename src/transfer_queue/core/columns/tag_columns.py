@@ -1,0 +1,368 @@
+"""The tags of the rows of a chunk: a column for each name of an entry.
+
+Each column has a kind and a payload of 8 bytes for each row, as `messages.tag_table` describes. The values of its pool
+are text, or the bytes of a value in a message; each is kept once. Names beyond the first MAX_COLUMNS of a chunk have no
+column: the entries of such names are in a dict for each row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from transfer_queue.messages.base import DELETE_CODE
+from transfer_queue.messages.tag_table import (
+    ABSENT,
+    BOOL,
+    DELETED,
+    FLOAT,
+    INT,
+    MISSING,
+    NONE,
+    POOLED,
+    EntryColumn,
+    SentTags,
+    StoredTags,
+    TagTable,
+    entry_column,
+    rows_of,
+    values_of,
+)
+from transfer_queue.sampler.numeric_tags import number
+
+MAX_COLUMNS = 64
+SPARE = 16  # values of a pool without rows that are kept at least
+
+FEW = 8
+"""Rows up to which tags are read row by row, which is faster."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode: Any = msgspec.msgpack.Decoder().decode
+Places = Any  # slice | i8 array: places in a chunk
+
+
+class EntryValues:
+    """The values of one entry of the tags of a chunk."""
+
+    __slots__ = ("codes", "floats", "kinds", "payload", "pool")
+
+    def __init__(self, capacity: int) -> None:
+        self.kinds = np.zeros(capacity, "u1")
+        """The kind of each row; MISSING if it does not have the entry."""
+        self.payload = np.zeros(capacity, "i8")
+        """See `messages.tag_table`."""
+        self.floats = self.payload.view("f8")
+        """The same memory, as floats."""
+        self.pool: list[str | bytes] = []
+        """Text, or a value in its form in messages, encoded with msgpack."""
+        self.codes: dict[str | bytes, int] = {}
+        """The place of each value in `pool`."""
+
+    def grow(self, capacity: int) -> None:
+        """Increase the capacity."""
+        more = capacity - len(self.kinds)
+        self.kinds = np.concatenate([self.kinds, np.zeros(more, "u1")])
+        self.payload = np.concatenate([self.payload, np.zeros(more, "i8")])
+        self.floats = self.payload.view("f8")
+
+    def put(self, at: int, value: Any) -> None:
+        """Set the value of a row."""
+        kind = type(value)
+        if kind is str:
+            code = self.codes.get(value)
+            self.payload[at] = self._new_code(value) if code is None else code
+            self.kinds[at] = POOLED
+        elif kind is int and -(1 << 63) <= value < 1 << 63:
+            self.kinds[at] = INT
+            self.payload[at] = value
+        elif kind is float:
+            self.kinds[at] = FLOAT
+            self.floats[at] = value
+        elif kind is bool:
+            self.kinds[at] = BOOL
+            self.payload[at] = value
+        elif value is None:
+            self.kinds[at] = NONE
+        else:
+            encoded = _encode(value)
+            code = self.codes.get(encoded)
+            self.payload[at] = self._new_code(encoded) if code is None else code
+            self.kinds[at] = POOLED
+
+    def put_column(self, at: Places, kinds: np.ndarray | int, payload: np.ndarray, pool: list[Any]) -> None:
+        """Set the values of rows to those of a column of a table.
+
+        kinds: the kind of each of these rows, or that of all.
+        payload: i8 or u1, for each of these rows.
+        """
+        if pool and isinstance(kinds, int):
+            payload = self._codes_of(pool, payload)[payload]
+        elif pool:
+            pooled = kinds == POOLED
+            payload = payload.astype("i8")
+            payload[pooled] = self._codes_of(pool, payload[pooled])[payload[pooled]]
+        self.kinds[at] = kinds
+        self.payload[at] = payload
+
+    def _codes_of(self, pool: list[Any], places: np.ndarray) -> np.ndarray:
+        """Return the place in this pool of each value of another pool, i8; of those that have one of these places."""
+        self._make_space(len(pool))
+        codes = np.zeros(len(pool), "i8")
+        used = range(len(pool)) if len(pool) <= SPARE else np.flatnonzero(np.bincount(places)).tolist()
+        for place in used:
+            value = pool[place]
+            key = value if type(value) is str else _encode(value)
+            codes[place] = code = self.codes.setdefault(key, len(self.pool))
+            if code == len(self.pool):
+                self.pool.append(key)
+        return codes
+
+    def _new_code(self, value: str | bytes) -> int:
+        """Add a value to the pool, and return its place."""
+        self._make_space(1)
+        code = self.codes[value] = len(self.pool)
+        self.pool.append(value)
+        return code
+
+    def _make_space(self, count: int) -> None:
+        """Remove the values that no row has from the pool, if it would become too long by this number of values."""
+        if len(self.pool) + count <= SPARE + 2 * len(self.kinds):
+            return
+        pooled = np.flatnonzero(self.kinds == POOLED)
+        used, places = np.unique(self.payload[pooled], return_inverse=True)
+        self.payload[pooled] = places.reshape(-1)
+        self.pool = [self.pool[code] for code in used.tolist()]
+        self.codes = {value: code for code, value in enumerate(self.pool)}
+
+    def value(self, at: int) -> Any:
+        """Return the value of a row, as messages contain it; ABSENT if it has none."""
+        kind = self.kinds.item(at)
+        if kind == INT:
+            return self.payload.item(at)
+        if kind == POOLED:
+            value = self.pool[self.payload.item(at)]
+            return value if type(value) is str else _decode(value)
+        if kind == FLOAT:
+            return self.floats.item(at)
+        if kind == BOOL:
+            return self.payload.item(at) != 0
+        return ABSENT if kind == MISSING else None
+
+    def values(self, at: Places) -> list[Any]:
+        """Return the values of rows, as messages contain them; ABSENT for a row without one."""
+        return values_of(self.kinds[at], self.payload[at], self.pool, _decode)
+
+    def numbers(self, at: Places) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values as floats (see `numeric_tags.number`), NaN for other values, and which are not numbers."""
+        kinds, payload = self.kinds[at], self.payload[at]
+        out = np.where(kinds == INT, payload, math.nan)
+        floats = kinds == FLOAT
+        out[floats] = payload.view("f8")[floats]
+        wrong = (kinds == BOOL) | (floats & np.isnan(out)) | (kinds == POOLED)
+        for place in np.flatnonzero(kinds == POOLED).tolist():
+            value = self.pool[int(payload[place])]
+            found = None if type(value) is str else number(_decode(value))
+            if found is not None:
+                out[place], wrong[place] = found, False
+        return out, wrong
+
+
+class ChunkTags:
+    """The tags of the rows of a chunk. Places are those of rows in the chunk."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.columns: dict[str, EntryValues] = {}
+        """Name -> its values."""
+        self.rest: dict[int, dict[str, Any]] = {}
+        """Place -> the entries that have no column, as messages contain them."""
+
+    @classmethod
+    def from_saved(cls, tags: StoredTags, capacity: int) -> ChunkTags:
+        """Return the tags that `pack` has returned."""
+        made = cls(capacity)
+        made.put(slice(0, len(tags)), tags)  # type: ignore[arg-type]
+        return made
+
+    def grow(self, capacity: int) -> None:
+        """Increase the capacity."""
+        self.capacity = capacity
+        for column in self.columns.values():
+            column.grow(capacity)
+
+    def clear(self, at: Places) -> None:
+        """Remove the tags of these rows."""
+        for column in self.columns.values():
+            column.kinds[at] = MISSING
+        if self.rest:
+            for place in self._places(at):
+                self.rest.pop(place, None)
+
+    def put(self, at: Places, tags: SentTags, replace: bool = False) -> None:
+        """Merge tags into those of these rows, or replace them. An entry to remove may be missing."""
+        if isinstance(tags, TagTable):
+            self.put_table(at, tags, slice(None), replace)
+            return
+        for place, tag in zip(self._places(at), tags, strict=True):
+            if tag is not None and (tag or replace):
+                self.put_row(place, tag, replace)
+
+    def put_row(self, at: int, tag: dict[str, Any], replace: bool = False) -> None:
+        """Merge a tag into that of a row, or replace it."""
+        if replace:
+            for column in self.columns.values():
+                column.kinds[at] = MISSING
+            self.rest.pop(at, None)
+        for name, value in tag.items():
+            if type(value) is msgspec.msgpack.Ext and value.code == DELETE_CODE:
+                self._remove(name, at)
+                continue
+            values = self.columns.get(name) or self._new_column(name)
+            if values is not None:
+                values.put(at, value)
+            else:
+                self.rest.setdefault(at, {})[name] = value
+
+    def put_table(self, at: Places, table: TagTable, where: Any, replace: bool = False) -> None:
+        """Merge rows of a table into the tags of these rows, or replace them. where: the rows of the table."""
+        if replace:
+            self.clear(at)
+        for sent in table.columns:
+            column = self.columns.get(sent.name) or self._new_column(sent.name)
+            payload = sent.payload_of(table.rows)[where]
+            if column is not None and len(sent.kinds) == 1 and MISSING != sent.kinds[0] != DELETED:
+                column.put_column(at, sent.kinds[0], payload, sent.pool)
+                continue
+            kinds = sent.kinds_of(table.rows)[where]
+            if column is None:
+                self._put_rest(at, sent, kinds, payload)
+                continue
+            places = np.arange(self.capacity)[at]
+            column.kinds[places[kinds == DELETED]] = MISSING
+            some = (kinds != DELETED) & (kinds != MISSING)
+            column.put_column(places[some], kinds[some], payload[some], sent.pool)
+
+    def _put_rest(self, at: Places, sent: EntryColumn, kinds: np.ndarray, payload: np.ndarray) -> None:
+        for place, kind, value in zip(
+            self._places(at), kinds.tolist(), values_of(kinds, payload, sent.pool), strict=True
+        ):
+            if kind == DELETED:
+                self._remove(sent.name, place)
+            elif kind != MISSING:
+                self.rest.setdefault(place, {})[sent.name] = value
+
+    def _remove(self, name: str, at: int) -> None:
+        if name in self.columns:
+            self.columns[name].kinds[at] = MISSING
+            return
+        entries = self.rest.get(at, {})
+        entries.pop(name, None)
+        if not entries:
+            self.rest.pop(at, None)
+
+    def _new_column(self, name: str) -> EntryValues | None:
+        """Return a new column for a name; None if there are too many."""
+        if len(self.columns) >= MAX_COLUMNS:
+            return None
+        made = self.columns[name] = EntryValues(self.capacity)
+        return made
+
+    def _places(self, at: Places) -> Sequence[int]:
+        return range(*at.indices(self.capacity)) if isinstance(at, slice) else np.asarray(at).tolist()
+
+    def row(self, at: int) -> dict[str, Any]:
+        """Return a new dict with the tag of a row, as messages contain it."""
+        found = {}
+        for name, column in self.columns.items():
+            value = column.value(at)
+            if value is not ABSENT:
+                found[name] = value
+        return found | self.rest[at] if at in self.rest else found
+
+    def rows(self, at: Places, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Return a new dict with the tag of each row, as messages contain it. names: only these entries."""
+        if not isinstance(at, slice) and len(at) <= FEW and names is None:
+            return [self.row(place) for place in at.tolist()]
+        wanted = self.columns if names is None else [name for name in names if name in self.columns]
+        picked = [(name, self.columns[name]) for name in wanted]
+        places = self._places(at) if self.rest or not picked else ()
+        columns = []
+        for name, column in picked:
+            kinds = column.kinds[at]
+            if kinds.any():
+                columns.append((name, kinds, column.payload[at], column.pool))
+        rows = len(picked[0][1].kinds[at]) if picked else len(places)
+        found = rows_of(columns, rows, _decode)
+        if self.rest:
+            for place, tag in zip(places, found, strict=True):
+                more = self.rest.get(place)
+                if more:
+                    tag.update(more if names is None else {n: more[n] for n in names if n in more})
+        return found
+
+    def values(self, name: str, at: Places) -> list[Any]:
+        """Return an entry of each row, as messages contain it; ABSENT for a row without it."""
+        column = self.columns.get(name)
+        if column is not None:
+            return column.values(at)
+        return [self.rest.get(place, {}).get(name, ABSENT) if self.rest else ABSENT for place in self._places(at)]
+
+    def numbers(self, name: str, at: Places) -> tuple[np.ndarray, np.ndarray]:
+        """Return an entry of each row as a float, NaN if it is missing or not a number, and which are not numbers."""
+        column = self.columns.get(name)
+        if column is not None:
+            return column.numbers(at)
+        found = [number(None if value is ABSENT else value) for value in self.values(name, at)]
+        wrong = np.array([value is None for value in found], bool)
+        return np.array([math.nan if value is None else value for value in found], "f8"), wrong
+
+    def tagged(self, at: Places) -> np.ndarray:
+        """Return which of these rows have entries, bool."""
+        places = np.arange(self.capacity)[at]
+        out = np.zeros(len(places), bool)
+        for column in self.columns.values():
+            out |= column.kinds[places] != MISSING
+        if self.rest:
+            out |= np.array([place in self.rest for place in places.tolist()], bool)
+        return out
+
+    def pack(self, size: int) -> StoredTags:
+        """Return the tags of the first rows to be saved."""
+        every = slice(0, size)
+        if self.rest:
+            return self.rows(every)
+        return pack_tags([(self, every, every)], size)
+
+
+def pack_tags(parts: Sequence[tuple[ChunkTags, Places, Places]], rows: int) -> TagTable:
+    """Return the tags of rows of several chunks, of which no row has entries without a column, as columns.
+
+    parts: the tags of a chunk, the places of rows in it, and where these rows are in the result.
+    """
+    columns = []
+    for name in dict.fromkeys(name for tags, _, _ in parts for name in tags.columns):
+        kinds, payload = np.zeros(rows, "u1"), np.zeros(rows, "i8")
+        pool: list[Any] = []
+        codes: dict[str | bytes, int] = {}
+        for tags, at, where in parts:
+            column = tags.columns.get(name)
+            if column is None:
+                continue
+            kinds[where], found = column.kinds[at], column.payload[at]
+            if column.pool:
+                pooled = column.kinds[at] == POOLED
+                new = np.zeros(len(column.pool), "i8")
+                for code in np.flatnonzero(np.bincount(found[pooled], minlength=1)).tolist():
+                    value = column.pool[code]
+                    new[code] = codes.setdefault(value, len(pool))
+                    if len(codes) > len(pool):
+                        pool.append(value if type(value) is str else _decode(value))
+                found = np.where(pooled, new[np.where(pooled, found, 0)], found)
+            payload[where] = found
+        if kinds.any():
+            columns.append(entry_column(name, kinds, payload, pool))
+    return TagTable(rows, columns)

@@ -1,0 +1,152 @@
+"""The servers of external stores, and the checks for blocks that are lost when one of them ends.
+
+Nothing here is part of the state. A server reports itself on a connection of its own (`ReportStoreServer`), whose end
+is the end of the server. The units of the store then check the blocks that are published. A block that was written
+before the server ended and is published later is checked when it is published: its extent is older than the check.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.events.effects import Effect, SendToUnit
+from transfer_queue.core.events.records import Published, RowsPut
+from transfer_queue.core.state.state import State
+from transfer_queue.messages.reports.store_reports import (
+    CheckExtents,
+    CheckStore,
+    ReportStoreServer,
+    StoreChanged,
+    StoreServerProgress,
+)
+
+MOST_ENDED = 16
+RECENT_SECONDS = 300.0
+"""Losses within this time after the end of a server name it as their cause."""
+
+Key = tuple[str, str]  # backend, node
+
+
+@dataclass
+class _KnownServer:
+    report: ReportStoreServer
+    peer: int | None
+    """Its connection; None if it has ended."""
+    since: float
+    """When it was reported, or has ended."""
+    ends: int = 0
+
+    def progress(self, now: float) -> StoreServerProgress:
+        its = self.report
+        up = self.peer is not None
+        return StoreServerProgress(its.backend, its.node, its.host, its.process, up, now - self.since, self.ends)
+
+
+def backend_of(store: str) -> str:
+    """Return the backend of a unit's external store, from its address (`UnitInfo.store`)."""
+    return str(msgspec.json.decode(store)["kind"])
+
+
+class StoreServers:
+    """See the module."""
+
+    def __init__(self, state: State) -> None:
+        self.ends = 0
+        """How many servers have ended."""
+        self._state = state
+        self._servers: dict[Key, _KnownServer] = {}
+        """The last server of each store on each node that is there."""
+        self._ended: deque[tuple[float, StoreServerProgress]] = deque(maxlen=MOST_ENDED)
+        """The servers that have ended, and when, the last ones."""
+        self._doubtful: dict[int, int] = {}
+        """Unit -> the number from which on its extents are newer than the last check."""
+        self._orders: list[Effect] = []
+        """The orders to send after this event."""
+
+    # ------------------------------------------------------------ servers
+
+    def note_up(self, peer: int, report: ReportStoreServer, now: float) -> None:
+        """Note that a server runs. If it has replaced another one, the blocks of its store are checked."""
+        key = report.backend, report.node
+        known = self._servers.get(key)
+        if known is None:
+            self._servers[key] = _KnownServer(report, peer, now)
+            return
+        if known.report.life != report.life:
+            if known.peer is not None:  # the end of its connection has not been noticed yet
+                self._note_end(known, now)
+            self.check_all(report.backend)
+        known.report, known.peer, known.since = report, peer, now
+
+    def note_closed(self, peer: int, now: float) -> None:
+        """Note the end of a connection. If it was that of a server, the server has ended."""
+        for known in self._servers.values():
+            if known.peer == peer:
+                self._note_end(known, now)
+
+    def _note_end(self, known: _KnownServer, now: float) -> None:
+        self._ended.append((now, known.progress(now)))
+        known.peer, known.since = None, now
+        known.ends += 1
+        self.ends += 1
+        self.check_all(known.report.backend)
+
+    def forget_node(self, node: str, now: float) -> None:
+        """Note that a node is gone: its servers do not come back."""
+        for key in [key for key in self._servers if node and key[1] == node]:
+            known = self._servers.pop(key)
+            if known.peer is not None:
+                self._note_end(known, now)
+            self.check_all(key[0])
+
+    def progress(self, now: float) -> list[StoreServerProgress]:
+        """Return the servers of all nodes that are there."""
+        return [known.progress(now) for known in self._servers.values()]
+
+    def cause(self, unit: int, now: float) -> str:
+        """Return which servers of a unit's store have ended recently, for the message that its values are lost."""
+        info = self._state.units.get(unit)
+        backend = backend_of(info.store) if info is not None and info.store else ""
+        found = {
+            server.place: f"{server.place} had ended {now - at:.1f} s before"
+            for at, server in self._ended
+            if server.backend == backend and now - at <= RECENT_SECONDS
+        }
+        return "; ".join(found.values())
+
+    # ------------------------------------------------------------ checks
+
+    def check_all(self, backend: str) -> None:
+        """Let the units of a store check their blocks."""
+        for unit in self._state.units.values():
+            if unit.store and backend_of(unit.store) == backend:
+                self._orders.append(SendToUnit(unit.unit, CheckStore()))
+
+    def on_changed(self, report: StoreChanged) -> None:
+        """A unit asks which of its blocks to check."""
+        self._doubtful[report.unit] = max(report.next_extent, self._doubtful.get(report.unit, 0))
+        extents = [extent for (unit, extent), its in self._state.blocks.extents.items() if unit == report.unit]
+        self._order_check(report.unit, extents)
+
+    def note_published(self, record: RowsPut | Published) -> None:
+        """Check the new blocks in extents that are older than the last check of their unit."""
+        if not self._doubtful or record.block is None:
+            return
+        for block in record.blocks:
+            if block.extent < self._doubtful.get(block.unit, 0):
+                self._order_check(block.unit, [block.extent])
+
+    def _order_check(self, unit: int, extents: list[int]) -> None:
+        if extents:
+            self._orders.append(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))
+
+    def take_orders(self) -> list[Effect]:
+        """Return the orders of this event."""
+        if not self._orders:
+            return self._orders
+        orders, self._orders = self._orders, []
+        return orders

@@ -1,0 +1,48 @@
+"""The address at which the store servers of other nodes reach a node."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from transfer_queue.errors import StartError
+from transfer_queue.storage.stores.store_server import ALONE, StoreServerRole, is_refused, node_address
+
+KEY = "backend.MooncakeStore.local_hostname"
+SECOND = StoreServerRole("10.0.0.2", "10.0.0.1:50051")
+
+
+def test_without_a_setting_it_is_the_address_of_the_node_in_ray() -> None:
+    assert node_address(None, SECOND, KEY) == "10.0.0.2"
+    assert node_address(None, ALONE, KEY) == ""
+
+
+def test_a_network_stands_for_the_address_of_each_node_in_it() -> None:
+    assert node_address("127.0.0.0/8", SECOND, KEY) == "127.0.0.1"
+    assert node_address("127.0.0.1/32", SECOND, KEY) == "127.0.0.1"
+
+
+def test_a_network_in_which_the_node_has_no_address_is_refused() -> None:
+    with pytest.raises(StartError, match=r"node 10\.0\.0\.2 has no address in the network 203\.0\.113\.0/24 \(backend"):
+        node_address("203.0.113.0/24", SECOND, KEY)
+    with pytest.raises(StartError, match=r"a network such as 10\.2\.0\.0/16, got '10\.0\.0\.1/99'"):
+        node_address("10.0.0.1/99", SECOND, KEY)
+
+
+def test_one_name_for_all_nodes_is_refused_on_those_that_do_not_have_it() -> None:
+    with pytest.raises(StartError, match=r"must be an address of each node, but .203\.0\.113\.7. is not an address of"):
+        node_address("203.0.113.7", SECOND, KEY)
+    with pytest.raises(StartError, match="name the network of the addresses"):
+        node_address("203.0.113.7:12001", SECOND, KEY)
+    assert node_address("localhost", SECOND, KEY) == "localhost"
+    assert node_address("localhost:12001", SECOND, KEY) == "localhost:12001"
+    first = StoreServerRole("10.0.0.1")
+    assert node_address("name-behind-a-gateway", first, KEY) == "name-behind-a-gateway"
+
+
+def test_a_closed_port_is_told_from_an_open_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert not is_refused("127.0.0.1", port)
+    assert is_refused("127.0.0.1", port)

@@ -1,0 +1,34 @@
+"""Runs with an external store whose servers die in the middle of puts and gets: the same holds as without it.
+
+Nothing of a put that failed is visible, nothing is left in the store, and what it has lost is reported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation import chaos
+
+SEEDS, PART = 60, 15
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_seeds(first: int) -> None:
+    happened = Counter[str]()
+    reads = 0
+    for seed in range(first, first + PART):
+        try:
+            one = chaos.run(seed, stores=True)
+        except Exception as error:
+            raise AssertionError(f"to replay it: {chaos.replay(seed, stores=True)}") from error
+        reads += one.ledger.reads
+        happened += one.happened
+    assert reads > 10 * PART
+    for each in ("server", "put", "get", "lost_values"):
+        assert happened[each] > 0, happened
+
+
+def test_a_failing_seed_says_how_to_replay_it() -> None:
+    assert chaos.replay(3, stores=True) == "python -m tests.simulation.chaos --stores --seed 3"
