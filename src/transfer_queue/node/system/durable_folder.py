@@ -36,11 +36,8 @@ import msgspec
 
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
-<<<<<<< HEAD
-from transfer_queue.journal.terms import Term, Terms
-=======
 from transfer_queue.journal.segment import sync_folder
->>>>>>> main
+from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.locks import hold_liveness, is_alive
 from transfer_queue.node.system.paths import DURABLE_PREFIX, OWNER, allocated_bytes, no_link, read_private, runtime_dir
