@@ -49,6 +49,9 @@ class Unreachable:
     def start_liveness(self, client_id: str) -> None:
         return None
 
+    def follow_controller(self, session: Any) -> None:
+        return None
+
     def will_return(self) -> bool:
         return self.alive
 

@@ -131,7 +131,7 @@ class Settings:
         ),
         "Options of the controller's actor, as `ray.remote` takes them, for example {runtime_env: {...}, resources: "
         "{...}, max_restarts: 3}. By default the actor reserves no CPU, and Ray restarts it each time it dies "
-        "(max_restarts: -1).",
+        "(max_restarts: -1), on the same node, or on another one with a `durability.folder` that all nodes see.",
     )
     sampler: str | None = setting(
         "controller.sampler",
@@ -189,7 +189,8 @@ class Settings:
         None,
         OrNull(AbsolutePath()),
         "The folder that keeps the system: its journal, and with `durability.values` also the record of its values. It "
-        "remains when the system ends, and a later system with the same folder continues where this one ended. null: "
+        "remains when the system ends, and a later system with the same folder continues where this one ended. Under "
+        "Ray, on storage that all nodes see, another node continues with it if the controller's node dies. null: "
         "the journal is in a folder that is removed with the system.",
     )
     durability_mode: str = setting(
@@ -513,6 +514,14 @@ class Settings:
                 f"needs runtime: local; set runtime: local, or set {KEYS['durability_values']} to none and use "
                 f"{KEYS['replicas']}: 2"
             )
+
+    @property
+    def controller_moves(self) -> bool:
+        """Whether another node may take over the controller under Ray, if it sees the folder of the journal.
+
+        An external store has processes on the controller's node, which end with it.
+        """
+        return self.durability_folder is not None and self.durability_mode != "none" and not self.stores
 
     @property
     def max_lag(self) -> tuple[int, float] | None:

@@ -9,6 +9,7 @@ and removes every file:
     the starter died   for any reason, and no heir appeared in time (`StartRequest.heirs`); not for a detached system
     a server is lost   it cannot be started again, or cannot be resumed (a controller without journal). This is logged;
                        the logs then stay until the next start or `RunningSystem.stop`
+    taken over         the controller of another node has begun a later term (`journal.terms`)
 
 It has a session of its own, so that Ctrl-C at the starter's terminal does not reach it or its children.
 """
@@ -143,7 +144,7 @@ class Supervisor:
         count = (settings.num_data_storage_units or 1) if seat.units is None else seat.units
         if not settings.has_arenas:
             count = 0
-        self._folders = DataFolders(system, settings, start.key, count)
+        self._folders = DataFolders(system, settings, start.key, count, seat)
         try:
             if not self._controller:
                 self._bring_up_controller()
@@ -182,7 +183,8 @@ class Supervisor:
         listeners, self._remote = self._listen_twice(str(system.controller))
         sockets = Sockets(listeners, self._listen_for_metrics())
         journal = self._folders.open_journal()
-        build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal)
+        term = self._folders.term
+        build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal, term)
         self._start_child(self._child("controller", build, restarts=journal is not None))
         self._controller = str(system.controller)
 
@@ -287,6 +289,7 @@ class Supervisor:
             controller=self._controller,
             node=start.seat.node,
             remote=self._remote,
+            term=start.seat.term if self._folders.term is None else self._folders.term.number,
             tls=self._settings.tls,
             durable="" if self._folders.durable is None else str(self._folders.durable.folder),
         )
@@ -398,6 +401,8 @@ class Supervisor:
     def _check_children(self) -> None:
         """Handle the servers whose processes have ended."""
         ended = self._reap()
+        if ended and self._is_up and self._is_replaced():
+            raise _ShutdownReason("another node has taken over its controller")
         lost = []
         for child, pid, code in ended:
             while child.ready is not None:  # a message that it sent before its end says more than its exit code
@@ -420,6 +425,13 @@ class Supervisor:
                 )
         if lost:
             raise _ShutdownReason(" and ".join(lost), crashed=True)
+
+    def _is_replaced(self) -> bool:
+        """Whether the controller of another node has begun a later term. Its units count as lost there."""
+        try:
+            return self._folders.term is not None and not self._folders.term.is_current()
+        except OSError:  # the storage does not answer
+            return False
 
     def _check_times(self) -> None:
         """Fork the servers that are due, and kill those that did not come up in time."""

@@ -2,7 +2,8 @@
 
 The servers are processes of their own under a supervisor, as without Ray: no torch, Ray or other thread delays them.
 Samples never go through the actor; a client asks it once where the system is. If the actor is killed and Ray restarts
-it, the new one continues with the running system.
+it, the new one continues with the running system. If it is restarted on another node, because its own is gone, it takes
+over the journal in the shared folder, if the system has one, and moves all nodes to its controller.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class SystemSpec:
     """Seconds until it must be up."""
     restart_seconds: float
     """Seconds for which the servers continue after the actor was killed."""
+    system: str = ""
+    """The id of a system whose controller may restart on another node; "" if it may not."""
+    key: bytes | None = None
+    """The key of the system, which is the same on all nodes. None: the first node makes one."""
 
 
 class ControllerActor:
@@ -78,14 +83,14 @@ class ControllerActor:
         self._order = order
         self._node = str(ray.get_runtime_context().get_node_id())
         self._address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._system: RunningSystem | None = None
         self._asking: ControlClient | None = None
         self._nodes: Nodes | None = None
         self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         if self._again:
-            self._system = replace_supervisor(order.name)
-            if self._system is None:
+            self._system = self._left_here()
+            if self._system is None and not order.system:
                 logger.error(
                     "system %s ended together with its actor, so all its samples are lost; the restarted actor starts "
                     "an empty system",
@@ -95,34 +100,55 @@ class ControllerActor:
 
     # ------------------------------------------------------------ the system
 
+    def _left_here(self) -> RunningSystem | None:
+        """Return the servers that the actor before this one has left on this node; None if there are none."""
+        for name in (self._order.name, self._successor_name):
+            found = replace_supervisor(name, self._node)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def _successor_name(self) -> str:
+        """The name of the folder of the controller, if this node takes it over."""
+        return f"{folder_name(self._order.name, self._node)}-c"
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether this node has taken over the controller. Its units then have a folder of their own, as elsewhere."""
+        return self._system is not None and self._system.name != self._order.name
+
     def start(self) -> None:
         """Start the servers on all nodes, unless those of the previous actor continue. Raises StartError."""
         order = self._order
         settings = Settings.from_json(order.config["settings"])
         limit = time.monotonic() + order.seconds
         with self._lock:
-            spread = _Spread(settings, self._node)
+            spread = _Spread(settings, self._node, strict=not self._again)
             if self._system is None:
                 sweep_killed(FOLDERS)
-                seat = NodeRole(self._node, self._address, spread.at_home)
+                succeeds = self._again and bool(order.system)
+                units = 0 if succeeds else spread.at_home
                 self._system = start_local(
-                    order.name,
+                    self._successor_name if succeeds else order.name,
                     order.config,
                     order.sampler,
                     timeout=order.seconds,
                     heirs=order.restart_seconds,
-                    seat=seat,
+                    seat=NodeRole(self._node, self._address, units, system=order.system, succeeds=succeeds),
+                    key=order.key,
                 )
             if self._asking is None:
                 self._asking = ControlClient(self._system)
             if self._nodes is None:
                 nodes = Nodes(
-                    self._node,
+                    None if self._has_moved else self._node,
                     self._order_for,
                     spread.units_of,
                     self._options(settings),
                     self._report_lost_node,
                     self._begin_drain,
+                    self._nodes_of_units() if self._again else (),
                 )
                 try:
                     nodes.begin(max(0.0, limit - time.monotonic()), strict=not self._again)
@@ -134,7 +160,7 @@ class ControllerActor:
     def place(self, node: str) -> NodeSystem:
         """Return where a process on this node finds the system. Raises StartError if it is not there in time."""
         system = self._running()
-        if node == self._node:
+        if node == self._node and not self._has_moved:
             return NodeSystem(node, self._address, str(system.folder))
         with self._lock:
             nodes = self._nodes
@@ -167,7 +193,8 @@ class ControllerActor:
     def _order_for(self, node: str, address: str, units: int) -> NodeSpec:
         system, order = self._running_now(), self._order
         joins = {backend: address.join for backend, address in system.stores.items()}
-        seat = NodeRole(node, address, units, system.description.remote, joins)
+        its = system.description
+        seat = NodeRole(node, address, units, its.remote, joins, term=its.term)
         name = folder_name(order.name, node)
         return NodeSpec(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
@@ -182,7 +209,11 @@ class ControllerActor:
         asking = self._asking
         if asking is not None:
             asking.request(NodeGone(node, time.strftime("%Y-%m-%d %H:%M:%S")), Done)
-            check_all_objects(SystemFolder(self._running().folder))
+            check_all_objects(SystemFolder(self._running_now().folder))
+
+    def _nodes_of_units(self) -> set[str]:
+        """Return the nodes that have units in the state of the controller, also those that are gone."""
+        return {unit.node for unit in self._client().request(Topology(), TopologyReply).units}
 
     def drain_node(self, node: str, timeout: float | None = None) -> None:
         """Move everything on a node to other nodes. Returns when it has no block.
@@ -277,10 +308,10 @@ class ControllerActor:
 class _Spread:
     """Spreads storage units over nodes. All units of an external store are on the controller's node, `home`.
 
-    Raises StartError if there are too few units for all replicas of a value.
+    Raises StartError if there are too few units for all replicas of a value, and `strict` is set.
     """
 
-    def __init__(self, settings: Settings, home: str) -> None:
+    def __init__(self, settings: Settings, home: str, strict: bool) -> None:
         self._required = settings.ray_node_resource
         self._each = settings.num_data_storage_units is None
         if not settings.has_arenas:  # one unit records a store's contents, wherever the bytes are
@@ -296,7 +327,7 @@ class _Spread:
         count = settings.num_data_storage_units or len(able)
         self._planned = {node: count // len(able) + (at < count % len(able)) for at, node in enumerate(able)}
         self.at_home = self._planned.get(home, 0)
-        if count < settings.replicas:
+        if strict and count < settings.replicas:
             raise StartError(
                 f"backend.SimpleStorage.replicas is {settings.replicas}, but there would be only one storage unit, "
                 f"because one node can have units: add nodes, or set backend.SimpleStorage.num_data_storage_units"

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import secrets
 import sys
 import time
 import uuid
@@ -17,6 +18,7 @@ from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node.system import sampler_transfer
 from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.system.launcher import find as find_local
+from transfer_queue.node.system.paths import KEY_BYTES
 from transfer_queue.ray_runtime.controller_actor import ControllerActor, SystemSpec
 from transfer_queue.ray_runtime.node_actors import FOLDERS, NodeSystem
 from transfer_queue.ray_runtime.store_actors import end_store_actor, start_store_actor
@@ -204,7 +206,8 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     plain, keeper = _start_store_actor(ray, settings, plain)
     order = SystemSpec(
         f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,
-        settings.ray_restart_seconds,
+        settings.ray_restart_seconds, uuid.uuid4().hex if settings.controller_moves else "",
+        secrets.token_bytes(KEY_BYTES),
     )  # fmt: skip
     options = _options(ray, settings, name)
     while True:
@@ -273,7 +276,7 @@ def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:
         "num_cpus": 0,
         "max_restarts": -1,
         "max_concurrency": CALLS_AT_ONCE,
-        "scheduling_strategy": strategy(here, soft=False),
+        "scheduling_strategy": strategy(here, soft=settings.controller_moves),
         **settings.ray_actor_options,
         "name": _actor_name(name),
         "namespace": settings.ray_namespace,

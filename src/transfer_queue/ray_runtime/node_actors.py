@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from transfer_queue.node.system.launcher import (
     start_local,
 )
 from transfer_queue.node.system.launcher_protocol import NodeRole
+from transfer_queue.node.system.paths import ControllerPlace
 
 LOOK_SECONDS = 1.0
 FOLDERS = "ray-"  # the prefix of the names of systems' folders
@@ -78,7 +79,7 @@ class NodeActor:
         with self._lock:
             if self._system is None:
                 left = replace_supervisor(order.name)
-                if left is not None and (left.key, left.description.controller) != (order.key, order.seat.controller):
+                if left is not None and not self._can_use(left):
                     left.stop()
                     left = None
                 self._system = left or start_local(
@@ -86,6 +87,16 @@ class NodeActor:
                     key=order.key,
                 )  # fmt: skip
             return str(self._system.folder)
+
+    def _can_use(self, left: RunningSystem) -> bool:
+        """Whether these servers are of the same system. Moves them to its controller of today."""
+        order = self._order
+        if left.key != order.key:
+            return False
+        if not order.seat.term:
+            return left.description.controller == order.seat.controller
+        left.move_controller(ControllerPlace(order.seat.term, order.seat.controller))
+        return True
 
     def stop(self) -> None:
         """Stop the servers. Idempotent."""
@@ -108,22 +119,24 @@ class Nodes:
 
     def __init__(
         self,
-        home: str,
+        home: str | None,
         order: Callable[[str, str, int], NodeSpec],
         units: Callable[[str, dict[str, float]], int],
         options: dict[str, Any],
         lost: Callable[[str], None],
         leaving: Callable[[str], None],
+        known: Collection[str] = (),
     ) -> None:
         """Make the list, which is empty at first.
 
         Args:
-            home: The controller's node.
+            home: The controller's node, if the servers on it are not those of a node actor.
             order: Makes the order for a node from its id, its address and its number of units.
             units: Returns the number of units of a node, from its id and resources.
             options: The options of the nodes' actors.
             lost: Called with a node that is gone.
             leaving: Called with a node that Ray is about to remove.
+            known: Nodes that the system has used before. Those that are gone are reported.
         """
         self._home = home
         self._order = order
@@ -131,6 +144,8 @@ class Nodes:
         self._options = options
         self._lost = lost
         self._leaving = leaving
+        self._known = set(known)
+        """Nodes of which it is not known whether they are gone."""
         self._told: set[str] = set()
         """Nodes that are about to leave, and were passed to `leaving`."""
         self._changed = threading.Condition()
@@ -171,13 +186,15 @@ class Nodes:
 
     def look(self) -> None:
         """Start on new nodes, and report nodes that are gone."""
-        there = {node["NodeID"]: node for node in all_nodes() if node["NodeID"] != self._home}
+        everywhere = {node["NodeID"]: node for node in all_nodes()}
+        there = {number: node for number, node in everywhere.items() if number != self._home}
         with self._changed:
             if self._ended:
                 return
-            gone = [node for node in self._nodes if node not in there]
+            gone = [node for node in {**self._nodes, **dict.fromkeys(self._known)} if node not in everywhere]
             for node in gone:
-                del self._nodes[node]
+                self._nodes.pop(node, None)
+            self._known.clear()
             for number, its in there.items():
                 if number not in self._nodes:
                     self._start(number, its["NodeManagerAddress"], its["Resources"])

@@ -16,7 +16,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import Target, raise_failure
+from transfer_queue.net.session import Session, Target, raise_failure
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.network import Network, VirtualClock
@@ -122,6 +122,9 @@ class _Address:
         return True
 
     def start_liveness(self, client_id: str) -> None:
+        return None
+
+    def follow_controller(self, session: Session) -> None:
         return None
 
 

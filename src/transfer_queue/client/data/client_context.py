@@ -118,6 +118,9 @@ class SystemAddress(Protocol):
     def will_return(self) -> bool:
         """Whether a server that cannot be reached will return, because the system restarts it or is durable."""
 
+    def follow_controller(self, session: Session) -> None:
+        """Move a session to the next controller when another node takes over."""
+
 
 def _backend_of(unit: UnitInfo) -> str:
     """Return the backend of the blocks of a unit."""
@@ -301,6 +304,7 @@ class ClientContext:
         with self._lock:
             if not self._spaces:
                 self._presence = self.system.start_liveness(self.client_id)
+                self.system.follow_controller(self.session)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout

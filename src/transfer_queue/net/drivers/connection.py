@@ -14,7 +14,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
@@ -81,9 +81,10 @@ class Connection:
     `time.monotonic`.
     """
 
-    __slots__ = ("_poll", "_polled", "reader", "sock", "tls")
+    __slots__ = ("_poll", "_polled", "address", "reader", "sock", "tls")
 
     def __init__(self, address: Address) -> None:
+        self.address = address
         self.sock = new_socket(address)
         # replies with a payload go through `exchange_into`; no server of this package sends other payloads
         self.reader = FrameReader(max_payload=0)
@@ -321,6 +322,12 @@ class Pool:
         """Close the idle connections to a target, because the server that they led to is gone."""
         while (connection := self.take(target)) is not None:
             self.discard(connection)
+
+    def end_connections(self, addresses: Collection[Address]) -> None:
+        """Break the connections to these addresses, from any thread. Their users get an error and connect again."""
+        for connection in list(self._open):
+            if connection.address in addresses:
+                connection.wake()
 
     def close(self) -> None:
         """Close idle connections, and break those in use, which their users then close."""

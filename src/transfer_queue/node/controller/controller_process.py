@@ -19,9 +19,11 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
+from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.journal.terms import Term
 from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller import huge_pages
@@ -34,7 +36,7 @@ from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.samplers.sampler_loading import SamplerLoading
 from transfer_queue.node.system.client_liveness import DepartedClients, is_client_alive
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.node.system.paths import SystemFolder, is_network_storage
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
@@ -58,6 +60,7 @@ def build_controller(
     sampler: PickledSampler | None,
     sockets: Sockets,
     journal: Path | None,
+    term: Term | None = None,
 ) -> ServerLoop:
     """Return the controller's server, listening.
 
@@ -69,13 +72,17 @@ def build_controller(
         sockets: Where the server listens.
         journal: The folder of the journal, from which the state of the previous controller is recovered. None: there
             is no journal.
+        term: The term in which the controller may use the journal. None: no other controller may take it over.
 
     Raises:
+        StartError: If a later term has begun.
         JournalError: If the journal is damaged. Errors of the user's sampler are raised, too.
     """
     # np.unique imports it at its first call, which blocks the loop for 14 ms. Units do not need it.
     importlib.import_module("numpy.ma")
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
+    if term is not None and not term.is_current():
+        raise StartError(f"a controller of a later term than {term.number} has taken over the journal in {journal}")
     loading = SamplerLoading.create(settings, system.log("sampler"))
     files = SamplerFiles(system.samplers, loading)
     host = files.current() or loading.from_settings(settings, sampler)
@@ -97,15 +104,17 @@ def build_controller(
     )  # fmt: skip
     journaling = loaded = None
     if journal is not None and recovered is not None:
-        durable = settings.durability_mode == "sync"
+        # other nodes see a commit on network storage only when the storage has it
+        durable = settings.durability_mode == "sync" or (term is not None and is_network_storage(journal))
         late = settings.max_lag is not None and not durable
         loaded = LoadedStates(journal, durable or late)
         writer = Journal(journal, recovered, clock, durable or late, late)
         journaling = Journaling(controller, writer, clock, durable or late, JournalSync(writer) if late else None)
     states = StateFiles(system.states, loaded)
-    service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files)
+    service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files, term)
     server = ServerLoop(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
     service.attach(server.call_soon)
+    service.end = server.stop
     service.use_host(host, server)
     controller.context.measures.server_counters = server.counters
     secret = server_context(settings.tls)

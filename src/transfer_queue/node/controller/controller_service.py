@@ -29,6 +29,7 @@ from transfer_queue.core.events.registry import READS as CONTROLLER_READS
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
 from transfer_queue.core.state.restore import free_partitions
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.journal.terms import Term
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -56,6 +57,7 @@ READS = (*CONTROLLER_READS, unit_reports.Measured, MeasureServers, ShowViews, st
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
+CHECK_SECONDS = 1.0  # between two checks of the term of an idle controller
 FROM_UNITS = (
     unit_reports.RegisterUnit,
     unit_reports.WriterGone,
@@ -84,6 +86,7 @@ class ControllerService(EnvelopeService):
         journaling: Journaling | None = None,
         departed: DepartedClients | None = None,
         samplers: SamplerFiles | None = None,
+        term: Term | None = None,
     ) -> None:
         """Make the service of a controller.
 
@@ -93,9 +96,15 @@ class ControllerService(EnvelopeService):
             journaling: The journal; None: records are not kept.
             departed: Gets the clients that have no connection any more.
             samplers: Where samplers are found that replace the system's.
+            term: The term in which the controller may answer; None: no other controller may take its place.
         """
         super().__init__()
         self._samplers = samplers
+        self._term = term
+        self._next_check = 0.0
+        """When the term is checked although nothing happens."""
+        self.end: Callable[[], object] = lambda: None
+        """Ends the server, without sending anything, after `commit` has found that a later term has begun."""
         self.told: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
         """Gets what a unit at this connection has measured."""
         self.measure_servers: Callable[[], ServersReply] | None = None
@@ -148,11 +157,23 @@ class ControllerService(EnvelopeService):
         return self._carry_out(self._controller.on_sampler_answer(number, outcome, time.monotonic()))
 
     def commit(self) -> bool:
-        """Write the records of all changes so far. Returns whether the server may now send its replies."""
-        if self._journaling is not None:
-            return self._journaling.commit()
-        self._controller.take_records()
-        return True
+        """Write the records of all changes so far. Returns whether the server may now send its replies.
+
+        With a term, it may if the term is current *after* the records were written: see `journal.terms`.
+        """
+        if self._journaling is None:
+            self._controller.take_records()
+            return True
+        committed = self._journaling.commit()
+        if self._term is None or self._term.is_current():
+            return committed
+        logger.error(
+            "a controller of a later term than %d has taken over the journal; this controller answers nobody any more "
+            "and ends",
+            self._term.number,
+        )
+        self.end()
+        return False
 
     def journal_measures(self) -> JournalMeasures | None:
         """Return the measures of the journal; None if there is no journal."""
@@ -264,12 +285,14 @@ class ControllerService(EnvelopeService):
         due = self._look_again if self._waits_for_space else self._controller.next_deadline()
         late = None if self._host is None else self._host.next_deadline()
         times = [due, late, None if self._late is None else self._late.next_deadline()]
+        times.append(None if self._term is None else self._next_check)
         return min([time for time in times if time is not None], default=None)
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_deadline`."""
         if self._late is not None:
             self._late.tick(now)
+        self._next_check = now + CHECK_SECONDS  # the commit of this turn checks the term
         late = list(self._host.tick(now)) if self._host is not None else []
         return [*late, *self._tick(now)]
 

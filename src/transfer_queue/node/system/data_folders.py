@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from pathlib import Path
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.journal.segment import RESERVED_BYTES, check_space
+from transfer_queue.journal.terms import Term
 from transfer_queue.node.system.durable_folder import DurableFolder, Identity, Wanted
+from transfer_queue.node.system.launcher_protocol import HERE, NodeRole
 from transfer_queue.node.system.paths import SystemFolder, mount_of
 from transfer_queue.node.unit.disk_tier import IN_MEMORY, check_path, make_folder
 from transfer_queue.storage.arena.arena import choose_folder
@@ -20,14 +23,17 @@ logger = logging.getLogger(__name__)
 class DataFolders:
     """Makes the folders of one system, once. Every method raises StartError if a folder cannot be used."""
 
-    def __init__(self, system: SystemFolder, settings: Settings, key: bytes, units: int) -> None:
+    def __init__(self, system: SystemFolder, settings: Settings, key: bytes, units: int, role: NodeRole = HERE) -> None:
         self._system = system
         self._settings = settings
         self._key = key
         self._units = units
+        self._role = role
         self._identity: Identity | None = None
         self.durable: DurableFolder | None = None
         """The folder that keeps the system's values; None if none does."""
+        self.term: Term | None = None
+        """The term of the controller; None if no other node may take over the controller."""
         self.warnings: list[str] = []
         """Warnings for the user."""
 
@@ -40,24 +46,33 @@ class DataFolders:
             self._system.journal.mkdir(mode=0o700)
             folder = self._system.journal
         else:
-            folder = Path(settings.durability_folder)
-            self._take(DurableFolder(folder))
+            folder = self._take(DurableFolder(Path(settings.durability_folder)))
         _check_space(folder)
         return folder
 
-    def _take(self, durable: DurableFolder) -> None:
-        """Lock the folder of the settings, and prepare it if it keeps values."""
+    def _take(self, durable: DurableFolder) -> Path:
+        """Lock the folder of the settings, and prepare it if it keeps values. Returns the folder of the journal."""
+        if self._role.succeeds:
+            self.term = durable.succeed(self._role.system)
+            return self.term.folder
         keeps_values = self._settings.durability_values != "none"
         durable.take(keeps_values)
         if not keeps_values:
             durable.refuse_values()
-            return
+            return self._begin_term(durable)
         known = durable.identity()
         self._identity, warning = durable.prepare(self._wanted(known), self._settings.durability_values == "machine")
         disk = Path(self._identity.disk) if self._identity.disk else None
         self._system.link_arenas(Path(self._identity.arenas), disk, self._units + self._disk_units)
         self.durable = durable
         self._note(warning)
+        return self._begin_term(durable)
+
+    def _begin_term(self, durable: DurableFolder) -> Path:
+        if not self._role.system and not durable.has_terms():
+            return durable.folder
+        self.term = durable.begin_term(self._role.system or uuid.uuid4().hex)
+        return self.term.folder
 
     @property
     def _disk_units(self) -> int:

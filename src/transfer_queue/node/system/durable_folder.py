@@ -6,6 +6,7 @@
         key                                      0600, the key of the system, with which clients of before connect again
         running                                  the runtime folder of the system; missing after an orderly stop
         segment-*, state-*, load-*               the journal (`journal.journal`)
+        term-*/                                  instead, the journal of a system of several nodes (`journal.terms`)
         mirror/                                  0700, the arena of the mirror (`core.units.mirror_writer`), if any
     <arenas>/transfer_queue-durable-<id>/        0700, in memory; and once more below the path of a disk tier
         alive                                    locked like `lock`, in case that the durable folder was copied
@@ -36,6 +37,7 @@ import msgspec
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
 from transfer_queue.journal.segment import sync_folder
+from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.locks import hold_liveness, is_alive
 from transfer_queue.node.system.paths import DURABLE_PREFIX, OWNER, allocated_bytes, no_link, read_private, runtime_dir
@@ -162,7 +164,11 @@ class DurableFolder:
 
     def has_journal(self) -> bool:
         """Whether the folder contains the state of a system."""
-        return self.folder.is_dir() and any(list_numbers(self.folder))
+        return self.folder.is_dir() and (any(list_numbers(self.folder)) or self.has_terms())
+
+    def has_terms(self) -> bool:
+        """Whether the folder was used by a system whose controller other nodes may take over."""
+        return self.folder.is_dir() and bool(Terms(self.folder).list())
 
     # ------------------------------------------------------------ starting
 
@@ -182,6 +188,36 @@ class DurableFolder:
             raise StartError(
                 f"the durable folder {self.folder} ({_KEY}) cannot be used: {error}; make it a folder that this user "
                 f"can write to, or choose another one"
+            ) from error
+
+    def succeed(self, system: str) -> Term:
+        """Take the folder over from another controller of this system, which may be dead, frozen or cut off.
+
+        Raises StartError if the folder is not that of the system.
+        """
+        found = Terms(self.folder).newest() if self.folder.is_dir() else None
+        if found is None or found.owner != system:
+            what = "is not visible on this node" if found is None else "was used by another system meanwhile"
+            raise StartError(
+                f"this node cannot take over the controller, because its folder {self.folder} ({_KEY}) {what}; put the "
+                f"folder on storage that all nodes see at the same path, and let no other system use it"
+            )
+        return self._claim(system)
+
+    def begin_term(self, system: str) -> Term:
+        """Begin a term in the folder, which this process has locked. Raises StartError if another node uses it."""
+        for term in Terms(self.folder).list():
+            if is_alive(term.lock):
+                raise StartError(self._in_use())
+        return self._claim(system)
+
+    def _claim(self, system: str) -> Term:
+        try:
+            return Terms(self.folder).claim(system, lambda folder: hold_liveness(folder / "lock"))
+        except OSError as error:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) cannot be taken over: {error}; make it a folder that this "
+                f"user can write to"
             ) from error
 
     def _hold(self, lock: Path) -> int:
@@ -430,6 +466,7 @@ class DurableFolder:
                 if path.name in _OWN_FILES or path.name.startswith(_JOURNAL_FILES):
                     path.unlink(missing_ok=True)
             shutil.rmtree(self.mirror, ignore_errors=True)
+            Terms(self.folder).discard()
             with contextlib.suppress(OSError):  # it has other files
                 self.folder.rmdir()
         return nbytes
@@ -521,7 +558,7 @@ def mirror_bytes(folder: Path) -> int:
 def journal_bytes(folder: Path) -> int:
     """Return the bytes of the journal in a durable folder."""
     nbytes = 0
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in (*folder.iterdir(), *folder.glob("term-*/*")) if folder.is_dir() else ():
         with contextlib.suppress(OSError):  # removed in the meantime
             nbytes += path.lstat().st_size if path.name.startswith(_JOURNAL_FILES) else 0
     return nbytes

@@ -25,13 +25,22 @@ import msgspec
 
 from transfer_queue.config import environment as environment_of
 from transfer_queue.errors import AttachError, StartError, TransferQueueError, WaitTimeoutError
-from transfer_queue.net.session import Target
+from transfer_queue.net.session import Session, Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
 from transfer_queue.node.system.client_liveness import ClientLiveness
+from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
-from transfer_queue.node.system.paths import DEFAULT_NAME, Description, SystemFolder, no_link, runtime_dir
+from transfer_queue.node.system.paths import (
+    DEFAULT_NAME,
+    ControllerPlace,
+    Description,
+    SystemFolder,
+    host_and_port,
+    no_link,
+    runtime_dir,
+)
 from transfer_queue.node.system.store_process import read_status
 from transfer_queue.storage.stores.base import StoreAddress
 
@@ -67,8 +76,6 @@ class RunningSystem:
         """The folder of the servers' logs."""
         self.states = system.states
         """The folder of state files."""
-        self.controller = description.address
-        """Where the controller listens."""
         self.node = description.node
         """See `Description`."""
         self.shares_states = not description.is_outpost
@@ -81,6 +88,12 @@ class RunningSystem:
         self._durable = DurableFolder(Path(description.durable)) if description.durable else None
         self._owner = owner
         self._environment = environment
+
+    @property
+    def controller(self) -> str | tuple[str, int]:
+        """Where the controller listens now."""
+        place = self._system.read_controller_place() if self.description.term else None
+        return self.description.address if place is None else host_and_port(place.address)
 
     def __repr__(self) -> str:
         return f"<system {self.name} at {self.folder}, {self.describe()}>"
@@ -160,6 +173,26 @@ class RunningSystem:
                 error,
             )
             return None
+
+    def follow_controller(self, session: Session) -> None:
+        """Move this session to the next controller when another node takes over, until the session is closed."""
+        if self.description.term and self.description.is_outpost:
+            move_session(session, self._system, self.description.controller)
+
+    def move_controller(self, place: ControllerPlace) -> None:
+        """Tell servers and clients of this node where the controller is now.
+
+        Raises StartError if they know a controller of a later term.
+        """
+        with StartLock(self._system.lock, END_SECONDS):
+            known = self._system.read_controller_place()
+            latest = self.description.term if known is None else known.term
+            if place.term < latest:
+                raise StartError(
+                    f"the controller at {place.address} of term {place.term} was replaced by one of term {latest}"
+                )
+            if place.term > latest:
+                self._system.write_controller_place(place)
 
     def is_alive(self) -> bool:
         """Whether the system can be used. False also if a later system of its name has replaced it."""
@@ -427,11 +460,14 @@ def _durable_folder(config: dict[str, Any]) -> DurableFolder | None:
     return None if settings["durability_values"] == "none" else DurableFolder(Path(settings["durability_folder"]))
 
 
-def replace_supervisor(system: str) -> RunningSystem | None:
-    """Make this process the starter of a running system whose starter has died. None if the system is not running."""
+def replace_supervisor(system: str, node: str = "") -> RunningSystem | None:
+    """Make this process the starter of a running system whose starter has died. None if the system is not running.
+
+    A system of another node than `node` is left alone, if the nodes share one machine.
+    """
     folder = SystemFolder.named(system)
     found = _find(folder)
-    if found is None:
+    if found is None or (node and found.node != node):
         return None
     folder.write_heir(os.getpid(), processes.start_time(os.getpid()))
     return RunningSystem(folder, found.description, found.key, os.getpid())

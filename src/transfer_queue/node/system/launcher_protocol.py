@@ -34,6 +34,12 @@ class NodeRole(msgspec.Struct, frozen=True):
     """"host:port" of a controller on another node, in which case this node runs only units; else ""."""
     stores: dict[str, str] = {}
     """Backend -> what its store server on this node joins (`StoreAddress.join`)."""
+    system: str = ""
+    """The id of a system whose controller other nodes may take over; "" if they may not."""
+    succeeds: bool = False
+    """Whether this node takes over the controller of `system`, with the journal in its `durability.folder`."""
+    term: int = 0
+    """The term of the controller on another node (`journal.terms`); 0 if no other node may take it over."""
 
 
 HERE = NodeRole()

@@ -4,6 +4,7 @@
         key                       0600, 32 random bytes; a user who can read it may use the system
         system.json               `Description`; exists exactly while the system can be used
         heir                      the process that replaced the starter, if one did
+        successor                 `ControllerPlace`, if another node has taken over the controller
         alive                     locked by every process of the system (`node.system.locks`)
         arena                     link to the folder of the arenas, preferably in memory
         disk                      link to the folder of arenas on disk, if there are any (`node.unit.disk_tier`)
@@ -73,6 +74,8 @@ class Description(msgspec.Struct, frozen=True):
     """"host:port" where the controller of this folder listens for other nodes; "" if it does not."""
     tls: dict[str, str] | None = None
     """`Settings.tls`, for connections to other nodes."""
+    term: int = 0
+    """The term of the controller (`journal.terms`); 0 if it has none."""
     durable: str = ""
     """The folder that keeps the values of the system (`node.system.durable_folder`); "" if none does."""
 
@@ -85,6 +88,15 @@ class Description(msgspec.Struct, frozen=True):
     def address(self) -> str | tuple[str, int]:
         """The address on which the controller listens."""
         return host_and_port(self.controller) if self.is_outpost else self.controller
+
+
+class ControllerPlace(msgspec.Struct, frozen=True):
+    """Where the controller of a term is."""
+
+    term: int
+    """See `journal.terms`."""
+    address: str
+    """"host:port"."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -141,6 +153,7 @@ class SystemFolder:
         self.key = folder / "key"
         self.description = folder / "system.json"
         self.heir = folder / "heir"
+        self.successor = folder / "successor"
         self.alive = folder / "alive"
         self.arena = folder / "arena"
         self.disk = folder / "disk"
@@ -252,6 +265,13 @@ class SystemFolder:
         _write(draft, msgspec.json.encode((pid, started)))
         draft.replace(self.heir)
 
+    def write_controller_place(self, place: ControllerPlace) -> None:
+        """Write where the controller is now. Call it under the lock."""
+        draft = self.successor.with_suffix(f".{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        _write(draft, msgspec.json.encode(place))
+        draft.replace(self.successor)
+
     def write_live_address(self, address: str) -> None:
         """Write the address of the page that shows the system."""
         draft = self.live.with_suffix(f".{os.getpid()}")
@@ -281,6 +301,15 @@ class SystemFolder:
                 return heir
         except FileNotFoundError:
             return None
+
+    def read_controller_place(self) -> ControllerPlace | None:
+        """Return where the controller is now; None if it is still where the description says."""
+        if not self.successor.exists():
+            return None
+        try:
+            return msgspec.json.decode(read_private(self.successor), type=ControllerPlace)
+        except (AttachError, *UNREADABLE):
+            return None  # the system ends at this moment
 
     def check_private(self) -> None:
         """Raise AttachError unless the folder is a real folder that only this user can access."""
@@ -401,6 +430,14 @@ def allocated_bytes(folder: Path) -> int:
         with contextlib.suppress(OSError):  # removed in the meantime
             nbytes += path.lstat().st_blocks * 512
     return nbytes
+
+
+_OF_ONE_MACHINE = ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+
+
+def is_network_storage(folder: Path) -> bool:
+    """Whether other machines may see a folder. They see what is written only when the storage has it."""
+    return mount_of(folder)[0] not in _OF_ONE_MACHINE
 
 
 def mount_of(folder: Path) -> tuple[str, list[str]]:

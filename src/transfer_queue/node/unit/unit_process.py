@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,8 @@ from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.net.tls_contexts import client_context, server_context
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.hosting.service_base import BackgroundThread
-from transfer_queue.node.system.paths import SystemFolder, host_and_port
+from transfer_queue.node.system.controller_moves import controller_address, watch_controller
+from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import read_status, store_lifetime
 from transfer_queue.node.unit.arena_recovery import recover_arena, recover_object_names
 from transfer_queue.node.unit.remote_fetch import fetch_blocks
@@ -45,6 +46,7 @@ from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Begin, Effect, Fetch
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's reply
+GREETING_SECONDS = 2.0  # for which the unit waits for a controller on another node to greet it
 RETRY_SECONDS = 0.1  # between two attempts to reach a controller that is gone
 LONGEST_PAUSE = 5.0  # seconds before connecting again, if connections end soon
 STEADY_SECONDS = 10.0  # a connection that lasted this long did not end soon
@@ -73,11 +75,6 @@ class UnitPlace:
     backend: str = SIMPLE
     """The backend of the unit's blocks."""
 
-    @property
-    def address(self) -> str | tuple[str, int]:
-        """The address of the controller."""
-        return self.controller if self.controller.startswith("/") else host_and_port(self.controller)
-
     def name(self, number: int) -> str:
         """Return the name of a unit, which is unique in the whole system and the same for all its arenas."""
         return f"unit-{number}" + (f"@{self.node}" if self.node else "")
@@ -93,7 +90,10 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     pool, slots, share, store = _open_pool(system, number, place, settings, lambda run, then: begin_beside(run, then))
     name = place.name(number)
     tls = client_context(settings.tls)
-    session = Session(f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: place.address, role="unit", tls=tls)
+    session = Session(
+        f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: controller_address(system, place.controller),
+        role="unit", tls=tls,
+    )  # fmt: skip
 
     def registration(extents: bytes) -> RegisterUnit:
         when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), pool.next_extent
@@ -110,6 +110,8 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     unit = StorageUnit(reply.value, pool, slots)
 
     worker, pauses = BackgroundThread(), _Pauses()
+    remote = not place.controller.startswith("/")
+    links = {connection.address: connection}  # the newest connection to each controller
 
     def begin_beside(run: Callable[[], Any], then: Callable[[Any], list[Effect]]) -> None:
         def done(outcome: Any) -> None:
@@ -122,13 +124,21 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         time.sleep(pauses.next_pause(time.monotonic()))
         while not session.closed:
             try:
-                found = _connect_to_controller(session)
+                # a frozen controller accepts connections and does not greet, and may be replaced meanwhile
+                found = _connect_to_controller(session, GREETING_SECONDS if remote else CALL_SECONDS)
             except (OSError, TransferQueueError) as error:
                 logger.info("storage unit %s cannot reach its controller yet and tries again: %s", name, error)
                 time.sleep(RETRY_SECONDS)
             else:
+                links[found.address] = found
                 server.call_soon(partial(adopted, found))
                 return
+
+    def follow(former: Collection[str | tuple[str, int]], moved: bool) -> bool:
+        for address in former:
+            if address in links:
+                links.pop(address).wake()  # the loop sees its end, and seeks the new controller
+        return True
 
     def adopted(found: Connection) -> Iterable[Outgoing]:
         return service.on_reconnect(server.adopt(found.sock))
@@ -157,6 +167,8 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
             yield from service.on_message(peer, body, None, time.monotonic())
 
     server.call_soon(begin)
+    if remote:
+        watch_controller(system, place.controller, follow)
     return server
 
 
@@ -198,11 +210,11 @@ def _open_pool(
     return DiskPool(arena) if place.tier == DISK else ArenaPool(arena), slots, share, ""
 
 
-def _connect_to_controller(session: Session) -> Connection:
+def _connect_to_controller(session: Session, seconds: float = CALL_SECONDS) -> Connection:
     address = session.resolve(("controller", 0))
     connection = Connection(address)
     try:
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = time.monotonic() + seconds
         connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
     except BaseException:
         connection.close()

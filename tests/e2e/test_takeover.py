@@ -1,0 +1,209 @@
+"""Another node takes over the controller. The nodes are folders of this machine; `test_ray_takeover.py` has Ray's."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from transfer_queue.client import TransferQueueClient
+from transfer_queue.client.control_client import ControlClient
+from transfer_queue.config.settings import Settings
+from transfer_queue.errors import StartError, TransferQueueError, WaitTimeoutError
+from transfer_queue.journal.terms import Terms
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.system import NodeGone
+from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher_protocol import NodeRole
+from transfer_queue.node.system.paths import ControllerPlace, SystemFolder
+
+LOOPBACK = "127.0.0.1"
+SECONDS = 60.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit, what
+        time.sleep(0.02)
+
+
+class Systems:
+    """A controller with a unit on node-0, a unit each on node-1 and node-2, and the nodes that take over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = uuid.uuid4().hex
+        self.name = f"take-{self.id[:8]}"
+        storage = {"arena_bytes": 64 << 20, "num_data_storage_units": 3, "replicas": 2}
+        conf = {"backend": {"SimpleStorage": storage}, "durability": {"folder": str(folder)}}
+        self.config = {"settings": Settings.from_config(conf).to_json()}
+        self.all: list[RunningSystem] = []
+        self.controller = self.first = self.start("", 1)
+        self.remotes = [self.start(f"-{n}", 1, f"node-{n}", self.first) for n in (1, 2)]
+
+    def start(self, suffix: str, units: int, node: str = "node-0", of: RunningSystem | None = None) -> RunningSystem:
+        if of is None:
+            seat = NodeRole(node, LOOPBACK, units, system=self.id, succeeds=bool(self.all))
+        else:
+            seat = NodeRole(node, LOOPBACK, units, of.description.remote, term=of.description.term)
+        key = self.first.key if self.all else None
+        self.all.append(start_local(f"{self.name}{suffix}", self.config, seat=seat, key=key, timeout=SECONDS))
+        return self.all[-1]
+
+    def take_over(self, number: int = 1) -> None:
+        """As the restarted actor and the actors of the nodes do."""
+        self.controller = self.start(f"-c{number}", 0, "node-1")
+        place = ControllerPlace(self.controller.description.term, self.controller.description.remote)
+        for remote in self.remotes:
+            remote.move_controller(place)
+
+    def tell_gone(self) -> None:
+        with ControlClient(self.controller) as asking:
+            asking.request(NodeGone("node-0", "just now"), Done)
+
+    def processes(self, system: RunningSystem) -> list[psutil.Process]:
+        supervisor = psutil.Process(system.description.pid)
+        supervisor.suspend()  # or it would start the others again
+        return [*supervisor.children(), supervisor]
+
+    def stop(self) -> None:
+        for system in reversed(self.all):
+            system.stop()
+            SystemFolder(system.folder).sweep()
+
+
+@pytest.fixture
+def systems(tmp_path: Path) -> Iterator[Systems]:
+    made = Systems(tmp_path)
+    yield made
+    made.stop()
+
+
+def put(client: TransferQueueClient, name: str) -> None:
+    client.kv_put(key=name, partition_id="p", fields={"x": torch.full((100,), float(len(name)))})
+
+
+def check(client: TransferQueueClient, names: list[str]) -> None:
+    got = client.kv_batch_get(keys=names, partition_id="p")["x"]
+    assert [float(row[0]) for row in got.unbind()] == [float(len(name)) for name in names]
+
+
+def test_clients_and_units_of_other_nodes_follow_a_controller_whose_node_is_killed(systems: Systems) -> None:
+    """Puts go on during the takeover. No acknowledged one is lost, thanks to its replica; samples are dealt once."""
+    acknowledged: list[str] = []
+    ended = threading.Event()
+
+    def produce(client: TransferQueueClient, at: int) -> None:
+        number = 0
+        while not ended.is_set():
+            name = f"{at}-{number}"
+            put(client, name)
+            acknowledged.append(name)
+            number += 1
+
+    with TransferQueueClient(systems.remotes[0]) as one, TransferQueueClient(systems.remotes[1]) as other:
+        producers = [threading.Thread(target=produce, args=each) for each in ((one, 0), (other, 1))]
+        for producer in producers:
+            producer.start()
+        until(lambda: len(acknowledged) > 50, "nothing was put")
+        for process in systems.processes(systems.first):
+            process.kill()
+        systems.take_over()
+        systems.tell_gone()
+        before = len(acknowledged)
+        until(lambda: len(acknowledged) > before + 50, "nobody puts after the takeover")
+        ended.set()
+        for producer in producers:
+            producer.join(SECONDS)
+        check(one, acknowledged)
+        check(other, acknowledged)
+        assert sorted(one.kv_list("p")["p"]) == sorted(acknowledged)
+    assert [term.number for term in Terms(systems.folder).list()] == [2]
+
+
+def test_a_frozen_controller_that_wakes_up_answers_nobody_and_ends(systems: Systems) -> None:
+    """Also a client that keeps its old address gets no reply; one that follows is moved on."""
+    with TransferQueueClient(systems.remotes[0]) as client:
+        put(client, "before")
+        frozen = systems.processes(systems.first)
+        for process in frozen:
+            process.suspend()
+        waiting = threading.Thread(target=put, args=(client, "while it is frozen"))
+        waiting.start()  # its request is in the socket of the frozen controller
+        stale = ControlClient(systems.first)
+        refused: list[TransferQueueError] = []
+
+        def ask_the_first() -> None:
+            try:
+                stale.request(CreatePartition("late", 0), Done, timeout=SECONDS)
+            except TransferQueueError as error:
+                refused.append(error)
+
+        asking = threading.Thread(target=ask_the_first)
+        asking.start()
+        systems.take_over()
+        waiting.join(SECONDS)
+        assert not waiting.is_alive(), "the client was not moved on"
+        check(client, ["while it is frozen"])
+        for process in reversed(frozen):
+            process.send_signal(signal.SIGCONT)
+        psutil.wait_procs(frozen, timeout=SECONDS)
+        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in frozen)
+        asking.join(SECONDS)
+        stale.close()
+        assert refused
+        assert not isinstance(refused[0], WaitTimeoutError)
+        systems.tell_gone()
+        put(client, "after")
+        check(client, ["before", "while it is frozen", "after"])
+        with ControlClient(systems.controller) as now:
+            assert now.request(ListPartitions(), Done).value == ["p"]
+
+
+def test_another_system_cannot_take_the_folder_over(systems: Systems) -> None:
+    with TransferQueueClient(systems.remotes[0]) as client:
+        put(client, "a")
+        with pytest.raises(StartError, match="used by"):
+            start_local(f"{systems.name}-x", systems.config, seat=NodeRole("x", LOOPBACK, 0, system="x"))
+        with pytest.raises(StartError, match="used by another system"):
+            start_local(f"{systems.name}-y", systems.config, seat=NodeRole("y", LOOPBACK, 0, system="y", succeeds=True))
+        check(client, ["a"])
+
+
+def test_a_node_that_does_not_see_the_folder_does_not_take_over(tmp_path: Path) -> None:
+    settings = Settings.from_config({"durability": {"folder": str(tmp_path)}})
+    with pytest.raises(StartError, match="is not visible on this node"):
+        start_local(
+            f"take-{uuid.uuid4().hex[:8]}", {"settings": settings.to_json()},
+            seat=NodeRole("x", LOOPBACK, 0, system="s", succeeds=True),
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_controller_of_an_earlier_term_is_refused(systems: Systems) -> None:
+    systems.take_over()
+    with pytest.raises(StartError, match="was replaced by one of term 2"):
+        systems.remotes[0].move_controller(ControllerPlace(1, systems.first.description.remote))
+
+
+def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> None:
+    with TransferQueueClient(systems.remotes[0]) as client:
+        put(client, "a")
+    systems.stop()
+    systems.all.clear()
+    alone = start_local(f"{systems.name}-alone", systems.config, timeout=SECONDS)
+    systems.all.append(alone)
+    with TransferQueueClient(alone) as client:
+        assert client.kv_list("p")["p"] == {"a": {}}
+        put(client, "b")
+        check(client, ["b"])
+    assert [term.number for term in Terms(systems.folder).list()] == [2]
