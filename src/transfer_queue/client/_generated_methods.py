@@ -43,6 +43,10 @@ class GeneratedMethods(ABC):
     async def _run_async(self, operation: Operation[T]) -> T:
         """Run an operation in this event loop."""
 
+    async def _run_joining(self, operation: Operation[T]) -> T:
+        """Run an operation that may travel together with others of this event loop."""
+        return await self._run_async(operation)
+
     async def _run_threaded(self, operation: Operation[T]) -> T:
         """Run an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
         return await self._run_async(operation)
@@ -2315,7 +2319,7 @@ class GeneratedMethods(ABC):
             >>> meta.keys, meta.tags, meta.fields
             (['a'], [{'step': 1}], ['prompt'])
         """
-        return await self._run_async(
+        return await self._run_joining(
             self._operations.kv_put(
                 key, partition_id, fields, tag, data_parser, group_id=group_id, fence=fence, timeout=timeout
             )

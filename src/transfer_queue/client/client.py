@@ -28,7 +28,7 @@ from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.net.calls import CONTROLLER, Call
-from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
 
@@ -96,6 +96,11 @@ class TransferQueueClient(Subscriptions, LockMethods):
         return run_async(
             state.session, operation
         )  # returned, not awaited: a coroutine around it would cost time in each call
+
+    def _run_joining(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
+        state = self._state
+        assert state is not None
+        return run_joining(state.session, operation)
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
         state = self._state

@@ -10,7 +10,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.joining.put_joiner import PutJoiner, PutPart
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import queries
@@ -19,12 +21,18 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import ClearKeys, Reserve
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 
 
 class KVOperations(DataPath):
     """The operations of one client that name samples by their keys."""
+
+    def __init__(self, state: ClientContext) -> None:
+        super().__init__(state)
+        self._puts = PutJoiner(state, self._publish, self._tags)
 
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
@@ -123,6 +131,15 @@ class KVOperations(DataPath):
         """
         yield from self._state.learn()
         key = arguments.validated_text(key, "key")
+        if data_parser is None and fence is None and (fields or tag is not None):
+            group = None if group_id is None else str(group_id)
+            together = self._puts.key_of(partition_id, fields, group)
+            if together is not None:
+                part = PutPart(key, fields, tag, group)
+                reply = yield Call(CONTROLLER, Topology(), join=together, part=part)
+                if isinstance(reply, Done) and reply is not NOT_MADE:
+                    names, merged = reply.value
+                    return KVBatchMeta._make([key], [merged], partition_id, names)
         encoded = None
         if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
             encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)

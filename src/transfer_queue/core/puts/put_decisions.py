@@ -357,6 +357,8 @@ def _check_shape(request: Publish) -> None:
     for what, column in (("tags", request.tags), ("group_ids", request.groups)):
         if column is not None and len(column) != count:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
+    if request.puts and sum(request.puts) != count:
+        raise InvalidArgumentError(f"joined puts of {sum(request.puts)} rows must have as many rows, got {count}")
     if request.block is None and request.further:
         raise InvalidArgumentError("a put has further blocks, but no first one")
     if request.block is None and request.tags is None and request.groups is None and not request.equal:

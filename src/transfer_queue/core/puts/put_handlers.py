@@ -70,7 +70,10 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
             return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
-        return puts.PublishReply(indexes.tobytes(), partition.tags_of(positions), fields, context.state.epoch, dtypes)
+        each = partition.common_fields_of_parts(positions, request.puts) if request.puts else []
+        return puts.PublishReply(
+            indexes.tobytes(), partition.tags_of(positions), fields, context.state.epoch, dtypes, each
+        )
 
     return Decision(records, reply)
 
