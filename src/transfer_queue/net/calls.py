@@ -76,7 +76,13 @@ class Call:
     join: JoinKey | None = field(default=None, compare=False)
     """Ask whether to join other operations instead of a request. See `net.drivers.join_queues`.
 
-    The reply is `NOT_MADE` if the operation must go on alone, otherwise the `outcome` that the joiner has set.
+    The reply is `NOT_MADE` if the operation must go on alone, otherwise the `outcome` that the joiner has set. Drivers
+    of a single operation always reply `NOT_MADE`.
+    """
+    ended: Callable[[], None] | None = field(default=None, compare=False)
+    """Set by the driver of an operation with `join` that goes on alone because no others are under way.
+
+    The operation calls it when it has ended, so that those that wait for it can leave.
     """
     part: Any = field(default=None, compare=False)
     """What the joiner needs of the operation, if `join` is set."""

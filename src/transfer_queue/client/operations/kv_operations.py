@@ -131,25 +131,22 @@ class KVOperations(DataPath):
         """
         yield from self._state.learn()
         key = arguments.validated_text(key, "key")
-        if data_parser is None and fence is None and (fields or tag is not None):
-            group = None if group_id is None else str(group_id)
+        group = None if group_id is None else str(group_id)
+        together = None
+        if data_parser is None and fence is None and (fields is not None or tag is not None):
             together = self._puts.key_of(partition_id, fields, group)
-            if together is not None:
-                part = PutPart(key, fields, tag, group)
-                reply = yield Call(CONTROLLER, Topology(), join=together, part=part)
-                if isinstance(reply, Done) and reply is not NOT_MADE:
-                    names, merged = reply.value
-                    return KVBatchMeta._make([key], [merged], partition_id, names)
-        encoded = None
-        if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)
-        elif fields is not None:
-            if not isinstance(fields, Mapping):
-                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
-            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
-        groups = None if group_id is None else [str(group_id)]
-        tags = None if tag is None else [tag]
-        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
+        if together is None:
+            return (yield from self._put_one(key, partition_id, fields, tag, data_parser, group, fence, timeout))
+        asked = Call(CONTROLLER, Topology(), join=together, part=PutPart(key, fields, tag, group))
+        reply = yield asked
+        if isinstance(reply, Done) and reply is not NOT_MADE:
+            names, merged = reply.value
+            return KVBatchMeta._make([key], [merged], partition_id, names)
+        try:
+            return (yield from self._put_one(key, partition_id, fields, tag, None, group, None, timeout))
+        finally:
+            if asked.ended is not None:
+                asked.ended()
 
     def kv_batch_put(
         self,
@@ -393,6 +390,28 @@ class KVOperations(DataPath):
         yield from self._ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ shared
+
+    def _put_one(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Columns | None,
+        tag: Mapping[str, Any] | None,
+        data_parser: DataParser | None,
+        group: str | None,
+        fence: Fence | None,
+        timeout: float | None,
+    ) -> Operation[KVBatchMeta]:
+        encoded = None
+        if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
+            encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)
+        elif fields is not None:
+            if not isinstance(fields, Mapping):
+                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
+            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
+        groups = None if group is None else [group]
+        tags = None if tag is None else [tag]
+        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
 
     def _put_keys(
         self,

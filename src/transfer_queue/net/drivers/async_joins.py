@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import Outcome
+from transfer_queue.net.calls import NOT_MADE, Outcome
 from transfer_queue.net.drivers.join_queues import AT_ONCE, LONGEST_WAIT, MOST_AT_ONCE, JoinQueue
 
 if TYPE_CHECKING:
@@ -58,26 +59,20 @@ class AsyncJoins:
         """Key -> its queue, while an operation with it is under way or waits."""
         self._flights: set[asyncio.Task[None]] = set()
 
-    def enter(self, key: JoinKey) -> bool:
-        """Begin the flight of an operation that goes alone. Returns False if it must wait for others."""
-        if key in self._queues:
-            return False
-        queue = self._queues[key] = _LoopQueue(key)
-        queue.flights = 1
-        return True
-
-    def leave(self, key: JoinKey) -> None:
-        """End the flight of an operation that went alone."""
-        self._end_flight(self._queues[key])
-
-    async def join(self, call: Call) -> AnyReply:
-        """Wait until a flight has carried out an operation, and return its reply. Raises its error.
+    async def ask(self, call: Call) -> AnyReply:
+        """Let an operation go alone, or carry it out with others, and return its reply. Raises its error.
 
         A task that is cancelled before its flight begins takes its operation along. Afterwards the operation is carried
         out with the others.
         """
-        assert call.join is not None
-        queue = self._queues[call.join]
+        key = call.join
+        assert key is not None
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _LoopQueue(key)
+            queue.flights = 1
+            call.ended = partial(self._end_flight, queue)
+            return NOT_MADE
         future: asyncio.Future[Outcome] = self._loop.create_future()
         queue.waiting.append(_Waiter(call, future))
         self._plan(queue)

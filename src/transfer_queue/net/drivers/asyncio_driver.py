@@ -52,29 +52,21 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 async def run_joining(session: Session, op: Generator[Call, AnyReply, T]) -> T:
     """Do the same for an operation that asks with its first call whether it can join others.
 
-    It has no place while it waits for its flight.
+    It has no place while it waits for them.
     """
     links = session.transport(_Links).links_of(asyncio.get_running_loop(), session)
-    joins = links.joins
     try:
         call = next(op)
-        key = call.join
-        if key is None:
-            return await _run_admitted(session, links, op, call)
-        if joins.enter(key):
+        if call.join is not None:
             try:
-                return await _run_admitted(session, links, op, op.send(NOT_MADE))
-            finally:
-                joins.leave(key)
-        try:
-            reply = await joins.join(call)
-        except BaseException as error:
-            call = op.throw(error)
-        else:
-            call = op.send(reply)
-        return await _run_admitted(session, links, op, call)
+                reply = await links.joins.ask(call)
+            except BaseException as error:
+                call = op.throw(error)
+            else:
+                call = op.send(reply)
     except StopIteration as stop:
         return cast(T, stop.value)
+    return await _run_admitted(session, links, op, call)
 
 
 async def _run_admitted(
@@ -85,10 +77,8 @@ async def _run_admitted(
     if not admission.try_enter():
         try:
             await admission.enter()
-        except BaseException as error:
-            if call is None:
-                raise
-            op.throw(error)
+        except BaseException:
+            op.close()
             raise
     inside = True
     try:
@@ -111,8 +101,11 @@ async def _run_admitted(
 
 
 def _may_take_long(call: Call) -> bool:
-    """Whether a call may take longer than a round trip: it waits for an event, for a thread, or for many bytes."""
-    waits = call.timeout is not None or call.pause is not None
+    """Whether a call may take longer than a round trip: it waits for an event, for a thread, or for many bytes.
+
+    A call that waits for other operations, which need places themselves, must have no place.
+    """
+    waits = call.timeout is not None or call.pause is not None or call.join is not None
     return waits or call.work is not None or _is_large(call)
 
 
@@ -143,7 +136,7 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
     """Return the coroutine that makes the call. It is not wrapped in another one, which would cost time and memory."""
     if call.join is not None:
-        return _go_alone()
+        return links.joins.ask(call)
     if _is_large(call):
         # gigabytes of values would block the loop, and the connection that other calls share
         return run_to_end(partial(exchange_blocking, session, call))
@@ -154,10 +147,6 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
     if call.turn is not None:
         return _in_turn(session, links, call)
     return _ask(session, links, call)
-
-
-async def _go_alone() -> AnyReply:
-    return NOT_MADE
 
 
 async def _work(work: Callable[[], None]) -> AnyReply:
