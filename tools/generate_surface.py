@@ -24,7 +24,7 @@ KV_FUNCTIONS = (
     "kv_lock_list",
 )
 
-JOINING = ("kv_put",)
+JOINING = ("kv_put", "kv_batch_get", "kv_batch_get_by_meta", "ack")
 """The operations that may travel together with others."""
 
 CLIENT_HEAD = '''"""The methods of TransferQueueClient. tools/generate_surface.py generates them from the operations."""

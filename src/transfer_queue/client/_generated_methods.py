@@ -2516,7 +2516,7 @@ class GeneratedMethods(ABC):
             >>> (await client.async_kv_batch_get(["b", "a"], "train_0"))["reward"].tolist()
             [1.0, 0.0]
         """
-        return await self._run_async(
+        return await self._run_joining(
             self._operations.kv_batch_get(
                 keys,
                 partition_id,
@@ -2599,7 +2599,7 @@ class GeneratedMethods(ABC):
             >>> (await client.async_kv_batch_get_by_meta(meta))["reward"].tolist()
             [0.0, 1.0]
         """
-        return await self._run_async(
+        return await self._run_joining(
             self._operations.kv_batch_get_by_meta(
                 meta, select_fields, layout=layout, shared=shared, device=device, timeout=timeout
             )
@@ -2895,7 +2895,7 @@ class GeneratedMethods(ABC):
             >>> await client.async_ack(meta)
             True
         """
-        return await self._run_async(self._operations.ack(metadata, timeout=timeout))
+        return await self._run_joining(self._operations.ack(metadata, timeout=timeout))
 
     def nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> bool:
         """Return samples that were fetched under a lease, so that they are delivered again.

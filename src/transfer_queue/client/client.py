@@ -16,6 +16,7 @@ from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
+from transfer_queue.client.joining.buffered_puts import BufferMethods
 from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
@@ -35,7 +36,7 @@ from transfer_queue.net.drivers.threaded_driver import run_threaded
 T = TypeVar("T")
 
 
-class TransferQueueClient(Subscriptions, LockMethods):
+class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
     """Put and fetch samples of one system.
 
     Blocking methods work in any thread, inside a running event loop (which they block), and after a fork, where the

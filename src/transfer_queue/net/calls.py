@@ -35,8 +35,8 @@ class Joiner(Protocol):
         """
 
 
-JoinKey = tuple[Joiner, Hashable]
-"""The joiner, and what its operations must have in common to travel together."""
+JoinKey = tuple[Joiner, tuple[Any, ...]]
+"""The joiner, and what its operations must have in common to travel together, which is hashable."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ gets its own error, and waits for space by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import PublishReply
-from transfer_queue.net.calls import NOT_MADE, Call, JoinKey
+from transfer_queue.net.calls import NOT_MADE, Call
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
 
 MOST_FIELDS = 64
@@ -32,7 +32,8 @@ class PutPart(NamedTuple):
     """One put of one sample."""
 
     key: str
-    fields: dict[str, Any] | None
+    fields: Any
+    """A dict of its values; None to change only its tag."""
     tag: Mapping[str, Any] | None
     group: str | None
 
@@ -63,7 +64,7 @@ class PutJoiner:
         tracing = self._state.tracing
         if self._state.settings.dedup_fields or (tracing is not None and tracing.tracer() is not None):
             return None
-        shape: list[Hashable] = [partition, group is None]
+        shape: list[Any] = [partition, group is None]
         if fields is not None:
             if type(fields) is not dict or not 0 < len(fields) <= MOST_FIELDS:
                 return None

@@ -12,6 +12,7 @@ from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.joining.lookup_joiner import LookupJoiner
 from transfer_queue.client.joining.put_joiner import PutJoiner, PutPart
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
@@ -33,6 +34,9 @@ class KVOperations(DataPath):
     def __init__(self, state: ClientContext) -> None:
         super().__init__(state)
         self._puts = PutJoiner(state, self._publish, self._tags)
+        """Joins puts of one sample each."""
+        self._gets = LookupJoiner(self._look_up)
+        """Joins gets of few samples each."""
 
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
@@ -251,8 +255,16 @@ class KVOperations(DataPath):
         wanted = arguments.validated_keys(keys)
         fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         request = queries.Lookup(partition_id, None, wanted, fields)
+        asked = self._gets.call_for(request, timeout)
+        asks = asked is not None
 
         def look() -> Operation[LookupReply]:
+            nonlocal asks
+            if asks and asked is not None:
+                asks = False  # if the values are replaced meanwhile, this get looks them up alone
+                joined = yield asked
+                if isinstance(joined, LookupReply):
+                    return joined
             reply = yield from self._look_up(request, timeout)
             if not reply.count:
                 raise InvalidArgumentError(
@@ -273,7 +285,11 @@ class KVOperations(DataPath):
                 self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
-        return (yield from self._read(look, layout, place, partition_id, shared=together))
+        try:
+            return (yield from self._read(look, layout, place, partition_id, shared=together))
+        finally:
+            if asked is not None and asked.ended is not None:
+                asked.ended()
 
     def kv_batch_get_by_meta(
         self,

@@ -321,10 +321,10 @@ class Partition(Persisted):
         flags = np.minimum.reduceat(self.produced_flags(names, positions), starts, axis=0)
         known: dict[bytes, list[str]] = {}
         found = []
-        for part in flags:
-            packed = part.tobytes()
+        for having in flags:
+            packed = having.tobytes()
             if packed not in known:
-                known[packed] = [names[at] for at in np.flatnonzero(part).tolist()]
+                known[packed] = [names[at] for at in np.flatnonzero(having).tolist()]
             found.append(known[packed])
         return found
 

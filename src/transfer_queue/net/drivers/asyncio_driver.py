@@ -69,9 +69,7 @@ async def run_joining(session: Session, op: Generator[Call, AnyReply, T]) -> T:
     return await _run_admitted(session, links, op, call)
 
 
-async def _run_admitted(
-    session: Session, links: _LoopLinks, op: Generator[Call, AnyReply, T], call: Call | None
-) -> T:
+async def _run_admitted(session: Session, links: _LoopLinks, op: Generator[Call, AnyReply, T], call: Call | None) -> T:
     """Run an operation that is to make this call, or has not begun if it is None, as soon as there is a place."""
     admission = links.admission
     if not admission.try_enter():
