@@ -323,7 +323,7 @@ class Client(Subscriptions, LockMethods):
             del self._connections[target]
 
     def _ask_to_join(self, task: Task[Any], call: Call) -> None:
-        """Let the operation go alone, or wait for the next flight, as `net.drivers.async_joins` does."""
+        """Let the operation go alone, or wait until the flight that is under way has ended."""
         key = call.join
         assert key is not None
         queue = self._joins.get(key)
@@ -335,12 +335,13 @@ class Client(Subscriptions, LockMethods):
             return
         task.call = call
         queue.waiting.append(_Waiter(task, call))
-        self._cluster.later(0.0, lambda: self._begin_flights(queue))
 
-    def _begin_flights(self, queue: JoinQueue[_Waiter]) -> None:
-        while taken := queue.take():
+    def _end_flight(self, queue: JoinQueue[_Waiter]) -> None:
+        queue.flights -= 1
+        taken = queue.take(1)
+        if taken:
             self.start(self._fly(queue, taken))
-        if queue.idle:
+        elif queue.idle:
             self._joins.pop(queue.key, None)
 
     def _fly(self, queue: JoinQueue[_Waiter], waiters: list[_Waiter]) -> Operation[None]:
@@ -348,12 +349,8 @@ class Client(Subscriptions, LockMethods):
         for waiter in waiters:
             outcome = waiter.call.outcome
             assert outcome is not None, "a joiner has not set the outcome of an operation"
-            self._cluster.later(0.0, partial(waiter.task.resume, outcome))
+            waiter.task.resume(outcome)
         self._end_flight(queue)
-
-    def _end_flight(self, queue: JoinQueue[_Waiter]) -> None:
-        queue.flights -= 1
-        self._cluster.later(0.0, lambda: self._begin_flights(queue))
 
     def _ask(self, task: Task[Any], call: Call) -> None:
         if call.join is not None:

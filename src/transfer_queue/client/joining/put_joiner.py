@@ -19,7 +19,7 @@ from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import PublishReply
-from transfer_queue.net.calls import NOT_MADE, Call
+from transfer_queue.net.calls import NOT_MADE, Call, JoinKey
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
 
 MOST_FIELDS = 64
