@@ -33,6 +33,10 @@ from transfer_queue.net.calls import Call
 from transfer_queue.testing.simulated_client import Task
 
 
+ASIDE_TASKS = 4
+"""Tasks of a client that overwrites keys."""
+
+
 class Workload:
     """All clients of one run.
 
@@ -293,7 +297,15 @@ class Workload:
             yield from self.acknowledge(client, meta, task, numbers)
 
     def _aside(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
-        """Overwrite, read and clear keys repeatedly."""
+        """Overwrite, read and clear keys repeatedly, in several tasks whose puts and gets may travel together."""
+        others = [client.start(self._overwrite_repeatedly(client)) for _ in range(ASIDE_TASKS - 1)]
+        yield from self._overwrite_repeatedly(client)
+        while not all(other.done for other in others):
+            yield from sleep(0.1)
+        for other in others:
+            other.result()
+
+    def _overwrite_repeatedly(self, client: RetryingClient) -> Generator[Call, AnyReply, None]:
         version = 0
         keys: dict[str, int] = {}
         epoch = self.ledger.epoch
@@ -325,7 +337,11 @@ class Workload:
             epoch = ledger.trying([number], ("x",), version, client.name)
             if new:
                 ledger.clearing([number])
-            yield from operations.kv_batch_put([name], SIDE, self.data([number], ("x",), version))
+            values = self.data([number], ("x",), version)
+            if self.draw.random() < 0.8:
+                yield from operations.kv_put(name, SIDE, {"x": values["x"][0]})
+            else:
+                yield from operations.kv_batch_put([name], SIDE, values)
             ledger.wrote([number], ("x",), version, client.name, epoch)
             keys[key] = number
         elif self.draw.random() < 0.6:
