@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
     from transfer_queue.client.conversion.arguments import consumed_by
     from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
+    from transfer_queue.client.joining.buffered_puts import BufferedPuts
     from transfer_queue.client.key_lock import KVLock
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -115,6 +116,7 @@ __all__ = [
     "BaseSampler",
     "BatchGoneError",
     "BatchMeta",
+    "BufferedPuts",
     "CapacityError",
     "CheckpointError",
     "CheckpointNotFoundError",
@@ -207,6 +209,7 @@ _WHERE = {
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
+    "BufferedPuts": "client.joining.buffered_puts",
     "KVLock": "client.key_lock",
     "LifoQueue": "queues",
     "LockEntry": "messages.locks",
