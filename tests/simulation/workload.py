@@ -32,7 +32,6 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
 from transfer_queue.testing.simulated_client import Task
 
-
 ASIDE_TASKS = 4
 """Tasks of a client that overwrites keys."""
 

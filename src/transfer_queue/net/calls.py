@@ -70,7 +70,7 @@ class Call:
     """The tasks of an event loop make calls of equal turns one at a time.
 
     If a second task yields such a call meanwhile, the driver does not make it: when the first call has its reply, the
-    second task gets `session.NOT_MADE`, and its operation checks again what it needs. If the first call fails, the
+    second task gets `NOT_MADE`, and its operation checks again what it needs. If the first call fails, the
     second one is made.
     """
     join: JoinKey | None = field(default=None, compare=False)

@@ -104,7 +104,7 @@ def _outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
     return Done()
 
 
-class _Waiter:
+class _JoiningTask:
     """A task that waits for its flight."""
 
     def __init__(self, task: Task[Any], call: Call) -> None:
@@ -197,7 +197,7 @@ class Client(Subscriptions, LockMethods):
         self.state.renewals.on_change = self._await_renewal
         self._renews: float | None = None
         self._paused = False
-        self._joins: dict[JoinKey, JoinQueue[_Waiter]] = {}
+        self._joins: dict[JoinKey, JoinQueue[_JoiningTask]] = {}
         self._connections: dict[Target, int] = {}
         self._readers: dict[int, FrameReader] = {}
         self._tasks: dict[int, Task[Any]] = {}
@@ -334,9 +334,9 @@ class Client(Subscriptions, LockMethods):
             task.resume(NOT_MADE)
             return
         task.call = call
-        queue.waiting.append(_Waiter(task, call))
+        queue.waiting.append(_JoiningTask(task, call))
 
-    def _end_flight(self, queue: JoinQueue[_Waiter]) -> None:
+    def _end_flight(self, queue: JoinQueue[_JoiningTask]) -> None:
         queue.flights -= 1
         taken = queue.take(1)
         if taken:
@@ -344,7 +344,7 @@ class Client(Subscriptions, LockMethods):
         elif queue.idle:
             self._joins.pop(queue.key, None)
 
-    def _fly(self, queue: JoinQueue[_Waiter], waiters: list[_Waiter]) -> Operation[None]:
+    def _fly(self, queue: JoinQueue[_JoiningTask], waiters: list[_JoiningTask]) -> Operation[None]:
         yield from queue.key[0].run([waiter.call for waiter in waiters])
         for waiter in waiters:
             outcome = waiter.call.outcome

@@ -31,6 +31,12 @@ class BufferedPuts:
 
     Threads may share it. A forked child must not use it.
 
+    Args:
+        operations: Returns the operations of the client.
+        run: Runs an operation in this thread.
+        max_rows: See `TransferQueueClient.buffered`.
+        max_delay: See `TransferQueueClient.buffered`.
+
     Example:
         >>> with client.buffered() as puts:
         ...     for number in range(1000):
@@ -87,7 +93,10 @@ class BufferedPuts:
 
         Raises:
             InvalidArgumentError: An argument is not valid, or the block of the buffer has ended.
-            TransferQueueError: Puts failed that were in the buffer; see `flush`.
+            CapacityError: There was no space for puts in the buffer; see `flush`.
+            FieldTypeError: Values of puts in the buffer do not match live values; see `flush`.
+            SealedError: Puts in the buffer add samples to a sealed partition; see `flush`.
+            UncarriableValueError: A value in the buffer cannot be stored; see `flush`.
 
         Example:
             >>> with client.buffered() as puts:
@@ -250,8 +259,8 @@ class BufferMethods:
     def buffered(self, max_rows: int = MAX_ROWS, max_delay: float | None = MAX_DELAY) -> BufferedPuts:
         """Return a buffer for puts of single samples, which are published many at a time.
 
-        This is for blocking code that puts row by row: `with client.buffered() as puts`, and then `puts.kv_put(...)`.
-        At the end of the block everything is published. Concurrent `async_kv_put` need no buffer.
+        This is for blocking code that puts row by row. At the end of its `with` block everything is published.
+        Concurrent `async_kv_put` need no buffer.
 
         Args:
             max_rows: The number of puts at which the buffer is published, in the call that reaches it. Default: 256.

@@ -19,7 +19,7 @@ Run = Callable[[Generator["Call", AnyReply, None]], Coroutine[Any, Any, None]]
 """Runs an operation in the loop."""
 
 
-class _Waiter:
+class _WaitingTask:
     __slots__ = ("call", "future")
 
     def __init__(self, call: Call, future: asyncio.Future[Outcome]) -> None:
@@ -31,7 +31,7 @@ class _Waiter:
         return self.future.done()  # its task was cancelled
 
 
-class _LoopQueue(JoinQueue[_Waiter]):
+class _LoopQueue(JoinQueue[_WaitingTask]):
     """A queue, and what is planned for it in the loop."""
 
     __slots__ = ("alarm", "planned")
@@ -74,7 +74,7 @@ class AsyncJoins:
             call.ended = partial(self._end_flight, queue)
             return NOT_MADE
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        queue.waiting.append(_Waiter(call, future))
+        queue.waiting.append(_WaitingTask(call, future))
         self._plan(queue)
         outcome = await future
         if isinstance(outcome, Exception):
@@ -106,7 +106,7 @@ class AsyncJoins:
         if queue.waiting:
             self._begin(queue, min(queue.flights + 1, MOST_AT_ONCE))
 
-    async def _fly(self, queue: _LoopQueue, waiters: list[_Waiter]) -> None:
+    async def _fly(self, queue: _LoopQueue, waiters: list[_WaitingTask]) -> None:
         calls = [waiter.call for waiter in waiters]
         error: Exception = ConnectionLostError(
             "the task that sent joined operations was cancelled, so it is unknown whether they were carried out"

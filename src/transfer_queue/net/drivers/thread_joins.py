@@ -27,7 +27,7 @@ IDLE_SECONDS = 5.0
 CLOSED = "this client was closed during the call"
 
 
-class _Waiter:
+class _WaitingThread:
     __slots__ = ("answered", "call", "left", "outcome", "taken")
 
     def __init__(self, call: Call) -> None:
@@ -46,9 +46,9 @@ class ThreadJoins:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queues: dict[JoinKey, JoinQueue[_Waiter]] = {}
+        self._queues: dict[JoinKey, JoinQueue[_WaitingThread]] = {}
         """Key -> its queue, while an operation with it is under way or waits."""
-        self._pending: deque[JoinQueue[_Waiter]] = deque()
+        self._pending: deque[JoinQueue[_WaitingThread]] = deque()
         """The queues from which the thread takes operations next."""
         self._needed = threading.Condition(self._lock)
         self._works = False
@@ -72,7 +72,7 @@ class ThreadJoins:
                 return NOT_MADE
         return self._join(call, run)
 
-    def _leave(self, queue: JoinQueue[_Waiter]) -> None:
+    def _leave(self, queue: JoinQueue[_WaitingThread]) -> None:
         """End the flight of an operation that went alone."""
         with self._lock:
             self._end_flight(queue)
@@ -80,7 +80,7 @@ class ThreadJoins:
     def _join(self, call: Call, run: Callable[[Generator[Call, AnyReply, None]], None]) -> AnyReply:
         """Wait until a flight has carried out an operation. If none begins within LONGEST_WAIT, it goes alone."""
         assert call.join is not None
-        waiter = _Waiter(call)
+        waiter = _WaitingThread(call)
         with self._lock:
             if self._closed:
                 return NOT_MADE  # the operation finds out why
@@ -104,7 +104,7 @@ class ThreadJoins:
             raise waiter.outcome
         return waiter.outcome
 
-    def _wait_longer(self, waiter: _Waiter) -> bool:
+    def _wait_longer(self, waiter: _WaitingThread) -> bool:
         """Wait for the outcome if the flight has begun. Returns whether the operation goes alone instead."""
         with self._lock:
             if not waiter.taken:
@@ -135,8 +135,8 @@ class ThreadJoins:
 
     def _fly(
         self,
-        queue: JoinQueue[_Waiter],
-        waiters: list[_Waiter],
+        queue: JoinQueue[_WaitingThread],
+        waiters: list[_WaitingThread],
         run: Callable[[Generator[Call, AnyReply, None]], None],
     ) -> None:
         error: Exception = ConnectionLostError("the thread that sent joined operations has ended")
@@ -151,7 +151,7 @@ class ThreadJoins:
             with self._lock:
                 self._end_flight(queue)
 
-    def _end_flight(self, queue: JoinQueue[_Waiter]) -> None:
+    def _end_flight(self, queue: JoinQueue[_WaitingThread]) -> None:
         queue.flights -= 1
         if queue.idle and self._queues.get(queue.key) is queue:
             del self._queues[queue.key]
