@@ -49,7 +49,8 @@ class RowRefcounts(Persisted):
         """Return those of these rows that the client refers to for the task, ascending, and for how many ranks each."""
         held = [mine for holder, mine in self.by_holder.items() if holder[:2] == (task, client)]
         if len(rows) == 1:  # for a few rows numpy is slow
-            count = sum(int(rows[0]) in mine for mine in held)
+            row = rows[0]
+            count = sum(mine[0] == row if len(mine) == 1 else row in mine for mine in held)
             return (rows, np.array([count])) if count else (rows[:0], np.zeros(0, "i8"))
         found, times = np.unique(np.concatenate([np.zeros(0, "i8"), *held]), return_counts=True)
         asked = np.isin(found, rows)
@@ -60,15 +61,23 @@ class RowRefcounts(Persisted):
         before = self.rows_of(task, client, dp_rank)
         if len(before):
             before = before[self.rows.positions_of(before) >= 0]
-        self.by_holder[task, client, dp_rank] = np.union1d(before, rows) if len(before) else np.sort(rows)
-        for _, chunk, at, _ in self.rows.split(np.sort(self.rows.positions_of(rows))):
+        positions = self.rows.positions_of(rows)
+        if len(rows) > 1:
+            rows, positions = np.sort(rows), np.sort(positions)
+        if len(before):
+            rows = np.concatenate((before, rows)) if before[-1] < rows[0] else np.union1d(before, rows)
+        self.by_holder[task, client, dp_rank] = rows
+        for _, chunk, at, _ in self.rows.split(positions):
             chunk.held_columns(task)[0][at] += 1
 
     def finish(self, task: str, client: str, rows: np.ndarray) -> None:
         """Record that a client has finished these rows. Rows that it does not refer to are ignored."""
         for holder in [holder for holder in self.by_holder if holder[:2] == (task, client)]:
             held_rows = self.by_holder[holder]
-            mine = held_rows if len(held_rows) == 1 and held_rows[0] in rows else np.intersect1d(held_rows, rows)
+            if len(rows) == 1:  # for a few rows numpy is slow
+                mine = held_rows[held_rows == rows]
+            else:
+                mine = np.intersect1d(held_rows, rows)
             if not len(mine):
                 continue
             if len(mine) < len(held_rows):
