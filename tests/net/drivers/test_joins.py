@@ -71,7 +71,8 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 @pytest.fixture
-def numbers() -> Numbers:
+def numbers(monkeypatch: pytest.MonkeyPatch) -> Numbers:
+    monkeypatch.setattr(thread_joins, "ALONE_AT_ONCE", 2)
     return Numbers()
 
 

@@ -1,6 +1,6 @@
 """Joins the operations of the threads of one client, see `join_queues`.
 
-The first operations with a key run in their own threads. If AT_ONCE are under way, the next ones wait for a thread of
+The first operations with a key run in their own threads. If ALONE_AT_ONCE are under way, the next ones wait for a thread of
 the client, which carries out all that wait at that moment. So the interrupt of a thread ends only its own operation.
 """
 
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from transfer_queue.errors import ConnectionLostError, NotInitializedError
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import NOT_MADE
-from transfer_queue.net.drivers.join_queues import AT_ONCE, JoinQueue
+from transfer_queue.net.drivers.join_queues import JoinQueue
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call, JoinKey, Outcome
 
+ALONE_AT_ONCE = 8
+"""Flights under way from which operations join. To hand one to another thread costs as much as a request."""
 LONGEST_WAIT = 0.005
 """Seconds that an operation waits for a flight to begin. Threads wait longer than a round trip for the interpreter."""
 IDLE_SECONDS = 5.0
@@ -66,7 +68,7 @@ class ThreadJoins:
             queue = self._queues.get(key)
             if queue is None:
                 queue = self._queues[key] = JoinQueue(key)
-            if not queue.waiting and queue.flights < AT_ONCE:
+            if not queue.waiting and queue.flights < ALONE_AT_ONCE:
                 queue.flights += 1
                 call.ended = partial(self._leave, queue)
                 return NOT_MADE
