@@ -1,7 +1,8 @@
 """Joins the operations of the threads of one client, see `join_queues`.
 
-The first operations with a key run in their own threads. If ALONE_AT_ONCE are under way, the next ones wait for a thread of
-the client, which carries out all that wait at that moment. So the interrupt of a thread ends only its own operation.
+The first operations with a key run in their own threads. If ALONE_AT_ONCE are under way, the next ones wait for a
+thread of the client, which carries out all that wait at that moment. So the interrupt of a thread ends only its own
+operation.
 """
 
 from __future__ import annotations
