@@ -24,6 +24,8 @@ KV_FUNCTIONS = (
     "kv_lock_list",
 )
 
+JOINING = ("kv_put", "kv_batch_get", "kv_batch_get_by_meta", "ack")
+"""The operations that may travel together with others."""
 
 CLIENT_HEAD = '''"""The methods of TransferQueueClient. tools/generate_surface.py generates them from the operations."""
 
@@ -69,6 +71,10 @@ class GeneratedMethods(ABC):
     @abstractmethod
     async def _run_async(self, operation: Operation[T]) -> T:
         """Run an operation in this event loop."""
+
+    async def _run_joining(self, operation: Operation[T]) -> T:
+        """Run an operation that may travel together with others of this event loop."""
+        return await self._run_async(operation)
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
         """Run an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
@@ -176,7 +182,7 @@ def _indented(docstring: str, indent: str) -> str:
 
 def _method(function: ast.FunctionDef, files: bool) -> str:
     """Return both methods of an operation. files: whether it reads or writes files."""
-    run = "_run_threaded" if files else "_run_async"
+    run = "_run_threaded" if files else "_run_joining" if function.name in JOINING else "_run_async"
     signature, result, given = _signature(function, True), _result(function), _call(function)
     doc, awaited = (_indented(docstring_of(function, awaited=each), " " * 8) for each in (False, True))
     return (

@@ -33,6 +33,8 @@ WORDS = {"put": "single-row puts", "tag": "tag updates"}
 WARMING = 0.3  # seconds of warm-up that are not counted
 BYTES = (300, 100)  # of a small put's request and reply; the raw socket transfers the same
 PUTS = {1: (8000.0, 251.0), 8: (12000.0, 445.0)}  # clients -> a second: target, and the peer's then
+IN_FLIGHT = {"put": (1, 8, 64, 1000, 4000), "tag": (8, 64, 1000), "get": (8, 64, 1000)}
+"""Operation of one event loop -> how many are in flight at once."""
 
 
 class Told(NamedTuple):
@@ -124,7 +126,10 @@ def run(scale: Scale) -> list[Row]:
             for act in ("put", "tag"):
                 for clients in scale.pick((1, 8, 64, 512), (1, 3)):
                     rows.append(_many(act, clients, processes, seconds, queue, empty))
-        rows += [_in_flight(tasks, seconds, empty) for tasks in scale.pick((1, 8, 64, 1000, 4000), (1, 8))]
+        for act, counts in scale.pick(IN_FLIGHT, dict.fromkeys(IN_FLIGHT, (1, 8))).items():
+            rows += [_in_flight(act, tasks, seconds, empty) for tasks in counts]
+        rows += [_in_threads(threads, seconds, empty) for threads in scale.pick((2, 8, 64), (2,))]
+        rows.append(_buffered(scale.pick(60_000, 600), empty))
         rows += _lists(scale.pick(100_000, 500), empty)
         with Worker(queue.address) as reader:
             rows.append(_one_by_one(Payload("dense", scale.pick(8192, 64), 5, 128), reader))
@@ -176,34 +181,101 @@ def _many(act: str, clients: int, processes: list[Worker], seconds: float, queue
     )  # fmt: skip
 
 
-def _in_flight(tasks: int, seconds: float, empty: float) -> Row:
-    """Measure one client and one event loop with `tasks` puts in flight at any time."""
+def _in_flight(act: str, tasks: int, seconds: float, empty: float) -> Row:
+    """Measure one client and one event loop with `tasks` operations in flight at any time."""
     samples = [row(number) for number in range(64)]
-    partition = f"async-{tasks}"
+    partition = f"async-{act}-{tasks}"
+    if act != "put":
+        tq.kv_batch_put([f"{which}-0" for which in range(tasks)], partition, _batch(tasks), tags=[{"n": 0}] * tasks)
 
-    async def puts(which: int, until: float) -> int:
-        number = 0
-        while time.monotonic() < until:
+    async def one(which: int, number: int) -> None:
+        if act == "put":
             tag = {"n": number, "status": "running"}
             await tq.async_kv_put(f"{which}-{number}", partition, samples[number % 64], tag)
+        elif act == "tag":
+            await tq.async_kv_put(f"{which}-0", partition, tag={"n": number, "status": "running"})
+        else:
+            await tq.async_kv_batch_get(f"{which}-0", partition)
+
+    async def repeat(which: int, until: float) -> int:
+        number = 0
+        while time.monotonic() < until:
+            await one(which, number)
             number += 1
         return number
 
     async def all_of_them(seconds: float) -> list[int]:
         until = time.monotonic() + seconds
-        return await asyncio.gather(*(puts(which, until) for which in range(tasks)))
+        return await asyncio.gather(*(repeat(which, until) for which in range(tasks)))
 
     asyncio.run(all_of_them(WARMING))
-    tq.get_client().clear_partition(partition)
+    if act == "put":
+        tq.get_client().clear_partition(partition)
     cpu = time.process_time()
     counts = asyncio.run(all_of_them(seconds))
     cpu = time.process_time() - cpu
-    got = tq.kv_batch_get([f"{w}-{n}" for w in range(tasks) for n in range(counts[w])], partition)
-    _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for count in counts for n in range(count)]).tolist())
+    if act == "put":
+        got = tq.kv_batch_get([f"{w}-{n}" for w in range(tasks) for n in range(counts[w])], partition)
+        _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for count in counts for n in range(count)]).tolist())
+    elif act == "tag":
+        tags = tq.kv_list(partition)[partition]
+        _same([tags[f"{which}-0"]["n"] for which in range(tasks)], [max(count - 1, 0) for count in counts])
     tq.get_client().clear_partition(partition)
-    more = {"cpu_us": cpu / sum(counts) * 1e6}
-    what = f"async puts of one client, {tasks} in flight"
-    return against(what, "a second", sum(counts) / seconds, 1e6 / empty, "empty trips of one", more=more)
+    more = {"cpu_us": cpu / max(1, sum(counts)) * 1e6}
+    what = f"async {act}s of one client, {tasks} in flight"
+    target = 30_000.0 if act == "put" and tasks >= 64 else None
+    return against(
+        what, "a second", sum(counts) / seconds, 1e6 / empty, "empty trips of one", more=more, target=target
+    )  # fmt: skip
+
+
+def _batch(rows: int) -> dict[str, torch.Tensor]:
+    """Return the fields of `row` for some rows."""
+    each = [row(number) for number in range(rows)]
+    return {name: torch.stack([sample[name] for sample in each]) for name in each[0]}
+
+
+def _in_threads(threads: int, seconds: float, empty: float) -> Row:
+    """Measure single-row puts of threads that share one client."""
+    samples = [row(number) for number in range(64)]
+    partition, counts, client = f"threads-{threads}", [0] * threads, tq.get_client()
+
+    def one(which: int, until: float) -> None:
+        while time.monotonic() < until:
+            number = counts[which]
+            client.kv_put(f"{which}-{number}", partition, samples[number % 64], {"n": number})
+            counts[which] += 1
+
+    until = time.monotonic() + seconds
+    made = [threading.Thread(target=one, args=(which, until)) for which in range(threads)]
+    for thread in made:
+        thread.start()
+    for thread in made:
+        thread.join()
+    got = tq.kv_batch_get([f"{w}-{n}" for w in range(threads) for n in range(counts[w])], partition)
+    _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for count in counts for n in range(count)]).tolist())
+    client.clear_partition(partition)
+    what = f"puts of one client, {threads} threads"
+    return against(what, "a second", sum(counts) / seconds, 1e6 / empty, "empty trips of one")
+
+
+def _buffered(rows: int, empty: float) -> Row:
+    """Measure `buffered`, with which one thread puts row by row."""
+    samples, client = [row(number) for number in range(64)], tq.get_client()
+
+    def put_all(partition: str) -> None:
+        with client.buffered() as puts:
+            for number in range(rows):
+                puts.kv_put(f"k{number}", partition, samples[number % 64], {"n": number})
+
+    times = []
+    for _ in range(3):
+        times.append(clocked(lambda: put_all("buffered")))
+        got = tq.kv_batch_get([f"k{number}" for number in range(rows)], "buffered")
+        _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for n in range(rows)]).tolist())
+        client.clear_partition("buffered")
+    rate = rows / statistics.median(times)
+    return against("buffered puts of one thread", "a second", rate, 1e6 / empty, "empty trips of one", target=50_000.0)
 
 
 def _lists(keys: int, empty: float) -> list[Row]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transfer_queue.client.conversion.arguments import consumed_by
     from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
     from transfer_queue.client.data.views import is_view
+    from transfer_queue.client.joining.buffered_puts import BufferedPuts
     from transfer_queue.client.key_lock import KVLock
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -116,6 +117,7 @@ __all__ = [
     "BaseSampler",
     "BatchGoneError",
     "BatchMeta",
+    "BufferedPuts",
     "CapacityError",
     "CheckpointError",
     "CheckpointNotFoundError",
@@ -209,6 +211,7 @@ _WHERE = {
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
+    "BufferedPuts": "client.joining.buffered_puts",
     "KVLock": "client.key_lock",
     "LifoQueue": "queues",
     "LockEntry": "messages.locks",

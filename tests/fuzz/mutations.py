@@ -41,6 +41,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint, LoadState
 from transfer_queue.messages.claims import (
     Ack,
+    AckMany,
     Cancel,
     Claim,
     ClaimReply,
@@ -376,7 +377,7 @@ class Life:
             Publish(
                 self.partition(), count, None, keys, block, tags, False, groups if keys is None else None, closes, 0,
                 wait, expected=expected, fence=fence, create=self.rng.random() < 0.9, further=further,
-                equal=self.equal(count, block),
+                equal=self.equal(count, block), puts=[1] * count if self.rng.random() < 0.3 else [],
             ),
             client,
         )  # fmt: skip
@@ -421,6 +422,15 @@ class Life:
         )
         if isinstance(reply, ClaimReply) and reply.token:
             self.leases.append((partition, client, reply.token, reply.rows))
+
+    def acknowledge_many(self) -> None:
+        """Several acknowledgements of one client in one request, some of them twice or of leases that are over."""
+        if self.leases:
+            client = self.rng.choice(self.leases)[1]
+            mine = [lease for lease in self.leases if lease[1] == client]
+            some = [self.rng.choice(mine) for _ in range(self.rng.randrange(1, 4))]
+            self.ask(AckMany([Ack(partition, token, rows) for partition, _, token, rows in some]), client)
+            self.leases = [lease for lease in self.leases if lease not in some or self.rng.random() < 0.3]
 
     def acknowledge(self) -> None:
         if self.leases:
@@ -556,8 +566,8 @@ class Life:
 
 
 STEPS = (
-    *["put"] * 6, *["put_known"] * 2, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2, *["clear"] * 3,
-    "partitions",
+    *["put"] * 6, *["put_known"] * 2, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2,
+    "acknowledge_many", *["clear"] * 3, "partitions",
     "lock", "lock", "unlock", *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
 )  # fmt: skip
 

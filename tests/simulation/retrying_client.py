@@ -201,6 +201,9 @@ class RetryingClient(Client):
         return super().start(operation)
 
     def _ask(self, task: Task[Any], call: Call) -> None:
+        if call.join is not None:
+            self._ask_to_join(task, call)
+            return
         if call.pause is not None:
             self._plan(call.pause, lambda: task.resume(Done()))
             return

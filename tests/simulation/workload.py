@@ -37,6 +37,9 @@ from transfer_queue.testing.simulated_client import Task
 if TYPE_CHECKING:
     from tests.simulation.many_controllers.many_cluster import ManyCluster
 
+ASIDE_TASKS = 4
+"""Tasks of a client that overwrites keys."""
+
 
 class Workload:
     """All clients of one run.
@@ -306,6 +309,15 @@ class Workload:
         return lambda client: self._use_keys(client, partition)
 
     def _use_keys(self, client: RetryingClient, partition: str) -> Generator[Call, AnyReply, None]:
+        """Use keys in several tasks, whose puts and gets may travel together."""
+        others = [client.start(self._overwrite_repeatedly(client, partition)) for _ in range(ASIDE_TASKS - 1)]
+        yield from self._overwrite_repeatedly(client, partition)
+        while not all(other.done for other in others):
+            yield from sleep(0.1)
+        for other in others:
+            other.result()
+
+    def _overwrite_repeatedly(self, client: RetryingClient, partition: str) -> Generator[Call, AnyReply, None]:
         version = 0
         keys: dict[str, int] = {}
         epoch = self.ledger.epoch
@@ -339,7 +351,11 @@ class Workload:
             epoch = ledger.trying([number], ("x",), version, client.name)
             if new:
                 ledger.clearing([number])
-            yield from operations.kv_batch_put([name], partition, self.data([number], ("x",), version))
+            values = self.data([number], ("x",), version)
+            if self.draw.random() < 0.8:
+                yield from operations.kv_put(name, partition, {"x": values["x"][0]})
+            else:
+                yield from operations.kv_batch_put([name], partition, values)
             ledger.wrote([number], ("x",), version, client.name, epoch)
             keys[key] = number
         elif self.draw.random() < 0.6:

@@ -43,6 +43,10 @@ class GeneratedMethods(ABC):
     async def _run_async(self, operation: Operation[T]) -> T:
         """Run an operation in this event loop."""
 
+    async def _run_joining(self, operation: Operation[T]) -> T:
+        """Run an operation that may travel together with others of this event loop."""
+        return await self._run_async(operation)
+
     async def _run_threaded(self, operation: Operation[T]) -> T:
         """Run an operation that reads or writes files: its calls in this event loop, its own work in a thread."""
         return await self._run_async(operation)
@@ -2365,7 +2369,7 @@ class GeneratedMethods(ABC):
             >>> meta.keys, meta.tags, meta.fields
             (['a'], [{'step': 1}], ['prompt'])
         """
-        return await self._run_async(
+        return await self._run_joining(
             self._operations.kv_put(
                 key, partition_id, fields, tag, data_parser, group_id=group_id, fence=fence, timeout=timeout
             )
@@ -2572,7 +2576,7 @@ class GeneratedMethods(ABC):
             >>> (await client.async_kv_batch_get(["b", "a"], "train_0"))["reward"].tolist()
             [1.0, 0.0]
         """
-        return await self._run_async(
+        return await self._run_joining(
             self._operations.kv_batch_get(
                 keys,
                 partition_id,
@@ -2665,7 +2669,7 @@ class GeneratedMethods(ABC):
             >>> (await client.async_kv_batch_get_by_meta(meta))["reward"].tolist()
             [0.0, 1.0]
         """
-        return await self._run_async(
+        return await self._run_joining(
             self._operations.kv_batch_get_by_meta(
                 meta, select_fields, layout=layout, shared=shared, device=device, copy=copy, out=out, timeout=timeout
             )
@@ -2961,7 +2965,7 @@ class GeneratedMethods(ABC):
             >>> await client.async_ack(meta)
             True
         """
-        return await self._run_async(self._operations.ack(metadata, timeout=timeout))
+        return await self._run_joining(self._operations.ack(metadata, timeout=timeout))
 
     def nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> bool:
         """Return samples that were fetched under a lease, so that they are delivered again.

@@ -16,6 +16,7 @@ from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
+from transfer_queue.client.joining.buffered_puts import BufferMethods
 from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
@@ -28,7 +29,7 @@ from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.net.calls import CONTROLLER, Call
-from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
 from transfer_queue.net.session import reply_decoder
@@ -36,7 +37,7 @@ from transfer_queue.net.session import reply_decoder
 T = TypeVar("T")
 
 
-class TransferQueueClient(Subscriptions, LockMethods):
+class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
     """Put and fetch samples of one system.
 
     Blocking methods work in any thread, inside a running event loop (which they block), and after a fork, where the
@@ -97,6 +98,11 @@ class TransferQueueClient(Subscriptions, LockMethods):
         return run_async(
             state.session, operation
         )  # returned, not awaited: a coroutine around it would cost time in each call
+
+    def _run_joining(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
+        state = self._state
+        assert state is not None
+        return run_joining(state.session, operation)
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
         state = self._state

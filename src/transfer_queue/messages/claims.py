@@ -65,6 +65,15 @@ class Ack(Request, frozen=True):
     """Global indexes, i8."""
 
 
+class AckMany(Request, frozen=True):
+    """Make rows of several leases consumed, one acknowledgement after the other.
+
+    The reply is `Done` with an entry for each: True or False as for `Ack`, or the class name and message of its error.
+    """
+
+    acks: list[Ack]
+
+
 class Nack(Request, frozen=True):
     """Return rows of a lease. The reply is `Done(True)` if the lease had any of them."""
 

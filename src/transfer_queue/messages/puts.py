@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from transfer_queue.messages.base import (
     ExtentNumber,
     Natural,
@@ -71,6 +75,12 @@ class Publish(Request, frozen=True):
     The put is refused with `EqualValueGoneError` if such a value was freed meanwhile.
     """
 
+    puts: list[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]] = []
+    """The numbers of rows of the puts that a client has joined, in the order of the targets; empty: one put.
+
+    All of them are carried out, or none is. The reply says for each of them what its rows have.
+    """
+
     @property
     def blocks(self) -> list[NewBlock]:
         """All blocks of the put."""
@@ -125,3 +135,6 @@ class PublishReply(Reply, frozen=True):
     """The epoch of the state (see `core.state.state`)."""
     dtypes: dict[str, list[str]] = {}
     """Field -> dtypes, for fields of the put whose rows have several dtypes."""
+    each: list[list[str]] = []
+    """For each of `Publish.puts` the fields that all its rows have, sorted; empty if all rows are new, or without
+    `puts`."""

@@ -8,15 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Protocol, Union
 
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.system import Topology
 
 CONTROLLER = ("controller", 0)
 
 Outcome = Union[AnyReply, TransferQueueError]
+
+
+NOT_MADE = Done()
+"""The result of a call that was not made, see `Call.turn` and `Call.join`. Compare it by identity, because servers send
+`Done`, too."""
+
+
+class Joiner(Protocol):
+    """Carries out several operations of one client at once."""
+
+    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+        """Carry out the operations whose calls have equal `join`, and set the `outcome` of each.
+
+        `NOT_MADE` lets an operation go on alone. This operation raises no error of its requests.
+        """
+
+
+JoinKey = tuple[Joiner, tuple[Any, ...]]
+"""The joiner, and what its operations must have in common to travel together, which is hashable."""
 
 
 @dataclass(slots=True)
@@ -50,11 +70,27 @@ class Call:
     """The tasks of an event loop make calls of equal turns one at a time.
 
     If a second task yields such a call meanwhile, the driver does not make it: when the first call has its reply, the
-    second task gets `session.NOT_MADE`, and its operation checks again what it needs. If the first call fails, the
+    second task gets `NOT_MADE`, and its operation checks again what it needs. If the first call fails, the
     second one is made.
     """
+    join: JoinKey | None = field(default=None, compare=False)
+    """Ask whether to join other operations instead of a request. See `net.drivers.join_queues`.
+
+    The reply is `NOT_MADE` if the operation must go on alone, otherwise the `outcome` that the joiner has set. Drivers
+    of a single operation always reply `NOT_MADE`.
+    """
+    ended: Callable[[], None] | None = field(default=None, compare=False)
+    """Set by the driver of an operation with `join` that goes on alone because no others are under way.
+
+    The operation calls it when it has ended, so that those that wait for it can leave.
+    """
+    part: Any = field(default=None, compare=False)
+    """What the joiner needs of the operation, if `join` is set."""
     outcome: Outcome | None = field(default=None, compare=False)
-    """Of a call in `together`: the reply, or the exception that the call alone would have raised."""
+    """Of a call in `together`: the reply, or the exception that the call alone would have raised.
+
+    Of a call with `join`: what its operation gets; None if the joiner has not come to it.
+    """
     sequence: int = field(default=0, compare=False)
     """The sequence of the request, with which its operation can cancel it; 0 until the driver has sent it."""
 

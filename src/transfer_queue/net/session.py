@@ -36,7 +36,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
     by_name,
 )
-from transfer_queue.messages.base import UNREADABLE, Done, Failure
+from transfer_queue.messages.base import UNREADABLE, Failure
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.reports.timeline import ValueRead
 from transfer_queue.net.calls import CONTROLLER
@@ -66,9 +66,6 @@ UNSENDABLE = (TypeError, ValueError, OverflowError, RecursionError)
 FINISHED_RUNS = 16
 READS = 16  # reported in one envelope
 """An envelope names at most this many runs of finished sequences. One would be enough to keep up."""
-
-NOT_MADE = Done()
-"""The result of a call that was not made, see `Call.turn`. Compare it by identity, because servers send `Done`, too."""
 
 
 def _plain(value: object) -> str | int | float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -14,7 +15,8 @@ from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import NOT_MADE, Call, JoinKey
+from transfer_queue.net.drivers.join_queues import JoinQueue
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Session, Target, raise_failure
 from transfer_queue.node.controller.state_files import StateFiles
@@ -102,6 +104,18 @@ def outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
     return Done()
 
 
+class _JoiningTask:
+    """A task that waits for its flight."""
+
+    def __init__(self, task: Task[Any], call: Call) -> None:
+        self.task = task
+        self.call = call
+
+    @property
+    def left(self) -> bool:
+        return self.task.done
+
+
 class _Address:
     """The address of the simulated system."""
 
@@ -186,6 +200,7 @@ class Client(Subscriptions, LockMethods):
         self.state.renewals.on_change = self._await_renewal
         self._renews: float | None = None
         self._paused = False
+        self._joins: dict[JoinKey, JoinQueue[_JoiningTask]] = {}
         self._connections: dict[Target, int] = {}
         self._readers: dict[int, FrameReader] = {}
         self._tasks: dict[int, Task[Any]] = {}
@@ -287,6 +302,7 @@ class Client(Subscriptions, LockMethods):
         """End as a killed process does: connections break, and the kernel releases its locks."""
         self._paused = True
         self._tasks.clear()
+        self._joins.clear()
         self._frames.clear()
         for space in self.state.spaces:
             space.release()
@@ -309,7 +325,40 @@ class Client(Subscriptions, LockMethods):
         if self._connections.get(target) == connection:
             del self._connections[target]
 
+    def _ask_to_join(self, task: Task[Any], call: Call) -> None:
+        """Let the operation go alone, or wait until the flight that is under way has ended."""
+        key = call.join
+        assert key is not None
+        queue = self._joins.get(key)
+        if queue is None:
+            queue = self._joins[key] = JoinQueue(key)
+            queue.flights = 1
+            call.ended = partial(self._end_flight, queue)
+            task.resume(NOT_MADE)
+            return
+        task.call = call
+        queue.waiting.append(_JoiningTask(task, call))
+
+    def _end_flight(self, queue: JoinQueue[_JoiningTask]) -> None:
+        queue.flights -= 1
+        taken = queue.take(1)
+        if taken:
+            self.start(self._fly(queue, taken))
+        elif queue.idle:
+            self._joins.pop(queue.key, None)
+
+    def _fly(self, queue: JoinQueue[_JoiningTask], waiters: list[_JoiningTask]) -> Operation[None]:
+        yield from queue.key[0].run([waiter.call for waiter in waiters])
+        for waiter in waiters:
+            outcome = waiter.call.outcome
+            assert outcome is not None, "a joiner has not set the outcome of an operation"
+            waiter.task.resume(outcome)
+        self._end_flight(queue)
+
     def _ask(self, task: Task[Any], call: Call) -> None:
+        if call.join is not None:
+            self._ask_to_join(task, call)
+            return
         if call.work is not None:
             task.resume(outcome_of(call.work))
             return

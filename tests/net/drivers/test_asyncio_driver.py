@@ -23,10 +23,10 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import NOT_MADE, Call
 from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.session import NOT_MADE, Session
+from transfer_queue.net.session import Session
 
 
 @pytest.fixture

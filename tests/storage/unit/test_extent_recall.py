@@ -105,6 +105,20 @@ def test_a_writer_in_a_put_keeps_its_extent(
     unit.check()
 
 
+def test_a_writer_that_died_in_a_put_keeps_its_extent(
+    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks have ended, and the block of its last put may be published beyond what it has offered."""
+    lease = idle.lease(16)
+    offer(slots, idle, lease.extent, 64)
+    assert slots.board.take(idle.path, 0)
+    slots.board.release(idle.path)
+    monkeypatch.setattr(slots, "is_dead", lambda slot: slot == idle.slot)
+    assert unit._recalls.recall_all([idle.slot, short.slot]) == []
+    monkeypatch.setattr(slots, "is_dead", lambda slot: False)
+    assert unit._recalls.recall_all([idle.slot, short.slot]) == [(lease.extent, 64)]
+
+
 def test_offers_of_extents_of_other_writers_are_ignored(
     unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
 ) -> None:

@@ -37,8 +37,7 @@ from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArg
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
-from transfer_queue.net.calls import Call
-from transfer_queue.net.session import NOT_MADE
+from transfer_queue.net.calls import NOT_MADE, Call
 from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot
 from transfer_queue.storage.protocols import Allocator, Reserved
 

@@ -10,7 +10,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.joining.lookup_joiner import LookupJoiner
+from transfer_queue.client.joining.put_joiner import PutJoiner, PutPart
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import queries
@@ -19,13 +22,22 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import ClearKeys, Reserve
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 from transfer_queue.wire.objects.tag_rows import empty_tags
 
 
 class KVOperations(DataPath):
     """The operations of one client that name samples by their keys."""
+
+    def __init__(self, state: ClientContext) -> None:
+        super().__init__(state)
+        self._puts = PutJoiner(state, self._publish, self._tags)
+        """Joins puts of one sample each."""
+        self._gets = LookupJoiner(self._look_up)
+        """Joins gets of few samples each."""
 
     def kv_retrieve_meta(
         self, keys: Sequence[str] | str, partition_id: str, create: bool = False, *, timeout: float | None = None
@@ -124,16 +136,22 @@ class KVOperations(DataPath):
         """
         yield from self._state.learn()
         key = arguments.validated_text(key, "key")
-        encoded = None
-        if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)
-        elif fields is not None:
-            if not isinstance(fields, Mapping):
-                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
-            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
-        groups = None if group_id is None else [str(group_id)]
-        tags = None if tag is None else [tag]
-        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
+        group = None if group_id is None else str(group_id)
+        together = None
+        if data_parser is None and fence is None and (fields is not None or tag is not None):
+            together = self._puts.key_of(partition_id, fields, group)
+        if together is None:
+            return (yield from self._put_one(key, partition_id, fields, tag, data_parser, group, fence, timeout))
+        asked = Call(CONTROLLER, Topology(), join=together, part=PutPart(key, fields, tag, group))
+        reply = yield asked
+        if isinstance(reply, Done) and reply is not NOT_MADE:
+            names, merged = reply.value
+            return KVBatchMeta._make([key], [merged], partition_id, names)
+        try:
+            return (yield from self._put_one(key, partition_id, fields, tag, None, group, None, timeout))
+        finally:
+            if asked.ended is not None:
+                asked.ended()
 
     def kv_batch_put(
         self,
@@ -244,8 +262,16 @@ class KVOperations(DataPath):
         wanted = arguments.validated_keys(keys)
         fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         request = queries.Lookup(partition_id, None, wanted, fields)
+        asked = self._gets.call_for(request, timeout)
+        asks = asked is not None
 
         def look() -> Operation[LookupReply]:
+            nonlocal asks
+            if asks and asked is not None:
+                asks = False  # if the values are replaced meanwhile, this get looks them up alone
+                joined = yield asked
+                if isinstance(joined, LookupReply):
+                    return joined
             reply = yield from self._look_up(request, timeout)
             if not reply.count:
                 raise InvalidArgumentError(
@@ -266,7 +292,11 @@ class KVOperations(DataPath):
                 self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
-        return (yield from self._read(look, layout, place, partition_id, shared=together, copy=copied, out=given))
+        try:
+            return (yield from self._read(look, layout, place, partition_id, shared=together, copy=copied, out=given))
+        finally:
+            if asked is not None and asked.ended is not None:
+                asked.ended()
 
     def kv_batch_get_by_meta(
         self,
@@ -395,6 +425,28 @@ class KVOperations(DataPath):
         yield from self._ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ shared
+
+    def _put_one(
+        self,
+        key: str,
+        partition_id: str,
+        fields: Columns | None,
+        tag: Mapping[str, Any] | None,
+        data_parser: DataParser | None,
+        group: str | None,
+        fence: Fence | None,
+        timeout: float | None,
+    ) -> Operation[KVBatchMeta]:
+        encoded = None
+        if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
+            encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)
+        elif fields is not None:
+            if not isinstance(fields, Mapping):
+                raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
+            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
+        groups = None if group is None else [group]
+        tags = None if tag is None else [tag]
+        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
 
     def _put_keys(
         self,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from transfer_queue.client.conversion import arguments
+from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.joining.ack_joiner import AckJoiner
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, Nack, RankGone
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import NOT_MADE
 
 
 class LeaseOperations(DataPath):
     """The operations of one client on leases."""
+
+    def __init__(self, state: ClientContext) -> None:
+        super().__init__(state)
+        self._acks = AckJoiner(lambda request: self._ask(request, Done, None))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[bool]:
         """Acknowledge samples that were fetched under a lease: the task has then consumed them.
@@ -36,8 +43,7 @@ class LeaseOperations(DataPath):
         arguments.check_batch_meta(metadata)
         counts = bool(metadata._leases)
         for lease, rows in metadata._leased():
-            reply = yield from self._ask(Ack(lease.partition, lease.token, rows.tobytes()), Done, timeout)
-            counts &= bool(reply.value)
+            counts &= yield from self._ack(Ack(lease.partition, lease.token, rows.tobytes()), timeout)
             if len(rows) == len(lease.rows):
                 self._state.renewals.forget(lease.token)
         return counts
@@ -73,6 +79,19 @@ class LeaseOperations(DataPath):
             if len(rows) == len(lease.rows):
                 self._state.renewals.forget(lease.token)
         return counts
+
+    def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
+        """Acknowledge rows of one lease, alone or with others, and return whether this counts."""
+        asked = self._acks.call_for(ack, timeout)
+        if asked is not None:
+            joined = yield asked
+            if isinstance(joined, Done) and joined is not NOT_MADE:
+                return bool(joined.value)
+        try:
+            return bool((yield from self._ask(ack, Done, timeout)).value)
+        finally:
+            if asked is not None and asked.ended is not None:
+                asked.ended()
 
     def declare_rank_gone(
         self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transfer_queue.core.claims import consumer_state, lease_decisions
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
@@ -11,6 +13,7 @@ from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import claims
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.envelopes import AnyReply
@@ -45,11 +48,34 @@ def handle_finish(context: ControllerContext, caller: Caller, request: claims.Fi
 @handles(claims.Ack)
 def handle_ack(context: ControllerContext, caller: Caller, request: claims.Ack) -> Decision:
     """Acknowledge rows of a lease. The reply says whether the lease had any of them."""
+    records = _decide_ack(context, caller, request)
+    return Decision(records, lambda: Done(bool(records)))
+
+
+def _decide_ack(context: ControllerContext, caller: Caller, request: claims.Ack) -> list[r.AnyRecord]:
     records = lease_decisions.decide_ack(context.state, request)
     for record in records:
         assert isinstance(record, r.LeaseAcked)
         context.timeline.note_ack(caller.client, record.partition, record.task, record.rows)
-    return Decision(records, lambda: Done(bool(records)))
+    return records
+
+
+@handles(claims.AckMany)
+def handle_ack_many(context: ControllerContext, caller: Caller, request: claims.AckMany) -> Decision:
+    """Acknowledge rows of several leases, each as the ones before have left the state."""
+    outcomes: list[Any] = []
+    context.timeline.actor = caller.client
+    for ack in request.acks:
+        try:
+            records = _decide_ack(context, caller, ack)
+        except TransferQueueError as error:
+            outcomes.append([type(error).__name__, str(error)])
+            continue
+        for record in records:
+            context.log.apply(record)
+        outcomes.append(bool(records))
+    context.timeline.actor = ""
+    return Decision([], lambda: Done(outcomes))
 
 
 @handles(claims.Nack)

@@ -362,6 +362,8 @@ def _check_shape(request: Publish) -> None:
             raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
     if isinstance(request.tags, TagTable):
         request.tags.check()
+    if request.puts and sum(request.puts) != count:
+        raise InvalidArgumentError(f"joined puts of {sum(request.puts)} rows must have as many rows, got {count}")
     if request.block is None and request.further:
         raise InvalidArgumentError("a put has further blocks, but no first one")
     if request.block is None and request.tags is None and request.groups is None and not request.equal:

@@ -71,7 +71,8 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
         tags = partition.packed_tags_of(positions)
-        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes)
+        each = partition.common_fields_of_parts(positions, request.puts) if request.puts else []
+        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each)
 
     return Decision(records, reply)
 

@@ -324,6 +324,20 @@ class Partition(Persisted):
             common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
         return sorted(common)
 
+    def common_fields_of_parts(self, positions: np.ndarray, lengths: Sequence[int]) -> list[list[str]]:
+        """Return the same for each part of these rows. lengths: the numbers of rows of the parts, at least 1 each."""
+        names = sorted(name for name, field in self.fields.items() if field.live)
+        starts = np.cumsum([0, *lengths[:-1]])
+        flags = np.minimum.reduceat(self.produced_flags(names, positions), starts, axis=0)
+        known: dict[bytes, list[str]] = {}
+        found = []
+        for having in flags:
+            packed = having.tobytes()
+            if packed not in known:
+                known[packed] = [names[at] for at in np.flatnonzero(having).tolist()]
+            found.append(known[packed])
+        return found
+
     def mixed_dtypes(self, put: Publish) -> dict[str, list[str]]:
         """Return the dtypes of those fields of the put just applied whose rows have several dtypes."""
         found: dict[str, list[str]] = {}

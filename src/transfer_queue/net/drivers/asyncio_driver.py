@@ -22,11 +22,13 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.net.calls import NOT_MADE
 from transfer_queue.net.drivers.admission import Admission
+from transfer_queue.net.drivers.async_joins import AsyncJoins
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.session import CLOCK_SLACK, NOT_MADE, RetryPolicy, Session, Target, raise_failure
+from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target, raise_failure
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
@@ -44,12 +46,41 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
     An operation has a place among those of its loop (`Admission`) until it makes a call that may take long.
     """
     links = session.transport(_Links).links_of(asyncio.get_running_loop(), session)
-    admission = links.admission
-    if not admission.try_enter():
-        await admission.enter()
-    inside = True
+    return await _run_admitted(session, links, op, None)
+
+
+async def run_joining(session: Session, op: Generator[Call, AnyReply, T]) -> T:
+    """Do the same for an operation that asks with its first call whether it can join others.
+
+    It has no place while it waits for them.
+    """
+    links = session.transport(_Links).links_of(asyncio.get_running_loop(), session)
     try:
         call = next(op)
+        if call.join is not None:
+            try:
+                reply = await links.joins.ask(call)
+            except BaseException as error:
+                call = op.throw(error)
+            else:
+                call = op.send(reply)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+    return await _run_admitted(session, links, op, call)
+
+
+async def _run_admitted(session: Session, links: _LoopLinks, op: Generator[Call, AnyReply, T], call: Call | None) -> T:
+    """Run an operation that is to make this call, or has not begun if it is None, as soon as there is a place."""
+    admission = links.admission
+    if not admission.try_enter():
+        try:
+            await admission.enter()
+        except BaseException:
+            op.close()
+            raise
+    inside = True
+    try:
+        call = next(op) if call is None else call
         while True:
             if inside and _may_take_long(call):
                 admission.leave()
@@ -68,8 +99,11 @@ async def run_async(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
 
 def _may_take_long(call: Call) -> bool:
-    """Whether a call may take longer than a round trip: it waits for an event, for a thread, or for many bytes."""
-    waits = call.timeout is not None or call.pause is not None
+    """Whether a call may take longer than a round trip: it waits for an event, for a thread, or for many bytes.
+
+    A call that waits for other operations, which need places themselves, must have no place.
+    """
+    waits = call.timeout is not None or call.pause is not None or call.join is not None
     return waits or call.work is not None or _is_large(call)
 
 
@@ -99,6 +133,8 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
     """Return the coroutine that makes the call. It is not wrapped in another one, which would cost time and memory."""
+    if call.join is not None:
+        return links.joins.ask(call)
     if _is_large(call):
         # gigabytes of values would block the loop, and the connection that other calls share
         return run_to_end(partial(exchange_blocking, session, call))
@@ -357,6 +393,7 @@ class _LoopLinks:
         self.loop = loop
         self.links: dict[Target, _Link] = {}
         self.admission = Admission(loop)
+        self.joins = AsyncJoins(loop, lambda op: _run_admitted(session, self, op, None))
         self.turns: dict[Hashable, list[asyncio.Future[bool]]] = {}
         """`Call.turn` of each such call under way -> the calls that wait for its outcome."""
         self._session = session

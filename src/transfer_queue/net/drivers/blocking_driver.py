@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.drivers.parallel_calls import retry_until_reply, run_parallel
+from transfer_queue.net.drivers.thread_joins import ThreadJoins
 from transfer_queue.net.session import RetryPolicy, Session
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def exchange(session: Session, call: Call) -> AnyReply:
 
 
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
+    if call.join is not None:
+        return session.transport(ThreadJoins).ask(call, partial(run_blocking, session))
     if call.work is not None:
         call.work()
         return Done()

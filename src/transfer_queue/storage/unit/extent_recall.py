@@ -80,7 +80,12 @@ class Recalls:
     def _recall_slot(self, slot: int, among: set[Offer] | None) -> list[Offer]:
         """Recall what is leased to this slot, offered (in `among`, unless it is None), and was not recalled before."""
         found = []
-        for number, used in self._files.recall(slot, among):
+        offers = self._files.recall(slot, among)
+        if offers and self._files.is_dead(slot):
+            # it may have died in a put that had taken the offer, and whose block may be published; an offer of a writer
+            # that lives after the recall was not taken
+            return []
+        for number, used in offers:
             extent = self._pool.table.get(number)
             if extent is not None and extent.slot == slot and number not in self._cut:
                 found.append((number, used))

@@ -1,0 +1,1 @@
+"""The operations of one client that travel together: puts, gets and acknowledgements of one sample each."""

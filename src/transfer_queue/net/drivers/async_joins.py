@@ -1,0 +1,134 @@
+"""Joins the operations of one event loop, see `join_queues`. Used only in the loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from transfer_queue.errors import ConnectionLostError
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.net.calls import NOT_MADE, Outcome
+from transfer_queue.net.drivers.join_queues import AT_ONCE, LONGEST_WAIT, MOST_AT_ONCE, JoinQueue
+
+if TYPE_CHECKING:
+    from transfer_queue.net.calls import Call, JoinKey
+
+Run = Callable[[Generator["Call", AnyReply, None]], Coroutine[Any, Any, None]]
+"""Runs an operation in the loop."""
+
+
+class _WaitingTask:
+    __slots__ = ("call", "future")
+
+    def __init__(self, call: Call, future: asyncio.Future[Outcome]) -> None:
+        self.call = call
+        self.future = future
+
+    @property
+    def left(self) -> bool:
+        return self.future.done()  # its task was cancelled
+
+
+class _LoopQueue(JoinQueue[_WaitingTask]):
+    """A queue, and what is planned for it in the loop."""
+
+    __slots__ = ("alarm", "planned")
+
+    def __init__(self, key: JoinKey) -> None:
+        super().__init__(key)
+        self.planned = False
+        """Whether flights begin at the end of this turn of the loop."""
+        self.alarm: asyncio.TimerHandle | None = None
+        """Begins a further flight although AT_ONCE are under way."""
+
+
+class AsyncJoins:
+    """The operations of one event loop that are joined.
+
+    Args:
+        loop: The loop.
+        run: Runs an operation.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
+        self._loop = loop
+        self._run = run
+        self._queues: dict[JoinKey, _LoopQueue] = {}
+        """Key -> its queue, while an operation with it is under way or waits."""
+        self._flights: set[asyncio.Task[None]] = set()
+
+    async def ask(self, call: Call) -> AnyReply:
+        """Let an operation go alone, or carry it out with others, and return its reply. Raises its error.
+
+        A task that is cancelled before its flight begins takes its operation along. Afterwards the operation is carried
+        out with the others.
+        """
+        key = call.join
+        assert key is not None
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _LoopQueue(key)
+            queue.flights = 1
+            call.ended = partial(self._end_flight, queue)
+            return NOT_MADE
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        queue.waiting.append(_WaitingTask(call, future))
+        self._plan(queue)
+        outcome = await future
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _plan(self, queue: _LoopQueue) -> None:
+        """Begin flights at the end of this turn, when all tasks that run in it have asked; or set the alarm."""
+        if queue.flights < AT_ONCE:
+            if not queue.planned:
+                queue.planned = True
+                self._loop.call_soon(self._begin, queue)
+        elif queue.alarm is None and queue.flights < MOST_AT_ONCE:
+            queue.alarm = self._loop.call_later(LONGEST_WAIT, self._begin_late, queue)
+
+    def _begin(self, queue: _LoopQueue, most_at_once: int = AT_ONCE) -> None:
+        queue.planned = False
+        while taken := queue.take(most_at_once):
+            flight = self._loop.create_task(self._fly(queue, taken))
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+        if queue.waiting:
+            self._plan(queue)
+        elif queue.idle:  # all that waited were cancelled
+            self._queues.pop(queue.key, None)
+
+    def _begin_late(self, queue: _LoopQueue) -> None:
+        queue.alarm = None
+        if queue.waiting:
+            self._begin(queue, min(queue.flights + 1, MOST_AT_ONCE))
+
+    async def _fly(self, queue: _LoopQueue, waiters: list[_WaitingTask]) -> None:
+        calls = [waiter.call for waiter in waiters]
+        error: Exception = ConnectionLostError(
+            "the task that sent joined operations was cancelled, so it is unknown whether they were carried out"
+        )
+        try:
+            await self._run(queue.key[0].run(calls))
+        except Exception as failure:
+            error = failure
+        finally:
+            for waiter in waiters:
+                if not waiter.future.done():
+                    outcome = waiter.call.outcome
+                    waiter.future.set_result(error if outcome is None else outcome)  # type: ignore[arg-type]
+            self._end_flight(queue)
+
+    def _end_flight(self, queue: _LoopQueue) -> None:
+        queue.flights -= 1
+        if queue.waiting:
+            self._plan(queue)
+            return
+        if queue.alarm is not None:
+            queue.alarm.cancel()
+            queue.alarm = None
+        if not queue.flights and not queue.planned:
+            del self._queues[queue.key]

@@ -1,0 +1,3 @@
+"""The simulated system."""
+
+from simulated import a, b, cluster, start  # noqa: F401
