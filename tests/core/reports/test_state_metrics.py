@@ -52,7 +52,7 @@ def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> No
     """Values and bytes are counted including copies; values in an external store have a tier of their own."""
     monkeypatch.setattr(state_metrics, "NAMED", 2)
     h = Harness()
-    for unit, tier, store in ((1, DISK, ""), (2, MEMORY, "{}")):  # beside the one that is there
+    for unit, tier, store in ((1, DISK, ""), (2, MEMORY, '{"kind": "Folder"}')):  # beside the one that is there
         h.ask(RegisterUnit(f"/{unit}", f"/{unit}", name=f"unit-{unit}", tier=tier, store=store), f"unit-{unit}")
     spec = [FieldSpec(name, "tensor", "int8", 0, False) for name in ("x", "y")]
     for number, (partition, unit, others) in enumerate(
