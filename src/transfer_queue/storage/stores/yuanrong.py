@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
+from transfer_queue.errors import CapacityError, ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.yuanrong_npu import (
@@ -27,6 +28,7 @@ from transfer_queue.storage.stores.yuanrong_npu import (
 )
 
 _forks = Forks("openYuanrong")
+REWRITE_SECONDS = 5.0  # for all blocks that are written again, if it fails for some
 _FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
 
 
@@ -190,6 +192,30 @@ class YuanrongStore(Store):
             retry_attempt(10.0, attempt)
             gone += [key for key, is_there in zip(some, there, strict=True) if not is_there]
         return gone
+
+    def rewrite(self, keys: Sequence[str]) -> None:
+        """See `Store.rewrite`.
+
+        Each worker records where a part of all blocks are. If one dies, this record may be lost for blocks that are in
+        other workers: these still read them, and nobody else does. A write records the block again.
+        """
+        failure: TransferQueueError | None = None
+        end = time.monotonic() + REWRITE_SECONDS
+        for key in keys:
+            left = end - time.monotonic()
+            if left <= 0.0 and failure is not None:
+                break
+            try:
+                (found,) = self.connect().get_buffers([name_of(key)])
+                if found is not None:
+                    self.write(key, np.frombuffer(found, np.uint8).copy(), max(0.0, left))
+            except RuntimeError as error:
+                if NOT_FOUND not in str(error):
+                    failure = self._lost("cannot read a block to write it again", error)
+            except TransferQueueError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """See `Store.close`."""
