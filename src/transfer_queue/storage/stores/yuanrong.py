@@ -21,8 +21,8 @@ from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, 
 from transfer_queue.storage.stores.yuanrong_npu import (
     CONNECT_SECONDS,
     MOST_KEYS,
-    NOT_FOUND,
     REQUEST_SECONDS,
+    is_missing,
     name_of,
     npu_transport,
 )
@@ -144,7 +144,7 @@ class YuanrongStore(Store):
                 try:
                     found[:] = client.get_buffers([name_of(key) for key in some])
                 except RuntimeError as error:
-                    if NOT_FOUND not in str(error):
+                    if not is_missing(error):
                         return self._lost("does not respond", error)
                     found[:] = [None] * len(some)
                 return None
@@ -165,7 +165,7 @@ class YuanrongStore(Store):
             try:
                 self.connect().delete([name_of(key) for key in keys[first : first + MOST_KEYS]])
             except RuntimeError as error:
-                if NOT_FOUND not in str(error):
+                if not is_missing(error):
                     raise self._lost("cannot remove blocks", error) from error
 
     def missing(self, keys: Sequence[str]) -> list[str]:
@@ -184,7 +184,7 @@ class YuanrongStore(Store):
                     found = client.read([ReadParam(name_of(key), 0, 1) for key in some])
                     there[:] = [each is not None for each in found]
                 except RuntimeError as error:
-                    if NOT_FOUND not in str(error):
+                    if not is_missing(error):
                         return self._lost("does not respond", error)
                     there[:] = [False] * len(some)
                 return None
@@ -210,7 +210,7 @@ class YuanrongStore(Store):
                 if found is not None:
                     self.write(key, np.frombuffer(found, np.uint8).copy(), max(0.0, left))
             except RuntimeError as error:
-                if NOT_FOUND not in str(error):
+                if not is_missing(error):
                     failure = self._lost("cannot read a block to write it again", error)
             except TransferQueueError as error:
                 failure = error
