@@ -196,8 +196,8 @@ class YuanrongStore(Store):
     def rewrite(self, keys: Sequence[str]) -> None:
         """See `Store.rewrite`.
 
-        Each worker records where a part of all blocks are. If one dies, this record may be lost for blocks that are in
-        other workers: these still read them, and nobody else does. A write records the block again.
+        A worker reads what it has itself without asking the store where the block is. If that record was lost with
+        another worker, nobody else finds the block. A write records it again.
         """
         failure: TransferQueueError | None = None
         end = time.monotonic() + REWRITE_SECONDS
