@@ -66,7 +66,7 @@ test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
 		--ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
-		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/backends --ignore=tests/integrations \
+		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/test_ray_takeover.py --ignore=tests/e2e/backends --ignore=tests/integrations \
 		--ignore-glob='*test_conformance_*' $(ARGS)
 
 test-oldest:
@@ -101,7 +101,7 @@ verl-wakeup:
 
 ray: venv
 	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py \
-		tests/e2e/test_ray_queue.py $(ARGS)
+		tests/e2e/test_ray_queue.py tests/e2e/test_ray_takeover.py $(ARGS)
 
 namespaces: venv
 	.venv/bin/python -W ignore tests/long/namespaces.py

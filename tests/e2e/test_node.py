@@ -33,7 +33,7 @@ from transfer_queue.errors import (
     ProtocolError,
     StartError,
 )
-from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.base import PROTOCOL_VERSION, Done, Failure
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
@@ -399,7 +399,7 @@ def test_a_wrong_version_is_named(system: RunningSystem) -> None:
     connection = connected(system.controller)
     handshake = ClientHandshake("client", "c", system.key, version=999)
     connection.sock.sendall(handshake.start())
-    with pytest.raises(ProtocolError, match="version 999, its peer version 1"):
+    with pytest.raises(ProtocolError, match=f"version 999, its peer version {PROTOCOL_VERSION}"):
         handshake.receive(connection.sock.recv(4096))
     connection.close()
 
@@ -441,7 +441,7 @@ def test_bodies_that_cannot_be_read(system: RunningSystem, server: str) -> None:
 
 
 def test_what_only_units_may_say(system: RunningSystem) -> None:
-    with pytest.raises(ProtocolError, match="only a storage unit may send"):
+    with pytest.raises(ProtocolError, match="only a server of the system may send"):
         ask(system, RegisterUnit("/x", "/y"))
     with pytest.raises(ProtocolError, match="does not answer ListPartitions"):
         ask(system, ListPartitions(), ("unit", 0))

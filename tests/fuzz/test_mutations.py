@@ -46,6 +46,7 @@ def test_every_field_of_every_request_is_changed_in_some_life() -> None:
     request = Publish(
         "p", 1, None, ["k"], block, [{"a": 1}], False, ["g"], [(0, 2)], 1, 2.0, 3, ["x"], bytes(8), 9,
         further=[block], equal=[EqualField("x", bytes(16), bytes(4), bytes(1))],
+        puts=[1],
     )  # fmt: skip
     changed: set[str] = set()
     for _ in range(2000):

@@ -76,7 +76,7 @@ class ReadHold(Message, frozen=True):
 
     client: str
     """The client id."""
-    pid: int
+    pid: Natural
     """The process, by its number on its node or in its container."""
     since: Finite
     """When its oldest view was made, in seconds since the epoch."""

@@ -272,11 +272,15 @@ def _end_store_actor(ray: Any, settings: Settings, plain: dict[str, Any]) -> Non
 def _options(ray: Any, settings: Settings, name: str | None) -> dict[str, Any]:
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     here = ray.get_runtime_context().get_node_id()
+    # Ray lets the node of the caller place an actor that needs a resource, and any node place one that needs none. A
+    # node that does not know this one yet would place it elsewhere, which a soft affinity allows.
+    resource = {"memory": 1} if settings.controller_moves else {}
     return {
         "num_cpus": 0,
         "max_restarts": -1,
         "max_concurrency": CALLS_AT_ONCE,
         "scheduling_strategy": strategy(here, soft=settings.controller_moves),
+        **resource,
         **settings.ray_actor_options,
         "name": _actor_name(name),
         "namespace": settings.ray_namespace,

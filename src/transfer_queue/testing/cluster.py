@@ -279,6 +279,7 @@ class Cluster:
             >>> Cluster(Path.cwd()).close()
         """
         for client in self._clients:
+            client.forget_joins()
             for arena in client.state._arenas.values():
                 arena.close()
             client.state.stores.close()

@@ -296,13 +296,14 @@ class Client(Subscriptions, LockMethods):
         """End as `TransferQueueClient.close` does: release what the client holds, then its locks."""
         self._run(self.state.leave())
         self.state.close()
+        self.forget_joins()
         self.disconnect()
 
     def die(self) -> None:
         """End as a killed process does: connections break, and the kernel releases its locks."""
         self._paused = True
         self._tasks.clear()
-        self._joins.clear()
+        self.forget_joins()
         self._frames.clear()
         for space in self.state.spaces:
             space.release()
@@ -339,7 +340,13 @@ class Client(Subscriptions, LockMethods):
         task.call = call
         queue.waiting.append(_JoiningTask(task, call))
 
+    def forget_joins(self) -> None:
+        """Begin no further flight: this client has ended, and its operations are collected as garbage at some time."""
+        self._joins.clear()
+
     def _end_flight(self, queue: JoinQueue[_JoiningTask]) -> None:
+        if self._joins.get(queue.key) is not queue:
+            return  # see `forget_joins`
         queue.flights -= 1
         taken = queue.take(1)
         if taken:

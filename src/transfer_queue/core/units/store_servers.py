@@ -16,6 +16,7 @@ import numpy as np
 from transfer_queue.core.events.effects import Effect, SendToUnit
 from transfer_queue.core.events.records import Published, RowsPut
 from transfer_queue.core.state.state import State
+from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.reports.store_reports import (
     CheckExtents,
     CheckStore,
@@ -47,8 +48,17 @@ class _KnownServer:
 
 
 def backend_of(store: str) -> str:
-    """Return the backend of a unit's external store, from its address (`UnitInfo.store`)."""
-    return str(msgspec.json.decode(store)["kind"])
+    """Return the backend of a unit's external store, from its address (`UnitInfo.store`).
+
+    Raises:
+        ProtocolError: It is not the address of a store.
+    """
+    try:
+        return str(msgspec.json.decode(store)["kind"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise ProtocolError(
+            f"the address of an external store must be a JSON object with its kind, got {store!r}"
+        ) from None
 
 
 class StoreServers:

@@ -13,12 +13,19 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.records import LARGEST
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.units.store_servers import backend_of
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 
 
 def register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], int]:
-    """Return the records, and the number of the unit: that of its arena if it is known, otherwise a new one."""
+    """Return the records, and the number of the unit: that of its arena if it is known, otherwise a new one.
+
+    Raises:
+        ProtocolError: The address of its store cannot be read.
+    """
+    if request.store:
+        backend_of(request.store)
     records: list[r.AnyRecord] = []
     arena = request.boot_id, request.arena
     number = next((known.unit for known in state.units.values() if (known.boot_id, known.arena) == arena), -1)
