@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,11 @@ from transfer_queue.client.checkpoint.block_file import BlockFile, Mapped, space
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.store_io import StoreAllocator, StoredBlocks
 from transfer_queue.errors import CheckpointError, UnitLostError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import UnitInfo
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.reports.unit_reports import BlockMissing
+from transfer_queue.net.calls import Call
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved
@@ -116,9 +120,34 @@ def contents(path: Path) -> list[bytes]:
     return [found[number] for number in sorted(found)]
 
 
+def test_what_this_node_misses_is_read_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit, which finds the block, lets the store write it again."""
+    store = Memory()
+    asked: list[object] = []
+
+    def run(session: Session, operation: Generator[Call, AnyReply, bool]) -> bool:
+        try:
+            call = next(operation)
+            while True:
+                if call.work is not None:
+                    call.work()
+                elif call.pause is None:
+                    asked.append(call.request)
+                    store.held["tq/boot/1"] = bytes(range(100))
+                call = operation.send(Done(False))
+        except StopIteration as stop:
+            return bool(stop.value)
+
+    monkeypatch.setattr(store_io, "run_blocking", run)
+    blocks = StoredBlocks(session, store, UNIT, 1.0)
+    (((found,)),) = blocks.pieces(np.array([GRANULE]), np.array([100]))
+    assert bytes(found[:100]) == bytes(range(100))
+    assert asked == [BlockMissing(0, np.array([1], "<i8").tobytes())]
+
+
 def test_what_is_gone_is_told(session: Session) -> None:
     store = Memory()
     store.held["tq/boot/1"] = bytes(100)
     blocks = StoredBlocks(session, store, UNIT, 1.0)
-    with pytest.raises(CheckpointError, match="1 blocks of the checkpoint are missing in the store"):
+    with pytest.raises(CheckpointError, match="blocks of the checkpoint are missing in the store"):
         list(blocks.pieces(np.array([GRANULE, 2 * GRANULE]), np.array([100, 100])))

@@ -26,7 +26,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call, Outcome, parallel, replies_of
+from transfer_queue.net.calls import Call, Outcome, parallel, pause, replies_of
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.server.server_loop import Outgoing
@@ -139,10 +139,12 @@ def test_each_has_an_outcome_of_its_own(two: Servers, run: Driver) -> None:
         Call(("unit", 1), CreatePartition("y" * 3), within=SECONDS),
         Call(("unit", 0), CreatePartition("no text: \udcff")),
         Call(("unit", 0), CreatePartition("x"), work=lambda: done.append(1)),
+        pause(0.001),
     ]
-    refused, named, late, other, unsendable, worked = run(two.session, at_once(calls))
+    refused, named, late, other, unsendable, worked, paused = run(two.session, at_once(calls))
     assert isinstance(refused, FieldTypeError)
     assert (named, other, worked, done) == (Done("x"), Done("yyy"), Done(), [1])
+    assert paused == Done(), "a pause sends nothing"
     assert isinstance(late, WaitTimeoutError)
     assert isinstance(unsendable, InvalidArgumentError)
     assert run(two.session, at_once(calls[1:2])) == [Done("x")], "what came late disturbs nobody"

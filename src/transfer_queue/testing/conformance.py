@@ -201,6 +201,15 @@ class StoreConformance:
         assert _same(self.get(key, 200_000), content)
         self.store.remove([key])
 
+    def test_a_block_that_is_rewritten_stays(self) -> None:
+        """A block that a reader on another node misses is written again. Keys that do not exist are ignored."""
+        key, content = self.put(200_000, 32)
+        self.store.rewrite(["conformance/no/1", key])
+        assert _same(self.get(key, 200_000), content)
+        assert self.store.missing(["conformance/no/1", key]) == ["conformance/no/1"]
+        self.store.remove([key])
+        assert self.get(key, 200_000) is None
+
     def test_read_and_removed_at_once(self) -> None:
         """A reader gets the bytes, or the key is reported as missing. It never gets other bytes."""
         for turn in range(10):

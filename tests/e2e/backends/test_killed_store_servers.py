@@ -162,6 +162,21 @@ def test_a_killed_server_is_told_and_all_goes_on(nodes: Nodes, clients: list[Tra
     clients[0].clear_partition("big")
 
 
+def test_all_values_were_on_the_server_that_is_killed(nodes: Nodes, clients: list[TransferQueueClient]) -> None:
+    """Then no other block shows that the store can be read. The loss is told without a read, and gets name it."""
+    until(lambda: sum(server.up for server in clients[0].status().stores) == 3, "all servers report themselves")
+    metas = {n: clients[2].put(rows(n), partition_id="p") for n in range(4)}
+    pid = server_of(nodes.systems[2])
+    on_it = nodes.backend == "Yuanrong"  # Mooncake divides the blocks among all segments
+    os.kill(pid, signal.SIGKILL)
+    server = settle(clients[0], pid, 1)
+    if on_it:
+        until(lambda: told_as_lost(clients[0]) == 4 * ROWS, "the losses are told without a read")
+    gone = [lost(client, metas, server) for client in clients]
+    assert gone[0] == gone[1] == gone[2]
+    assert len(gone[0]) == 4 or not on_it
+
+
 def put_unread(clients: list[TransferQueueClient]) -> dict[int, BatchMeta]:
     """Puts that nobody has read, so that no other node has a copy."""
     return {at: client.put(rows(1000 + at), partition_id="unread") for at, client in enumerate(clients)}

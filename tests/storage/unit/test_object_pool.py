@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from transfer_queue.errors import AttachError, ConnectionLostError
+from transfer_queue.errors import AttachError, CapacityError, ConnectionLostError
+from transfer_queue.messages.reports.unit_reports import BlockMissing
 from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, Store
-from transfer_queue.storage.unit.object_pool import RETRY_SECONDS, ObjectNames, ObjectPool, key_of
+from transfer_queue.storage.unit.object_pool import RETRY_SECONDS, REWRITE_SECONDS, ObjectNames, ObjectPool, key_of
 from transfer_queue.storage.unit.unit_effects import Effect
 
 
@@ -23,7 +25,9 @@ class Memory(Store):
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.removed: list[str] = []
+        self.rewritten: list[str] = []
         self.down = False
+        self.full = False
 
     def write(self, key: str, data: Bytes, within: float) -> None:
         self.names.add(key)
@@ -42,6 +46,12 @@ class Memory(Store):
             raise ConnectionLostError("down")
         return [key for key in keys if key not in self.names]
 
+    def rewrite(self, keys: Sequence[str]) -> None:
+        if self.full:
+            raise CapacityError("full")
+        assert not set(keys).intersection(self.removed)
+        self.rewritten += keys
+
 
 class Later:
     """Calls that begin outside of the loop; the test decides when they run."""
@@ -54,12 +64,15 @@ class Later:
 
     def done(self) -> None:
         while self.begun:
-            run, then = self.begun.pop(0)
-            try:
-                outcome = run()
-            except Exception as error:
-                outcome = error
-            then(outcome)
+            self.step()
+
+    def step(self) -> None:
+        run, then = self.begun.pop(0)
+        try:
+            outcome = run()
+        except Exception as error:
+            outcome = error
+        then(outcome)
 
 
 def leased(pool: ObjectPool, store: Memory, nbytes: int) -> LeasedExtent:
@@ -170,6 +183,66 @@ def test_the_store_is_asked_which_blocks_are_gone(tmp_path: Path) -> None:
     assert asked == []
     pool.begin_period(time.monotonic() + RETRY_SECONDS)
     assert asked == [[gone.number]]
+    pool.close()
+
+
+def test_what_a_reader_misses_is_written_again(tmp_path: Path) -> None:
+    """Only what the store has; not while it is being written, nor a second time at once; and not if it is freed."""
+    store, later, now = Memory(), Later(), [100.0]
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later, clock=lambda: now[0])
+    here, gone = leased(pool, store, 10), leased(pool, store, 20)
+    key = key_of(pool.boot_id, here.offset)
+    store.names.discard(key_of(pool.boot_id, gone.offset))
+    numbers = [here.number, gone.number]
+    report = BlockMissing(0, np.array(numbers, "<i8").tobytes())
+    found: list[tuple[list[int], str]] = []
+
+    def told(lost: list[int], when: str, unknown: str) -> list[Effect]:
+        found.append((lost, unknown))
+        return []
+
+    pool.check_content(numbers, told)
+    later.done()
+    assert store.rewritten == []  # no reader misses it
+    pool.check_content(numbers, told, report)
+    pool.check_content(numbers, told, report)
+    assert len(later.begun) == 2
+    later.step()
+    later.step()
+    assert len(found) == 2  # the second one does not wait for the first
+    pool.free(here)
+    later.done()
+    assert store.rewritten == [key]
+    assert found == [([gone.number], "")] * 3
+    assert store.removed == [key]  # after it was written
+    again = leased(pool, store, 30)
+    for seconds, count in ((0.0, 1), (REWRITE_SECONDS / 2, 1), (REWRITE_SECONDS, 2)):
+        now[0] += seconds
+        pool.check_content([again.number], told, report)
+        later.done()
+        assert store.rewritten[1:] == [key_of(pool.boot_id, again.offset)] * count
+    pool.check()
+    pool.close()
+
+
+def test_what_cannot_be_written_again_is_not_lost_until_its_reader_gives_up(tmp_path: Path) -> None:
+    store, later = Memory(), Later()
+    pool = ObjectPool(ObjectNames.create(tmp_path / "a"), store, later)
+    here = leased(pool, store, 10)
+    report = BlockMissing(0, np.array([here.number], "<i8").tobytes())
+    found: list[list[int]] = []
+
+    def told(lost: list[int], when: str, unknown: str) -> list[Effect]:
+        assert not unknown
+        found.append(lost)
+        return []
+
+    store.full = True
+    pool.check_content([here.number], told, report)
+    later.done()
+    assert found == [[]]
+    pool.check_content([here.number], told, BlockMissing(0, report.extents, given_up=True))
+    assert found == [[], [here.number]]
     pool.close()
 
 

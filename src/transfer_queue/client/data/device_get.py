@@ -88,7 +88,7 @@ def _receive_on_device(
         return None
     landing = _Landing(path, found, pieces[0], device, *form)
     try:
-        yield from store_io.read(landing, unit, found, pieces[0], None, within)
+        yield from store_io.read(landing, unit, found, pieces[0], None, within, reads=1)
     except ConnectionLostError:  # the read through the host handles it
         return None
     return landing.columns

@@ -2,7 +2,8 @@
 
 A block is encoded directly into memory of the store's connection, and a reader receives bytes directly into its buffer.
 If the store does not have a block any more, the client reports this to the storage unit, which checks it. The
-controller then reports the values as lost.
+controller then reports the values as lost. If the unit, on another node, does find the block, it lets the store write
+it again, and the client reads again: a block that is still missing after ten seconds is reported as lost, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -24,8 +26,8 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.store_reports import describe_trouble
 from transfer_queue.messages.reports.unit_reports import BlockMissing
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call
-from transfer_queue.net.drivers.blocking_driver import exchange
+from transfer_queue.net.calls import CONTROLLER, Call, pause
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved
@@ -38,6 +40,10 @@ from transfer_queue.wire.buffers.tensors import synchronize
 
 MOST_READ = 16 << 20
 """The bytes of one request when a checkpoint is saved."""
+READS = 10
+"""How often a reader reads blocks that it misses and that their unit finds. Then they count as lost."""
+REREAD_SECONDS = 0.02
+"""The pause before the second of these reads. Each pause is twice as long as the one before: 10 seconds in total."""
 
 _inherited: list[dict[str, Store]] = []
 """Connections of parent processes. They are never closed here, because closing them may crash a forked child."""
@@ -138,31 +144,56 @@ def write_from_device(path: DevicePath, device: torch.device, key: str, encoded:
 
 
 def read(
-    store: StoreReads, unit: UnitInfo, found: RemoteRanges, pieces: RangePieces, buffer: Any, within: float
+    store: StoreReads,
+    unit: UnitInfo,
+    found: RemoteRanges,
+    pieces: RangePieces,
+    buffer: Any,
+    within: float,
+    reads: int = READS,
 ) -> Generator[Call, AnyReply, bool]:
-    """Read the pieces of one unit. Returns False if the store does not have them any more."""
-    wanted = _by_block(unit, found, pieces)
-    missing: list[str] = []
-    yield from _use_store(unit, lambda: missing.extend(store.read(wanted, buffer, within)))
-    if not missing:
-        return True
-    unknown: Any = None
-    with contextlib.suppress(UnitLostError):
-        reply = yield _report_missing(unit, missing)
-        unknown = reply.value if isinstance(reply, Done) else None
-    if isinstance(unknown, str):
-        error = ConnectionLostError(
-            f"{len(missing)} blocks cannot be read from the store of storage unit {unit.unit}, and it is not known "
-            f"whether they are lost: {unknown}; try again"
-        )
-        raise (yield from _with_servers(error, unit))
+    """Read the pieces of one unit, see `_read_wanted`. Returns False if the store does not have them any more."""
+    return (yield from _read_wanted(store, unit, _by_block(unit, found, pieces), buffer, within, reads))
+
+
+def _read_wanted(
+    store: StoreReads, unit: UnitInfo, wanted: list[Piece], buffer: Any, within: float, reads: int = READS
+) -> Generator[Call, AnyReply, bool]:
+    """Read pieces. Returns False if the store does not have some of them any more.
+
+    The unit may find blocks that this process misses, because a store may answer differently on each node. The unit
+    then writes them again, and they are read again, `reads` times in total. What is missing after READS times is lost.
+    """
+    for turn in range(reads):
+        if turn:
+            yield pause(REREAD_SECONDS * 2.0 ** (turn - 1))
+        missing: list[str] = []
+        yield from _use_store(unit, partial(_collect_missing, store, wanted, buffer, within, missing))
+        if not missing:
+            return True
+        if not (yield from _is_there(unit, missing, turn + 1 == READS)):
+            return False
     return False
 
 
-def _report_missing(unit: UnitInfo, keys: list[str]) -> Call:
-    """Return the call that reports missing objects to a unit."""
-    extents = np.array([number_of(key) for key in keys], "<i8").tobytes()
-    return Call(("unit", unit.unit), BlockMissing(unit.unit, extents))
+def _collect_missing(store: StoreReads, wanted: list[Piece], buffer: Any, within: float, missing: list[str]) -> None:
+    missing += store.read(wanted, buffer, within)
+
+
+def _is_there(unit: UnitInfo, missing: list[str], given_up: bool) -> Generator[Call, AnyReply, bool]:
+    """Report missing blocks to their unit. Returns whether the unit has found all of them."""
+    told: Any = True
+    with contextlib.suppress(UnitLostError):
+        extents = np.array([number_of(key) for key in missing], "<i8").tobytes()
+        reply = yield Call(("unit", unit.unit), BlockMissing(unit.unit, extents, given_up))
+        told = reply.value if isinstance(reply, Done) else True
+    if isinstance(told, str):
+        error = ConnectionLostError(
+            f"{len(missing)} blocks cannot be read from the store of storage unit {unit.unit}, and it is not known "
+            f"whether they are lost: {told}; try again"
+        )
+        raise (yield from _with_servers(error, unit))
+    return not told
 
 
 def _by_block(unit: UnitInfo, found: RemoteRanges, pieces: RangePieces) -> list[Piece]:
@@ -214,13 +245,11 @@ class StoredBlocks(BlockSource):
 
     def _read(self, wanted: list[Piece], nbytes: int) -> memoryview:
         into = np.zeros(nbytes, np.uint8)
-        missing = self._store.read(wanted, into, self._within) if wanted else []
-        if missing:
-            with contextlib.suppress(UnitLostError):
-                exchange(self._session, _report_missing(self._unit, missing))
+        reading = _read_wanted(self._store, self._unit, wanted, into, self._within)
+        if wanted and not run_blocking(self._session, reading):
             raise CheckpointError(
-                f"{len(missing)} blocks of the checkpoint are missing in the store of storage unit {self._unit.unit}; "
-                f"their values are reported as lost: save again, which leaves them out"
+                f"blocks of the checkpoint are missing in the store of storage unit {self._unit.unit}; their values "
+                f"are reported as lost: save again, which leaves them out"
             )
         return into.data
 

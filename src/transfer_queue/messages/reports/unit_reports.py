@@ -57,13 +57,16 @@ class ExtentsGone(Request, frozen=True):
 class BlockMissing(Request, frozen=True, tag="Missed"):
     """Report that a reader did not find the contents of extents in the external store.
 
-    The reply comes when the unit has searched for them. It is `Done(True)` if some are lost, and `Done(text)` if the
-    store could not be asked, which the text explains.
+    The reply comes when the unit has searched for them. It is `Done(True)` if some are lost or were freed, and
+    `Done(text)` if the store could not be asked, which the text explains. `Done(False)`: the unit has found all of
+    them, and has let the store write them again for the reader's node.
     """
 
     unit: Unit
     extents: bytes
     """i8."""
+    given_up: bool = False
+    """The reader has missed them for seconds, although the unit has found them: they count as lost."""
 
 
 class ExtentsFreedReport(Request, frozen=True, tag="Freed"):

@@ -29,11 +29,14 @@ def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
     try:
         for call in calls:
             try:
-                if call.work is None:
-                    tries.append(_Try(session, pool, call))
-                else:
+                if call.work is not None:
                     call.work()
                     call.outcome = Done()
+                elif call.pause is not None:
+                    time.sleep(call.pause)
+                    call.outcome = Done()
+                else:
+                    tries.append(_Try(session, pool, call))
             except TransferQueueError as error:
                 call.outcome = error
         for step in (_Try.connect, _Try.send):

@@ -146,6 +146,18 @@ class Store(ABC):
             Those of them that are gone.
         """
 
+    def rewrite(self, keys: Sequence[str]) -> None:  # noqa: B027 - most stores answer the same on every node
+        """Write blocks once more that this connection can read, but a connection on another node cannot.
+
+        Keys that this connection cannot read are ignored. Does nothing by default.
+
+        Args:
+            keys: The names.
+
+        Raises:
+            CapacityError: There is no space to do it.
+        """
+
     def device_path(self) -> DevicePath | None:
         """Return how values in the memory of a device bypass the host's memory; None if they do not.
 

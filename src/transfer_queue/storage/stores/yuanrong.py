@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
+from transfer_queue.errors import CapacityError, ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.yuanrong_npu import (
     CONNECT_SECONDS,
     MOST_KEYS,
-    NOT_FOUND,
     REQUEST_SECONDS,
+    is_missing,
     name_of,
     npu_transport,
 )
 
 _forks = Forks("openYuanrong")
+REWRITE_SECONDS = 5.0  # for all blocks that are written again, if it fails for some
 _FULL = ("[Out of memory]", "[Out of range]", "[RPC_RECV_TIMEOUT]")
 
 
@@ -142,7 +144,7 @@ class YuanrongStore(Store):
                 try:
                     found[:] = client.get_buffers([name_of(key) for key in some])
                 except RuntimeError as error:
-                    if NOT_FOUND not in str(error):
+                    if not is_missing(error):
                         return self._lost("does not respond", error)
                     found[:] = [None] * len(some)
                 return None
@@ -163,7 +165,7 @@ class YuanrongStore(Store):
             try:
                 self.connect().delete([name_of(key) for key in keys[first : first + MOST_KEYS]])
             except RuntimeError as error:
-                if NOT_FOUND not in str(error):
+                if not is_missing(error):
                     raise self._lost("cannot remove blocks", error) from error
 
     def missing(self, keys: Sequence[str]) -> list[str]:
@@ -182,7 +184,7 @@ class YuanrongStore(Store):
                     found = client.read([ReadParam(name_of(key), 0, 1) for key in some])
                     there[:] = [each is not None for each in found]
                 except RuntimeError as error:
-                    if NOT_FOUND not in str(error):
+                    if not is_missing(error):
                         return self._lost("does not respond", error)
                     there[:] = [False] * len(some)
                 return None
@@ -190,6 +192,30 @@ class YuanrongStore(Store):
             retry_attempt(10.0, attempt)
             gone += [key for key, is_there in zip(some, there, strict=True) if not is_there]
         return gone
+
+    def rewrite(self, keys: Sequence[str]) -> None:
+        """See `Store.rewrite`.
+
+        A worker reads what it has itself without asking the store where the block is. If that record was lost with
+        another worker, nobody else finds the block. A write records it again.
+        """
+        failure: TransferQueueError | None = None
+        end = time.monotonic() + REWRITE_SECONDS
+        for key in keys:
+            left = end - time.monotonic()
+            if left <= 0.0 and failure is not None:
+                break
+            try:
+                (found,) = self.connect().get_buffers([name_of(key)])
+                if found is not None:
+                    self.write(key, np.frombuffer(found, np.uint8).copy(), max(0.0, left))
+            except RuntimeError as error:
+                if not is_missing(error):
+                    failure = self._lost("cannot read a block to write it again", error)
+            except TransferQueueError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -29,7 +29,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 2.0
 MOST_KEYS = 1000  # of one request
-NOT_FOUND = "[Key not found]"
+MISSING = ("[Key not found]", "no object copy exists")
+"""What errors say of a key that does not exist, and of one whose worker has died: it stays recorded without a place."""
 
 SETTING = "backend.Yuanrong.enable_yr_npu_transport"
 LEAST = 64 << 10  # bytes of the smallest block of which a copy is made
@@ -224,7 +225,7 @@ class NpuTransport(DevicePath):
         try:
             return call()
         except _FAILURES as error:
-            if NOT_FOUND not in str(error):
+            if not is_missing(error):
                 self._rests_until = time.monotonic() + REST_SECONDS
                 said = str(error).partition("\n")[0][:300]
                 get_logger(__name__).warning(
@@ -238,6 +239,11 @@ class NpuTransport(DevicePath):
         self._forget(list(self._copies))
         with self._lock:
             self._clients.clear()
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether an error of the library says that a key, or the content of it, does not exist."""
+    return any(words in str(error) for words in MISSING)
 
 
 def name_of(key: str) -> str:

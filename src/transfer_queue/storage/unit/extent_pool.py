@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
+from transfer_queue.messages.reports.unit_reports import BlockMissing, BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.arena import SEGMENT, Arena
 from transfer_queue.storage.arena.block_copier import BlockCopier
@@ -109,10 +109,13 @@ class ExtentPool(Protocol):
             changed: Called when any extent may be gone.
         """
 
-    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Looked, report: BlockMissing | None = None) -> list[Effect]:
         """Check whether the content of these extents still exists.
 
-        `then` is called at once or later. Its effects are carried out in both cases.
+        Args:
+            numbers: The extents.
+            then: Called at once or later. Its effects are carried out in both cases.
+            report: The report of a reader that misses the content. Default: None, there is no such reader.
         """
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
@@ -268,7 +271,7 @@ class ArenaPool(ExtentPool):
     ) -> None:
         """See `ExtentPool.attach`. An arena calls none of the functions."""
 
-    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
+    def check_content(self, numbers: list[int], then: Looked, report: BlockMissing | None = None) -> list[Effect]:
         """See `ExtentPool.check_content`. The content of an arena always exists."""
         return then([], "", "")
 

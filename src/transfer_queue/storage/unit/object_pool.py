@@ -18,6 +18,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import STORE
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
+from transfer_queue.messages.reports.unit_reports import BlockMissing, BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
@@ -42,8 +43,10 @@ UNLIMITED = 1 << 62
 ALIGNMENT = 64
 MOST_REMOVED = 512  # names in one request
 RETRY_SECONDS = 1.0  # between two attempts to remove blocks
+REWRITE_SECONDS = 1.0  # between two times that a block is written again
 LIFE_SECONDS = 0.5  # between two checks whether the store is still the same
 
+_WHEN = "%Y-%m-%d %H:%M:%S"
 _HEAD_BYTES, _ENTRY_BYTES = 4096, 32
 _GROWTH = 4096  # entries
 _NEXT_EXTENT, _NEXT_SLOT = 0, 1
@@ -213,6 +216,10 @@ class ObjectPool(ExtentPool):
         """Extents of which the store could not say whether they exist."""
         self._ask = 0.0
         """When the store is asked about these next."""
+        self._rewriting: set[int] = set()
+        """Extents whose blocks the store is writing again. They are not removed before that has ended."""
+        self._rewritten: dict[int, float] = {}
+        """Extents whose blocks were written again in the last REWRITE_SECONDS -> when."""
         leased, doomed = names.read()
         self._table = LeasedExtents(names.next_extent)
         for extent in leased:
@@ -296,10 +303,13 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.cut`. Does nothing, because there is nothing behind the block."""
 
     def _remove(self) -> None:
-        if self._busy or not self._doomed:
+        if self._busy:
+            return
+        waiting = (number for number in self._doomed if number not in self._rewriting)
+        numbers = list(itertools.islice(waiting, MOST_REMOVED))
+        if not numbers:
             return
         self._busy = True
-        numbers = list(itertools.islice(self._doomed, MOST_REMOVED))
         keys = [key_of(self.boot_id, number * GRANULE) for number in numbers]
 
         def removed(outcome: object) -> list[Effect]:
@@ -332,8 +342,19 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.attach`."""
         self._serve, self._lost, self._changed = serve, lost, changed
 
-    def check_content(self, numbers: list[int], then: Looked) -> list[Effect]:
-        """See `ExtentPool.check_content`."""
+    def check_content(self, numbers: list[int], then: Looked, report: BlockMissing | None = None) -> list[Effect]:
+        """See `ExtentPool.check_content`.
+
+        If a reader misses blocks that this unit finds, the store writes them again for the reader's node. If a reader
+        has given them up, they are gone: the unit may have the only copy, and no other node finds it.
+        """
+        if report is not None and report.given_up:
+            logger.warning(
+                "storage unit in %s: a reader could not read %d blocks that the unit can read; they count as lost",
+                self.folder,
+                len(numbers),
+            )
+            return then(numbers, time.strftime(_WHEN), "")
         names = {key_of(self.boot_id, number * GRANULE): number for number in numbers}
 
         def looked(outcome: Any) -> list[Effect]:
@@ -347,9 +368,41 @@ class ObjectPool(ExtentPool):
                 self._unsure.update(dict.fromkeys(numbers))
                 self._ask = self._clock() + RETRY_SECONDS
                 return then([], "", str(outcome))
-            return then([names[key] for key in outcome], time.strftime("%Y-%m-%d %H:%M:%S"), "")
+            gone = [names[key] for key in outcome]
+            ended = partial(then, gone, time.strftime(_WHEN), "")
+            return ended() if report is None else self._rewrite(sorted({*numbers}.difference(gone)), ended)
 
         self._begin(lambda: self._store.missing(list(names)), looked)
+        return []
+
+    def _rewrite(self, numbers: list[int], then: Callable[[], list[Effect]]) -> list[Effect]:
+        """Let the store write the blocks of these extents again, each at most once in REWRITE_SECONDS."""
+        now = self._clock()
+        self._rewritten = {number: at for number, at in self._rewritten.items() if now < at + REWRITE_SECONDS}
+        wanted = [
+            number
+            for number in numbers
+            if self._table.get(number) is not None and number not in self._rewriting and number not in self._rewritten
+        ]
+        if not wanted:
+            return then()
+        self._rewriting.update(wanted)
+        keys = [key_of(self.boot_id, number * GRANULE) for number in wanted]
+
+        def rewritten(outcome: object) -> list[Effect]:
+            self._rewriting.difference_update(wanted)
+            self._rewritten.update(dict.fromkeys(wanted, self._clock()))
+            if isinstance(outcome, Exception):
+                logger.warning(
+                    "storage unit in %s: the store cannot write %d blocks again that a reader misses: %s",
+                    self.folder,
+                    len(wanted),
+                    outcome,
+                )
+            self._remove()
+            return then()
+
+        self._begin(lambda: self._store.rewrite(keys), rewritten)
         return []
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:

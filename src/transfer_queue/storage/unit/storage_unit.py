@@ -154,7 +154,7 @@ class StorageUnit:
         """The waiting writers, and `_freed`, as last reported to the controller."""
         self._store_changed = False
         """The store may have lost blocks, and this is not reported yet."""
-        pool.attach(self._serve, lambda numbers: self._find_missing(numbers, None), self.note_store_change)
+        pool.attach(self._serve, self._find_missing, self.note_store_change)
         self._take_up()
 
     def _take_up(self) -> None:
@@ -203,7 +203,7 @@ class StorageUnit:
             if isinstance(body, unit_reports.BlockMissing):
                 if len(body.extents) % 8:
                     raise ProtocolError("the extents of a BlockMissing must be whole numbers of 8 bytes")
-                return self._find_missing(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence))
+                return self._find_missing(np.frombuffer(body.extents, "<i8").tolist(), (peer, sequence), body)
             if isinstance(body, storage.CacheBlocks):
                 return self._kept.handle_request(writer, peer, sequence, body, now)
             if isinstance(body, storage.UnitStatus):
@@ -498,21 +498,29 @@ class StorageUnit:
         self._release_all(body.extents)
         return [SendReply(peer, sequence, Done()), *self._serve()]
 
-    def _find_missing(self, numbers: Sequence[int], asked: tuple[int, int] | None) -> list[Effect]:
-        """Check whether the blocks of these extents are gone; then answer the request `asked` (peer, sequence)."""
+    def _find_missing(
+        self,
+        numbers: Sequence[int],
+        asked: tuple[int, int] | None = None,
+        report: unit_reports.BlockMissing | None = None,
+    ) -> list[Effect]:
+        """Check whether the blocks of these extents are gone; then answer the `report`, the request `asked` if any."""
 
         def looked(gone: list[int], when: str, unknown: str) -> list[Effect]:
-            gone = [number for number in gone if self.table.get(number) is not None]
+            gone = self._leased_of(gone)
             effects: list[Effect] = []
             if gone:
                 effects.append(Report(unit_reports.ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
                 self._release_all(gone)
             if asked is not None:
-                effects.append(SendReply(*asked, Done(unknown or bool(gone))))
+                effects.append(SendReply(*asked, Done(unknown or len(self._leased_of(numbers)) < len(numbers))))
             return [*effects, *self._serve()]
 
-        there = [number for number in numbers if self.table.get(number) is not None]
-        return self.pool.check_content(there, looked) if there else looked([], "", "")
+        there = self._leased_of(numbers)
+        return self.pool.check_content(there, looked, report) if there else looked([], "", "")
+
+    def _leased_of(self, numbers: Sequence[int]) -> list[int]:
+        return [number for number in numbers if self.table.get(number) is not None]
 
     def note_store_change(self) -> list[Effect]:
         """Note that the store may have lost blocks. The controller, which knows the published ones, orders a check."""
@@ -523,7 +531,7 @@ class StorageUnit:
         """Check on the controller's order whether the store has the blocks of these extents."""
         if len(order.extents) % 8:
             raise ProtocolError("the extents of a CheckExtents must be whole numbers of 8 bytes")
-        return self._find_missing(np.frombuffer(order.extents, "<i8").tolist(), None)
+        return self._find_missing(np.frombuffer(order.extents, "<i8").tolist())
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drop a parked lease, or take back one that was just granted, because its writer will ignore the reply."""
