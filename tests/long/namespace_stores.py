@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import signal
 import statistics
 import subprocess
@@ -417,6 +418,8 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="tq-") as folder, namespaces(3) as nodes:
         os.environ["TQ_RUNTIME_DIR"] = folder
+        # Ray's nodes and drivers share the token of this run, and not one that another program may change.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         each_backend(given.backend or list(BACKENDS), nodes, folder, run)
     print("\nBetween two network namespaces of one machine, medians in milliseconds:\n")
     print(table(figures))
