@@ -323,6 +323,11 @@ class Pool:
         while (connection := self.take(target)) is not None:
             self.discard(connection)
 
+    @property
+    def addresses(self) -> set[Address]:
+        """The addresses of all open connections."""
+        return {connection.address for connection in list(self._open)}
+
     def end_connections(self, addresses: Collection[Address]) -> None:
         """Break the connections to these addresses, from any thread. Their users get an error and connect again."""
         for connection in list(self._open):

@@ -2,7 +2,9 @@
 
 The actor of the node writes the new place into the node's system folder (`SystemFolder.successor`). Whoever connects
 reads it. A thread looks at it, too, because a controller that is frozen, or whose machine has no power, ends no
-connection: it ends the connections to the former places, so that requests under way are sent again to the new one.
+connection: it ends the connections to the former places, so that requests under way are sent again to the new one. The
+same is true of the storage units of that node. When the new controller has been told that they are lost, the thread of
+a client ends the connections to them, so that their users learn it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from collections.abc import Callable, Collection, Generator
 from typing import Union
 
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.system import Topology
+from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool
@@ -24,7 +27,8 @@ from transfer_queue.net.session import Session
 from transfer_queue.node.system.paths import SystemFolder, host_and_port
 
 LOOK_SECONDS = 0.25  # between two looks at the place of the controller
-HELLO_SECONDS = 10.0  # for which an idle client tries to show the new controller that it is there
+HELLO_SECONDS = 10.0  # for which a client waits for the new controller to answer a look at its units
+LOST_SECONDS = 60.0  # after a takeover, in which the new controller may be told that units are lost
 
 Address = Union[str, tuple[str, int]]
 OnLook = Callable[[Collection[Address], bool], bool]
@@ -46,24 +50,38 @@ def watch_controller(system: SystemFolder, first: str, look: OnLook) -> None:
 def move_session(session: Session, system: SystemFolder, first: str) -> None:
     """Move the requests of a session to the next controller when another node takes over, until it is closed."""
     followed = weakref.ref(session)
+    looks_until = 0.0
 
     def look(former: Collection[Address], moved: bool) -> bool:
+        nonlocal looks_until
         session = followed()
         if session is None or session.closed:
             return False
+        pool = session.transport(Pool)
         if former:
-            session.transport(Pool).end_connections(former)
+            pool.end_connections(former)
         if moved:
-            # an idle client without a connection would count as gone after the reconnect grace
+            looks_until = time.monotonic() + LOST_SECONDS
+        if time.monotonic() < looks_until:
+            # The first request also shows the new controller that this client is there: an idle client without a
+            # connection would count as gone after the reconnect grace.
             with contextlib.suppress(TransferQueueError):
-                run_blocking(session, _say_hello())
+                units = run_blocking(session, _ask_for_units())
+                pool.end_connections(pool.addresses - _addresses_of(units) - {controller_address(system, first)})
         return True
 
     watch_controller(system, first, look)
 
 
-def _say_hello() -> Generator[Call, AnyReply, None]:
-    yield Call(CONTROLLER, Topology(), within=HELLO_SECONDS)
+def _ask_for_units() -> Generator[Call, AnyReply, list[UnitInfo]]:
+    reply = yield Call(CONTROLLER, Topology(), within=HELLO_SECONDS)
+    assert isinstance(reply, TopologyReply)
+    return reply.units
+
+
+def _addresses_of(units: list[UnitInfo]) -> set[Address]:
+    """Return where these units are, on their own nodes and for other nodes."""
+    return {unit.address for unit in units} | {host_and_port(unit.remote) for unit in units if unit.remote}
 
 
 def _watch(system: SystemFolder, first: str, look: OnLook) -> None:
