@@ -43,8 +43,9 @@ def controller_address(system: SystemFolder, first: str) -> Address:
 
 
 def watch_controller(system: SystemFolder, first: str, look: OnLook) -> None:
-    """Call `look` in a thread every LOOK_SECONDS, until it returns False."""
-    threading.Thread(target=_watch, args=(system, first, look), name="follow controller", daemon=True).start()
+    """Call `look` in a thread every LOOK_SECONDS, until it returns False. It reports moves from this call on."""
+    known = controller_address(system, first)
+    threading.Thread(target=_watch, args=(system, first, known, look), name="follow controller", daemon=True).start()
 
 
 def move_session(session: Session, system: SystemFolder, first: str) -> None:
@@ -84,9 +85,8 @@ def _addresses_of(units: list[UnitInfo]) -> set[Address]:
     return {unit.address for unit in units} | {host_and_port(unit.remote) for unit in units if unit.remote}
 
 
-def _watch(system: SystemFolder, first: str, look: OnLook) -> None:
+def _watch(system: SystemFolder, first: str, known: Address, look: OnLook) -> None:
     former: set[Address] = set()
-    known = controller_address(system, first)
     while True:
         now = controller_address(system, first)
         moved = now != known
