@@ -78,7 +78,7 @@ class Style:
     part: int | None = None
 
     def requests(self, tokens: int) -> dict[str, float]:
-        """Return the number of requests of each kind for one sample whose answer has so many tokens."""
+        """Return the number of requests of each kind for one sample whose answer has this number of tokens."""
         each = 1 / self.batch
         parts = 0 if self.part is None else tokens // self.part
         return {

@@ -249,7 +249,7 @@ def _costs(scale: Scale, queue: System, processes: list[Worker]) -> tuple[dict[s
     found = []
     for kind in ACTS:
         for index, worker in enumerate(processes):
-            worker.do(repeat, kind, f"{kind}-{index}", 0.0)  # makes what the requests need, and none of them
+            worker.do(repeat, kind, f"{kind}-{index}", 0.0)  # makes what the requests need, and sends no request
         spent = _thread_seconds(queue)
         until = time.monotonic() + seconds
         for index, worker in enumerate(processes):
@@ -310,7 +310,7 @@ def _clients_and_ranks(scale: Scale, queue: System, processes: list[Worker]) -> 
 
 
 def _until_waiting(ranks: int) -> None:
-    """Wait until so many claims wait at the controller."""
+    """Wait until this number of claims waits at the controller."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         found = [each for each in tq.get_client().status().partitions if each.name == "awaited"]

@@ -124,7 +124,7 @@ def test_arguments_are_checked(a: Client, name: str, value: Any) -> None:
 
 
 class TestWrites:
-    """What is written to a view is seen by nobody else."""
+    """What is written to a view is not seen by any other reader."""
 
     def write(self, tensor: torch.Tensor, how: str) -> None:
         if how == "in place":

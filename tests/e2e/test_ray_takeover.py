@@ -93,7 +93,7 @@ class Producer:
 
 @ray.remote(num_cpus=0, max_concurrency=2)
 class Consumer:
-    """Takes samples of a task, until there are no more for a while after it is told to end."""
+    """Take samples of a task until none arrive for a while after `end` was called."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -153,7 +153,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended; nobody may have reaped it, because its parent has ended, too."""
+    """Return whether a process has ended. If its parent has ended, too, no process may have reaped it."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -183,7 +183,7 @@ def test_a_run_goes_on_when_the_first_node_is_gone(cluster: Cluster, tmp_path: P
         lambda: all(
             n > was + 100 for n, was in zip(ray.get([p.count.remote() for p in producers]), before, strict=True)
         ),
-        "nobody puts after the takeover",
+        "no client puts after the takeover",
     )
     if frozen:
         for process in stopped:

@@ -120,7 +120,7 @@ def test_clients_and_units_of_other_nodes_follow_a_controller_whose_node_is_kill
         systems.take_over()
         systems.tell_gone()
         before = len(acknowledged)
-        until(lambda: len(acknowledged) > before + 50, "nobody puts after the takeover")
+        until(lambda: len(acknowledged) > before + 50, "no client puts after the takeover")
         ended.set()
         for producer in producers:
             producer.join(SECONDS)
@@ -131,7 +131,7 @@ def test_clients_and_units_of_other_nodes_follow_a_controller_whose_node_is_kill
 
 
 def test_a_frozen_controller_that_wakes_up_answers_nobody_and_ends(systems: Systems) -> None:
-    """Also a client that keeps its old address gets no reply; one that follows is moved on."""
+    """A client that keeps its old address gets no reply either. One that follows the controller continues."""
     with TransferQueueClient(systems.remotes[0]) as client:
         put(client, "before")
         frozen = systems.processes(systems.first)

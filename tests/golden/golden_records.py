@@ -200,7 +200,7 @@ def _equal_values(a: Any) -> None:
 
 
 def _tag_columns(a: Any) -> None:
-    """Put so many rows with tags of the same names that the tags travel as columns, and update some of them."""
+    """Put enough rows with tags of the same names that the tags are sent as columns, and update some of them."""
     keys = [f"t{number}" for number in range(10)]
     tags = [{"n": n, "status": "new", "mixed": OBJECTS[n % 4], "float": n / 7, "gone": n} for n in range(10)]
     a.kv_batch_put(keys, "tag columns", numbers(10), tags=tags)

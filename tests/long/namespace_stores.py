@@ -320,7 +320,7 @@ def kill_server(driver: Process, nodes: list[Namespace], at: int, first: int) ->
     assert driver.call(ask, 1, "read_numbered", [*numbers, *missed]) == {}
     driver.call(ask, 0, "clear", "run")
     print(
-        f"  killed on {host}: told after {told:.1f} s, all servers up after {back:.1f} s; of {len(numbers)} values "
+        f"  killed on {host}: reported after {told:.1f} s, all servers up after {back:.1f} s; of {len(numbers)} values "
         f"{len(lost[0])} lost and named, {count - len(during)} puts failed meanwhile; all put again and read",
         flush=True,
     )

@@ -82,7 +82,7 @@ def obstacle() -> str:
 
 @contextlib.contextmanager
 def namespaces(count: int) -> Iterator[list[Namespace]]:
-    """So many namespaces, on one bridge. No other run has the same names."""
+    """This number of namespaces, on one bridge. No other run has the same names."""
     _remove_those_of_dead_runs()
     mark = f"{os.getpid():x}"
     nodes = [Namespace(number, mark) for number in range(1, count + 1)]
@@ -127,7 +127,7 @@ def _remove_those_of_dead_runs() -> None:
 
 
 class Process:
-    """A process in a namespace, which does one thing after the other as it is told."""
+    """A process in a namespace, which carries out the calls that it receives, one after the other."""
 
     def __init__(self, node: Namespace) -> None:
         self.ours, theirs = multiprocessing.Pipe()
@@ -187,7 +187,7 @@ def end_at_signals() -> None:
 
 
 def send_raw(address: str, nbytes: int, turns: int) -> int:
-    """Listens, and sends so many bytes to whoever connects, from warm memory."""
+    """Listen, and send this number of bytes to each peer that connects, from warm memory."""
     memory = bytearray(os.urandom(1 << 20) * (nbytes >> 20))
     listener = socket.create_server((address, RAW_PORT))
     with listener:
@@ -200,7 +200,7 @@ def send_raw(address: str, nbytes: int, turns: int) -> int:
 
 
 def receive_raw(address: str, nbytes: int) -> float:
-    """Seconds for so many bytes from `send_raw`."""
+    """Return the seconds that this number of bytes from `send_raw` takes."""
     memory = memoryview(bytearray(nbytes))
     memory[:] = bytes(nbytes)  # touched
     limit = time.monotonic() + SECONDS

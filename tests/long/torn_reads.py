@@ -139,7 +139,7 @@ def read(rows: int) -> None:
 
 
 def view(rows: int, seconds: float = 3600.0) -> None:
-    """Reads so many rows as views, and keeps some views while what they show is cleared, replaced and moved."""
+    """Read this number of rows as views, and keep some views while their values are cleared, replaced and moved."""
     client = tq.get_client()
     draw = np.random.default_rng()
     held: list[tuple[Any, int]] = []

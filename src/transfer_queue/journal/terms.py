@@ -73,7 +73,7 @@ class Term:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its journal has everything of the terms before it. It answered nobody before."""
+        """Whether its journal has everything of the terms before it. It answered no request before."""
         return (self.folder / "complete").exists()
 
     @property

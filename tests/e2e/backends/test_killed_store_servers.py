@@ -1,4 +1,4 @@
-"""A server of an external store is killed: it is noticed and told, lost values are named, and all goes on."""
+"""A server of an external store is killed: its end is reported, lost values are named, and the others continue."""
 
 from __future__ import annotations
 
@@ -90,10 +90,13 @@ def told_as_lost(client: TransferQueueClient) -> int:
 
 
 def settle(client: TransferQueueClient, pid: int, ending: int) -> str:
-    """Waits until so many servers have ended and run again; how messages name the one that was killed."""
-    until(lambda: any(server.ends for server in client.status().stores), "the end of the server is told")
-    until(lambda: sum(server.ends for server in client.status().stores) == ending, "all others end that must")
-    until(lambda: all(server.up for server in client.status().stores), "the servers are restarted")
+    """Wait until this number of servers has ended and all run again; return how messages name the killed one."""
+    until(lambda: any(server.ends for server in client.status().stores), "the end of the server is not reported")
+    until(
+        lambda: sum(server.ends for server in client.status().stores) == ending,
+        "not all servers that must end have ended",
+    )
+    until(lambda: all(server.up for server in client.status().stores), "the servers are not restarted")
     assert "was restarted 1 times" in format_table(client.status())
     return f"process {pid})"
 
@@ -163,7 +166,7 @@ def test_a_killed_server_is_told_and_all_goes_on(nodes: Nodes, clients: list[Tra
 
 
 def test_all_values_were_on_the_server_that_is_killed(nodes: Nodes, clients: list[TransferQueueClient]) -> None:
-    """Then no other block shows that the store can be read. The loss is told without a read, and gets name it."""
+    """Then no other block shows that the store can be read. The loss is reported without a read, and gets name it."""
     until(lambda: sum(server.up for server in clients[0].status().stores) == 3, "all servers report themselves")
     metas = {n: clients[2].put(rows(n), partition_id="p") for n in range(4)}
     pid = server_of(nodes.systems[2])
@@ -171,12 +174,12 @@ def test_all_values_were_on_the_server_that_is_killed(nodes: Nodes, clients: lis
     os.kill(pid, signal.SIGKILL)
     server = settle(clients[0], pid, 1)
     if on_it:
-        until(lambda: told_as_lost(clients[0]) == 4 * ROWS, "the losses are told without a read")
+        until(lambda: told_as_lost(clients[0]) == 4 * ROWS, "the losses are not reported without a read")
     gone = [lost(client, metas, server) for client in clients]
     assert gone[0] == gone[1] == gone[2]
     assert len(gone[0]) == 4 or not on_it
 
 
 def put_unread(clients: list[TransferQueueClient]) -> dict[int, BatchMeta]:
-    """Puts that nobody has read, so that no other node has a copy."""
+    """Put values that no client has read, so that no other node has a copy."""
     return {at: client.put(rows(1000 + at), partition_id="unread") for at, client in enumerate(clients)}

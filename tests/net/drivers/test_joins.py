@@ -43,7 +43,7 @@ class Numbers:
                 call.outcome = Done(call.part)
 
     def operation(self, number: int, key: str = "k", alone: Any = None) -> Generator[Call, AnyReply, Any]:
-        """Ask to join, and if there is nobody else, make a request alone, or `alone`."""
+        """Ask to join. If no other operation is under way, make a request alone, or `alone`."""
         asked = Call(CONTROLLER, Topology(), join=(self, (key,)), part=number)
         reply = yield asked
         if reply is not NOT_MADE:

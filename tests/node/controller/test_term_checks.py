@@ -1,4 +1,4 @@
-"""A controller whose term has ended answers nobody, although its own journal can still be written."""
+"""A controller whose term has ended answers no request, although its own journal can still be written."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Connections:
 def test_connections_to_units_that_are_lost_end_after_a_takeover(
     system: SystemFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frozen unit ends no connection. The new controller is told after a while that it is lost."""
+    """A frozen unit ends no connection. The new controller learns after a while that it is lost."""
     monkeypatch.setattr(controller_moves, "LOOK_SECONDS", 0.001)
     here, there = UnitInfo(1, "/unit-1", "/arena"), UnitInfo(2, "/unit-2", "/arena", remote="127.0.0.1:12")
     frozen = UnitInfo(0, "/unit-0", "/arena", remote="127.0.0.1:10")

@@ -37,7 +37,7 @@ class RefuseLeases(msgspec.Struct, frozen=True):
 
 
 class SendToUnit(msgspec.Struct, frozen=True):
-    """Order this unit to move or to check blocks, or tell it whether it is being drained."""
+    """Order this unit to move or to check blocks, or report to it whether it is being drained."""
 
     unit: int
     request: Union[Move, DrainFinished, CheckStore, CheckExtents]

@@ -3,8 +3,8 @@
 An operation that can join others asks for it with `Call.join`, as its first call. If no other operation with an equal
 key is under way, it goes on alone at once. Otherwise it waits until a *flight* begins that carries all waiting
 operations in one request: at once if fewer than AT_ONCE flights are under way, otherwise when one of them ends, or
-after LONGEST_WAIT. So nobody waits for company while a request could leave, and the more operations wait, the more of
-them share the cost of a request.
+after LONGEST_WAIT. So no operation waits for others while a request could be sent, and the more operations wait, the
+more of them share the cost of a request.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ ALONE_AT_ONCE = 8
 LONGEST_WAIT = 0.005
 """Seconds that an operation waits for a flight to begin. Threads wait longer than a round trip for the interpreter."""
 IDLE_SECONDS = 5.0
-"""Seconds after which the thread ends if nobody needs it."""
+"""Seconds after which the thread ends if no operation needs it."""
 CLOSED = "this client was closed during the call"
 
 
@@ -117,7 +117,7 @@ class ThreadJoins:
         return False
 
     def _work(self, run: Callable[[Generator[Call, AnyReply, None]], None]) -> None:
-        """Carry out joined operations until nobody needs it any more."""
+        """Carry out joined operations until no operation waits."""
         while True:
             with self._lock:
                 if not self._pending and not self._closed:

@@ -168,8 +168,8 @@ class ControllerService(EnvelopeService):
         if self._term is None or self._term.is_current():
             return committed
         logger.error(
-            "a controller of a later term than %d has taken over the journal; this controller answers nobody any more "
-            "and ends",
+            "a controller of a later term than %d has taken over the journal; this controller answers no request any "
+            "more and ends",
             self._term.number,
         )
         self.end()

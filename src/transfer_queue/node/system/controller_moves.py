@@ -3,7 +3,7 @@
 The actor of the node writes the new place into the node's system folder (`SystemFolder.successor`). Whoever connects
 reads it. A thread looks at it, too, because a controller that is frozen, or whose machine has no power, ends no
 connection: it ends the connections to the former places, so that requests under way are sent again to the new one. The
-same is true of the storage units of that node. When the new controller has been told that they are lost, the thread of
+same is true of the storage units of that node. When the new controller knows that they are lost, the thread of
 a client ends the connections to them, so that their users learn it.
 """
 
@@ -28,7 +28,7 @@ from transfer_queue.node.system.paths import SystemFolder, host_and_port
 
 LOOK_SECONDS = 0.25  # between two looks at the place of the controller
 HELLO_SECONDS = 10.0  # for which a client waits for the new controller to answer a look at its units
-LOST_SECONDS = 60.0  # after a takeover, in which the new controller may be told that units are lost
+LOST_SECONDS = 60.0  # after a takeover, in which the new controller may learn that units are lost
 
 Address = Union[str, tuple[str, int]]
 OnLook = Callable[[Collection[Address], bool], bool]

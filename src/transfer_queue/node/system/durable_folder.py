@@ -341,7 +341,7 @@ class DurableFolder:
             )
 
     def _original(self, known: Identity) -> str | None:
-        """Return the folder of which this one is a copy: its arenas are not this folder's. None if it is no copy."""
+        """Return the folder of which this one is a copy: its arenas are not this folder's. None if it is not a copy."""
         owners = [owner for owner in map(_owner_of, known.places) if owner is not None]
         return next((owner for owner in owners if _is_other(Path(owner), self.folder, known.id)), None)
 

@@ -40,8 +40,9 @@ from transfer_queue.storage.arena.read_holds import CAN_HOLD, REGISTERED, HoldLo
 from transfer_queue.storage.protocols import Bytes
 
 MAPPINGS = 4
-"""The most private mappings of one arena: so many views of the same bytes can exist at a time, further ones are copies.
-"""
+"""The largest number of private mappings of one arena, and so of views of the same bytes at a time.
+
+Further ones are copies."""
 FORK_SECONDS = 10.0
 """The longest time for which a fork waits for the child's locks. After that, the views are never ended here."""
 
@@ -340,7 +341,7 @@ def _stretches_of(chosen: npt.NDArray[np.bool_], start: int) -> list[tuple[int, 
 def _private_pages(start: int, end: int) -> list[tuple[int, int]]:
     """Return (first, end) of the pages of a private mapping of a file that were written to, counted from the first one.
 
-    Raises OSError if the kernel does not tell.
+    Raises OSError if the kernel does not report them.
     """
     first, count = start // _PAGE, -(-end // _PAGE) - start // _PAGE
     found: list[tuple[int, int]] = []

@@ -197,7 +197,7 @@ class YuanrongStore(Store):
         """See `Store.rewrite`.
 
         A worker reads what it has itself without asking the store where the block is. If that record was lost with
-        another worker, nobody else finds the block. A write records it again.
+        another worker, no other process finds the block. A write records it again.
         """
         failure: TransferQueueError | None = None
         end = time.monotonic() + REWRITE_SECONDS

@@ -1,7 +1,7 @@
 """The server that a system starts for Yuanrong with `auto_init`: a worker with its metastore.
 
 In a system of several nodes the first node has the metastore, and each node a worker for its processes. A new metastore
-knows nothing of the blocks of before, so that the other workers are restarted together with it.
+does not know the earlier blocks, so that the other workers are restarted together with it.
 The library's own CLI (`dscli start`) makes the worker's command from the arguments. The worker is a child of this
 process and ends with it.
 """
