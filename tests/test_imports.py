@@ -80,6 +80,7 @@ CORE_ORDER: list[set[str]] = [
     {"tables"},
     {"ready"},
     {"state"},
+    {"transitions"},
     {"samplers"},
     SERVICES,
     {"control"},

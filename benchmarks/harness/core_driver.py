@@ -10,8 +10,8 @@ import numpy as np
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock

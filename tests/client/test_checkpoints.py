@@ -19,7 +19,7 @@ from transfer_queue import interface
 from transfer_queue.client.checkpoint import checkpoint_data
 from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, STATE, STORAGE
 from transfer_queue.client.conversion.arguments import consumed_by
-from transfer_queue.core.state import restore
+from transfer_queue.core.transitions import restore
 from transfer_queue.errors import (
     CapacityError,
     CheckpointError,

@@ -30,8 +30,8 @@ from transfer_queue.core.events.effects import (
 from transfer_queue.core.events.records import AnyRecord, Unparked
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import invariants, serialization, validation
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file

@@ -24,8 +24,8 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement

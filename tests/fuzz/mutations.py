@@ -33,9 +33,9 @@ from transfer_queue.core.events.effects import (
 from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants, validation
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint, LoadState

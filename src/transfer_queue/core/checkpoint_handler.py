@@ -28,11 +28,11 @@ from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.samplers.remote_calls import plain_call
 from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
 from transfer_queue.core.state import unneeded_rows
-from transfer_queue.core.state.merge import check_merge
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_untrusted, save_checked
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.core.transitions.merge import check_merge
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState

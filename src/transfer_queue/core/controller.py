@@ -5,10 +5,10 @@
     tick(now)                                   a deadline may have come (see next_deadline)
     on_deal_computed(number, outcome, now)      an effect `ComputeDeal` was carried out
 
-Each event is decided as records, which are applied (`core.state.apply`), and as effects for the server. Every request
-gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the reply, so
-the same request on a new connection gets the same reply. A request that waits is answered by the event that completes
-it, in order of arrival per (partition, task).
+Each event is decided as records, which are applied (`core.transitions.apply`), and as effects for the server. Every
+request gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the
+reply, so the same request on a new connection gets the same reply. A request that waits is answered by the event that
+completes it, in order of arrival per (partition, task).
 """
 
 from __future__ import annotations

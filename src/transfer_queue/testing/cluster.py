@@ -21,8 +21,8 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state import invariants
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file

@@ -15,8 +15,8 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, FreeExtents, Send
 from transfer_queue.core.events.records import RequestParked, Unparked
 from transfer_queue.core.state import invariants
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.journal.segment import ClockIdentity, Frames, Reading, SegmentHeader
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ResetConsumption

@@ -15,7 +15,7 @@ from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.columns.joined_columns import pack_texts
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
-from transfer_queue.core.state.apply import apply_record
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.claims import Claim, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from transfer_queue.core.events.records import AnyRecord
-from transfer_queue.core.state.apply import apply_record
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.apply import apply_record
 
 
 class RecordLog:

@@ -1,7 +1,7 @@
 """The records: the only changes of the controller's state, in the order in which they happen.
 
-`core.state.apply` applies them. A record contains outcomes and not reasons: a replay calls no sampler, reads no clock
-and checks no limit. Rows are named by global index (i8 bytes).
+`core.transitions.apply` applies them. A record contains outcomes and not reasons: a replay calls no sampler, reads no
+clock and checks no limit. Rows are named by global index (i8 bytes).
 """
 
 from __future__ import annotations
@@ -530,7 +530,7 @@ class WriterFenced(Record, frozen=True):
 
 
 class StateLoaded(Record, frozen=True):
-    """The state of a checkpoint replaced the state; see `core.state.restore`."""
+    """The state of a checkpoint replaced the state; see `core.transitions.restore`."""
 
     state: bytes
     """The saved state (`core.columns.tree_codec`) in records of older releases, and if there is no journal."""
@@ -544,7 +544,7 @@ class StateLoaded(Record, frozen=True):
 
 
 class StateMerged(StateLoaded, frozen=True):
-    """The partitions of a checkpoint were added to the state; see `core.state.merge`."""
+    """The partitions of a checkpoint were added to the state; see `core.transitions.merge`."""
 
 
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):

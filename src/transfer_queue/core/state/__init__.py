@@ -1,1 +1,1 @@
-"""The state of the controller as data: how records change it, and how it is saved, restored and checked."""
+"""The state of the controller as data, and how it is saved and checked."""

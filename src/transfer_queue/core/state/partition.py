@@ -1,6 +1,6 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called only by `state.apply` and its modules (`apply_puts`, `apply_leases`,
+Methods that change something are called only by `core.transitions` (`apply_puts`, `apply_leases`,
 `apply_clears`); all other code only reads.
 """
 

@@ -1,4 +1,4 @@
-"""How clears and drops change a partition. Called only by `state.apply` and `state.merge`, and for saved states."""
+"""How clears and drops change a partition. Called only in this folder."""
 
 from __future__ import annotations
 

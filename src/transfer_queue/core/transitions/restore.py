@@ -6,11 +6,11 @@ from typing import Any
 
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
-from transfer_queue.core.state.apply_leases import end_all_leases
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import BlockTable
+from transfer_queue.core.transitions.apply_leases import end_all_leases
 from transfer_queue.errors import CheckpointError
 
 MOST_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files

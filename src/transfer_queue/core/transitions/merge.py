@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.state import apply_clears
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.restore import check_new_extents
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED
+from transfer_queue.core.transitions import apply_clears
+from transfer_queue.core.transitions.restore import check_new_extents
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.tag_table import TagTable

@@ -10,14 +10,14 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS, applies
-from transfer_queue.core.state import apply_clears, apply_leases, apply_puts, apply_units
-from transfer_queue.core.state.merge import merge_state
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.restore import replace_state, take_loaded
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.lock_table import KeyLock
+from transfer_queue.core.transitions import apply_clears, apply_leases, apply_puts, apply_units
+from transfer_queue.core.transitions.merge import merge_state
+from transfer_queue.core.transitions.restore import replace_state, take_loaded
 from transfer_queue.messages.descriptors import DIGEST
 
 MODULES = (apply_units,)

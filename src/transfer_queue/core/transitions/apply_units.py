@@ -8,9 +8,9 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
-from transfer_queue.core.state import apply_puts
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lost_values import LossEvent, values_in_blocks
+from transfer_queue.core.transitions import apply_puts
 from transfer_queue.messages.descriptors import MOVER, BlockLocation, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; connections of earlier ones ended long ago

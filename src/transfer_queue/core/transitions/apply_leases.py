@@ -1,4 +1,4 @@
-"""How leases, acknowledgements and lost ranks change a partition. Called only by `state.apply` and `state.restore`."""
+"""How leases, acknowledgements and lost ranks change a partition. Called only in this folder."""
 
 from __future__ import annotations
 

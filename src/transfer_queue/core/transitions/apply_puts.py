@@ -1,4 +1,4 @@
-"""How puts, losses and repacked blocks change the values of a partition. Called only by `state.apply` and its modules.
+"""How puts, losses and repacked blocks change the values of a partition. Called only by `transitions.apply`.
 
 `apply_rows_put` is the short path of most rows: they are new and consecutive, so that there is nothing to look up, to
 merge or to release. `partition.Partition.reserve` and `publish` are the general path.
