@@ -16,7 +16,7 @@ import torch
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import StartError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import StartError, StorageKeyNotFoundError, TransferQueueError, WaitTimeoutError
 from transfer_queue.journal.terms import Terms
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
@@ -204,6 +204,8 @@ def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> Non
     systems.all.append(alone)
     with TransferQueueClient(alone) as client:
         assert client.kv_list("p")["p"] == {"a": {}}
+        with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
+            check(client, ["a"])
         put(client, "b")
         check(client, ["b"])
     assert [term.number for term in Terms(systems.folder).list()] == [2]

@@ -8,7 +8,8 @@ import pytest
 from harness import BLOCKS_AN_EXTENT, Harness, column
 from msgspec.structs import replace
 
-from transfer_queue.errors import ProtocolError, UnitLostError
+from transfer_queue.core.units.unit_handlers import lose_units_of_nodes
+from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UnitLostError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.reports.unit_reports import (
@@ -186,3 +187,17 @@ def test_only_the_unit_itself_may_report_what_it_has_recalled(h: Harness) -> Non
         h.ask(ExtentsRecalledReport(h.unit, column([1]), column([64])), "w")
     with pytest.raises(ProtocolError, match="report of recalled extents has 2 extents but 1 lengths"):
         h.ask(ExtentsRecalledReport(h.unit, column([1, 2]), column([64])), "A")
+
+
+def test_units_of_named_nodes_are_lost_when_a_system_of_one_node_continues() -> None:
+    h = Harness()
+    elsewhere = h.ask(RegisterUnit("/b", "/b", "b", "B", "noon", node="node-1"), "B").value
+    h.unit = elsewhere
+    rows = h.put(1)
+    h.unit = 0
+    kept = h.put(1)
+    lose_units_of_nodes(h.controller.context, "noon")
+    assert [unit.unit for unit in h.ask(Topology()).units] == [0]
+    assert h.lookup(kept, ["x"])
+    with pytest.raises(StorageKeyNotFoundError, match=rf"lost with storage unit {elsewhere} \(noon\)"):
+        h.lookup(rows, ["x"])

@@ -24,6 +24,20 @@ def forget_unit(context: ControllerContext, unit: int) -> None:
     context.mirror.on_disconnect(unit)
 
 
+def lose_units_of_nodes(context: ControllerContext, when: str) -> None:
+    """Note that the units of all named nodes are lost, because this system has one node, which has no name.
+
+    Otherwise each client would wait for them, after a system of several nodes is continued on one machine.
+
+    Args:
+        context: The context.
+        when: The time, as text.
+    """
+    for unit in [unit for unit in context.state.units.values() if unit.node]:
+        forget_unit(context, unit.unit)
+        context.log.apply(r.UnitLost(unit.unit, when))
+
+
 @handles(CloseExtents)
 def handle_close_extents(context: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
     """Close extents of the writer that sends the request."""

@@ -19,6 +19,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
+from transfer_queue.core.units.unit_handlers import lose_units_of_nodes
 from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -102,6 +103,8 @@ def build_controller(
         max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
+    if all(listener.family == socket.AF_UNIX for listener in sockets.controller):
+        lose_units_of_nodes(controller.context, time.strftime("%Y-%m-%d %H:%M:%S"))
     journaling = loaded = None
     if journal is not None and recovered is not None:
         # other nodes see a commit on network storage only when the storage has it
