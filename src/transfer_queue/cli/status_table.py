@@ -104,12 +104,14 @@ def _views(units: Sequence[UnitProgress]) -> list[str]:
     for unit in units:
         if not unit.views and not unit.viewed:
             continue
-        waits = f", {size_text(unit.viewed)} are free when views end" if unit.viewed else ""
-        lines.append(f"views of unit {unit.unit}: {size_text(sum(hold.nbytes for hold in unit.views))}{waits}")
+        held = size_text(sum(hold.nbytes for hold in unit.views))
+        waits = f"; {size_text(unit.viewed)} were cleared, and become free when the views end" if unit.viewed else ""
+        lines.append(f"unit {unit.unit}: readers have views of {held}{waits}")
         for hold in sorted(unit.views, key=lambda hold: hold.since):
             began = datetime.fromtimestamp(hold.since).astimezone().isoformat(" ", "seconds")
             who = f"client {printable_name(hold.client)}, process {hold.pid}"
-            lines.append(f"  {who}: {hold.views} views, {size_text(hold.nbytes)}, the oldest since {began}")
+            views = "1 view" if hold.views == 1 else f"{hold.views} views"
+            lines.append(f"  {who}: {views}, {size_text(hold.nbytes)}, the oldest since {began}")
     return lines
 
 
