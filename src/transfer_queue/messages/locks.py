@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import Message, Natural, Reply, Request, Seconds
+from transfer_queue.messages.base import Message, Natural, Reply, Request, Seconds, Small
 
 
 class TakeLock(Request, frozen=True):
@@ -28,7 +28,7 @@ class ListLocks(Request, frozen=True):
 
     partitions: list[str] | None = None
     """None for all partitions."""
-    start: Natural = 0
+    start: Small = 0
     """`LocksReply.following` of the previous page."""
 
 

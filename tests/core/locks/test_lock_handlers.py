@@ -9,7 +9,7 @@ from harness import Harness, column
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks.lock_handlers import PAGE
 from transfer_queue.core.locks.lock_holders import FIRST_CHECK, LONGEST_CHECK
-from transfer_queue.errors import InvalidArgumentError, LockLostError, WaitTimeoutError
+from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, Renew
 from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.reports.timeline import Introduce, Leave
@@ -330,3 +330,12 @@ def test_versions_come_in_the_order_of_the_keys(h: Harness) -> None:
     assert versions(h, "b", "unknown", "a").tolist() == [b, a]
     assert b > a > 0
     assert column([a]) == versions(h, "a").tobytes()
+
+
+def test_a_page_after_the_last_lock_is_empty() -> None:
+    """The fuzz test found that the largest start ended in an exception of the controller, instead of a reply."""
+    h = Harness()
+    page = h.look(ListLocks(start=(1 << 31) - 1))
+    assert (page.locks, page.following) == ([], None)
+    with pytest.raises(ProtocolError):
+        h.ask(ListLocks(start=1 << 31))
