@@ -77,7 +77,7 @@ from transfer_queue.messages.queries import (
     Watch,
 )
 from transfer_queue.messages.reports.overview import CountColumns, ReadProgress
-from transfer_queue.messages.reports.store_reports import ReportStoreServer, StoreChanged
+from transfer_queue.messages.reports.store_reports import AwaitFirstStoreServer, ReportStoreServer, StoreChanged
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
 from transfer_queue.messages.reports.unit_reports import (
     BlocksMovedReport,
@@ -529,7 +529,10 @@ class Life:
         else:
             self.ask(WriterGone(f"w{self.rng.randrange(2)}/1", unit, extents[:1]), f"unit-{unit}")
         life = f"life {self.rng.randrange(3)}"
-        self.ask(ReportStoreServer("MooncakeStore", f"node {self.rng.randrange(2)}", "", life, 7), f"unit-{unit}")
+        node = self.rng.randrange(2)
+        self.ask(AwaitFirstStoreServer("MooncakeStore", life), f"unit-{unit}")
+        report = ReportStoreServer("MooncakeStore", f"node {node}", "", life, 7, first=not node)
+        self.ask(report, f"unit-{unit}")
         self.ask(StoreChanged(unit, extents[0]), f"unit-{unit}")
 
     def units_work(self) -> None:

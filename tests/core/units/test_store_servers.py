@@ -12,6 +12,7 @@ from transfer_queue.messages.descriptors import NewBlock
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.reports.store_reports import (
+    AwaitFirstStoreServer,
     CheckExtents,
     CheckStore,
     ReportStoreServer,
@@ -126,3 +127,42 @@ def test_a_node_that_is_gone_takes_its_server_with_it(h: Harness, unit: int) -> 
 def test_only_the_unit_may_say_that_its_store_has_changed(h: Harness, unit: int) -> None:
     with pytest.raises(ProtocolError, match="only the unit itself"):
         h.ask(StoreChanged(unit, 1), "somebody")
+
+
+def first_reports(h: Harness, life: str) -> None:
+    h.ask(ReportStoreServer(KIND, "n1", "10.0.0.1", life, 70, first=True), f"store-n1-{life}")
+
+
+def test_a_server_that_joins_waits_for_that_of_the_first_node(h: Harness) -> None:
+    report(h)  # of another node
+    h.ask(ReportStoreServer("Yuanrong", "n1", "10.0.0.1", "of another store", 70, first=True), "store-other")
+    asked = h.send(AwaitFirstStoreServer(KIND), "store-n2-first")
+    first_reports(h, "a")
+    assert h.result(asked, "store-n2-first") == Done("a")
+    assert h.ask(AwaitFirstStoreServer(KIND), "store-n3-first") == Done("a")
+
+
+def test_a_server_that_joins_learns_of_each_replacement_even_if_it_is_immediate(h: Harness) -> None:
+    first_reports(h, "a")
+    asked = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n2-first")
+    first_reports(h, "a")  # again, after its connection broke
+    h.disconnect("store-n1-a")
+    first_reports(h, "b")
+    assert h.result(asked, "store-n2-first") == Done("b")
+    late = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n3-first")  # it asks after the replacement
+    assert h.result(late, "store-n3-first") == Done("b")
+
+
+def test_a_first_server_that_has_ended_is_not_joined(h: Harness) -> None:
+    first_reports(h, "a")
+    h.disconnect("store-n1-a")
+    asked = h.send(AwaitFirstStoreServer(KIND), "store-n2-first")
+    first_reports(h, "b")
+    assert h.result(asked, "store-n2-first") == Done("b")
+
+
+def test_a_server_that_ends_while_it_waits_gets_no_reply(h: Harness) -> None:
+    asked = h.send(AwaitFirstStoreServer(KIND), "store-n2-first")
+    h.disconnect("store-n2-first")
+    first_reports(h, "a")
+    assert h.result(asked, "store-n2-first") is None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 from transfer_queue.errors import StartError
-from transfer_queue.storage.stores.store_server import ALONE, StoreServerRole, is_refused, node_address
+from transfer_queue.storage.stores.store_server import ALONE, StoreServerRole, node_address
 
 KEY = "backend.MooncakeStore.local_hostname"
 SECOND = StoreServerRole("10.0.0.2", "10.0.0.1:50051")
@@ -39,10 +37,3 @@ def test_one_name_for_all_nodes_is_refused_on_those_that_do_not_have_it() -> Non
     assert node_address("localhost:12001", SECOND, KEY) == "localhost:12001"
     first = StoreServerRole("10.0.0.1")
     assert node_address("name-behind-a-gateway", first, KEY) == "name-behind-a-gateway"
-
-
-def test_a_closed_port_is_told_from_an_open_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert not is_refused("127.0.0.1", port)
-    assert is_refused("127.0.0.1", port)

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from transfer_queue.core.events.effects import Effect, SendToUnit
+from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.records import Published, RowsPut
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import ProtocolError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.reports.store_reports import (
+    AwaitFirstStoreServer,
     CheckExtents,
     CheckStore,
     ReportStoreServer,
@@ -75,7 +77,9 @@ class StoreServers:
         self._doubtful: dict[int, int] = {}
         """Unit -> the number from which on its extents are newer than the last check."""
         self._orders: list[Effect] = []
-        """The orders to send after this event."""
+        """The orders and replies to send after this event."""
+        self._waiting: dict[tuple[int, int], AwaitFirstStoreServer] = {}
+        """Peer and sequence -> the request that waits for a server of the first node."""
 
     # ------------------------------------------------------------ servers
 
@@ -85,15 +89,29 @@ class StoreServers:
         known = self._servers.get(key)
         if known is None:
             self._servers[key] = _KnownServer(report, peer, now)
-            return
-        if known.report.life != report.life:
-            if known.peer is not None:  # the end of its connection has not been noticed yet
-                self._note_end(known, now)
-            self.check_all(report.backend)
-        known.report, known.peer, known.since = report, peer, now
+        else:
+            if known.report.life != report.life:
+                if known.peer is not None:  # the end of its connection has not been noticed yet
+                    self._note_end(known, now)
+                self.check_all(report.backend)
+            known.report, known.peer, known.since = report, peer, now
+        for (waiting, sequence), request in list(self._waiting.items()):
+            self.await_first(waiting, sequence, request)
+
+    def await_first(self, peer: int, sequence: int, request: AwaitFirstStoreServer) -> None:
+        """Reply to a request when the first node has the server that it waits for, which may be now."""
+        for known in self._servers.values():
+            its = known.report
+            if its.first and known.peer is not None and its.backend == request.backend and its.life != request.life:
+                self._waiting.pop((peer, sequence), None)
+                self._orders.append(Send(peer, sequence, Done(its.life)))
+                return
+        self._waiting[peer, sequence] = request
 
     def note_closed(self, peer: int, now: float) -> None:
         """Note the end of a connection. If it was that of a server, the server has ended."""
+        for waiting in [waiting for waiting in self._waiting if waiting[0] == peer]:
+            del self._waiting[waiting]
         for known in self._servers.values():
             if known.peer == peer:
                 self._note_end(known, now)
@@ -155,7 +173,7 @@ class StoreServers:
             self._orders.append(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))
 
     def take_orders(self) -> list[Effect]:
-        """Return the orders of this event."""
+        """Return the orders and replies of this event."""
         if not self._orders:
             return self._orders
         orders, self._orders = self._orders, []

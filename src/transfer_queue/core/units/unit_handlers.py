@@ -105,6 +105,15 @@ def handle_report_store_server(
     return [Send(caller.peer, caller.envelope.sequence, Done())]
 
 
+@handles(store_reports.AwaitFirstStoreServer)
+def handle_await_first_store_server(
+    context: ControllerContext, caller: Caller, request: store_reports.AwaitFirstStoreServer
+) -> list[Effect]:
+    """Reply when the first node has another server of a store."""
+    context.stores.await_first(caller.peer, caller.envelope.sequence, request)
+    return []
+
+
 @handles(store_reports.StoreChanged)
 def handle_store_changed(
     context: ControllerContext, caller: Caller, request: store_reports.StoreChanged

@@ -23,6 +23,17 @@ class ReportStoreServer(Request, frozen=True):
     """Differs from that of the server before it, whose blocks are lost."""
     process: Natural
     """The id of its process on the node."""
+    first: bool = False
+    """Whether it is that of the first node, which the servers of the other nodes join."""
+
+
+class AwaitFirstStoreServer(Request, frozen=True):
+    """Wait until the first node has a server of a store with another life than this. The reply has its life."""
+
+    backend: str
+    """The backend of the store."""
+    life: str = ""
+    """The life of the server that is known; "" if none is known."""
 
 
 class StoreServerProgress(Message, frozen=True):

@@ -53,7 +53,10 @@ logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
 # requests that change nothing of the state
-READS = (*CONTROLLER_READS, unit_reports.Measured, MeasureServers, ShowViews, store_reports.ReportStoreServer)
+READS = (
+    *CONTROLLER_READS, unit_reports.Measured, MeasureServers, ShowViews,
+    store_reports.ReportStoreServer, store_reports.AwaitFirstStoreServer,
+)  # fmt: skip
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
@@ -68,6 +71,7 @@ FROM_UNITS = (
     unit_reports.ExtentsGone,
     unit_reports.Measured,
     store_reports.ReportStoreServer,
+    store_reports.AwaitFirstStoreServer,
     store_reports.StoreChanged,
 )
 SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, ShowViews, UseSampler))

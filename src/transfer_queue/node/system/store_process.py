@@ -23,7 +23,7 @@ from transfer_queue.messages.reports.store_reports import ReportStoreServer
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder, host_and_port
-from transfer_queue.node.system.store_reporter import StoreReporter
+from transfer_queue.node.system.store_reporter import ControllerFirstServer, StoreReporter
 from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
@@ -70,14 +70,16 @@ def build_store_server(
     # imported here, because the module takes a megabyte of each process
     from transfer_queue.storage.stores.store_server import StoreServerRole, start_store_server
 
-    place = StoreServerRole(seat.host, seat.stores.get(backend, ""))
+    address = controller if controller.startswith("/") else host_and_port(controller)
+    tls, join = client_context(settings.tls), seat.stores.get(backend, "")
+    first = ControllerFirstServer(address, key, tls, backend) if join else None
+    place = StoreServerRole(seat.host, join, first)
     keeper = start_store_server(backend, settings.store_options[backend], system.logs, seconds, place)
     if keeper is None:
         raise StartError(f"the backend {backend} has no server that a system could start; name a backend that has one")
     write_status(system, keeper.address)
-    address = controller if controller.startswith("/") else host_and_port(controller)
-    report = ReportStoreServer(backend, seat.node, seat.host, keeper.address.life, os.getpid())
-    return StoreOwner(keeper, StoreReporter(address, key, client_context(settings.tls), report))
+    report = ReportStoreServer(backend, seat.node, seat.host, keeper.address.life, os.getpid(), first=not join)
+    return StoreOwner(keeper, StoreReporter(address, key, tls, report))
 
 
 def write_status(system: SystemFolder, address: StoreAddress) -> None:

@@ -1,17 +1,23 @@
-"""Tells the controller that a store server runs, on a connection that ends together with the server's process."""
+"""What a store server and the controller tell each other, on connections that end together with the server's process.
+
+A store server reports that it runs. A server that joins that of the first node waits until that one runs, and learns
+when another one has replaced it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages.reports.store_reports import ReportStoreServer
+from transfer_queue.errors import StartError, TransferQueueError
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.reports.store_reports import AwaitFirstStoreServer, ReportStoreServer
 from transfer_queue.net.drivers.connection import Address, Connection
 from transfer_queue.net.session import Session, raise_failure
 
@@ -25,14 +31,45 @@ LOOK_SECONDS = 0.5  # between two checks whether it should stop
 logger = logging.getLogger(__name__)
 
 
+class _ControllerLine:
+    """Connections of a store server to the controller, for one request each."""
+
+    def __init__(self, controller: Address, key: bytes, tls: ssl.SSLContext | None, backend: str) -> None:
+        self._controller = controller
+        name = f"store-{backend}-{uuid.uuid4().hex}"
+        self._session = Session(name, key, lambda target: controller, role="unit", tls=tls)
+
+    def open(self) -> Connection:
+        """Return a connection that is not connected yet."""
+        return Connection(self._controller)
+
+    def ask(
+        self, connection: Connection, request: ReportStoreServer | AwaitFirstStoreServer, deadline: float = math.inf
+    ) -> Any:
+        """Connect, send the request and return the value of its reply.
+
+        Raises:
+            OSError: The connection broke, or there was no reply before the deadline.
+            TransferQueueError: The controller refused the connection or the request.
+        """
+        its = self._session
+        limit = min(deadline, time.monotonic() + CALL_SECONDS)
+        connection.connect(self._controller, its.role, its.client_id, its.key, limit, its.tls)
+        sequence, frame = its.begin_request(request)
+        try:
+            reply = raise_failure(its.decode_reply(connection.exchange(frame, deadline)).body)
+        finally:
+            its.finish(sequence)
+        assert isinstance(reply, Done)
+        return reply.value
+
+
 class StoreReporter:
     """Keeps a connection to the controller from a thread of its own, until `stop` or the end of the process."""
 
     def __init__(self, controller: Address, key: bytes, tls: ssl.SSLContext | None, report: ReportStoreServer) -> None:
-        self._controller = controller
+        self._line = _ControllerLine(controller, key, tls, report.backend)
         self._report = report
-        name = f"store-{report.backend}-{uuid.uuid4().hex}"
-        self._session = Session(name, key, lambda target: controller, role="unit", tls=tls)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="report the store server", daemon=True)
 
@@ -46,9 +83,9 @@ class StoreReporter:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            connection = Connection(self._controller)
+            connection = self._line.open()
             try:
-                self._tell(connection)
+                self._line.ask(connection, self._report, time.monotonic() + CALL_SECONDS)
                 self._await_end(connection)
             except (OSError, TransferQueueError) as error:
                 logger.info("the store server reports itself again, because the controller is gone: %s", error)
@@ -56,18 +93,50 @@ class StoreReporter:
                 connection.close()
             self._stopped.wait(RETRY_SECONDS)
 
-    def _tell(self, connection: Connection) -> None:
-        deadline, its = time.monotonic() + CALL_SECONDS, self._session
-        connection.connect(self._controller, its.role, its.client_id, its.key, deadline, its.tls)
-        sequence, frame = its.begin_request(self._report)
-        try:
-            raise_failure(its.decode_reply(connection.exchange(frame, deadline)).body)
-        finally:
-            its.finish(sequence)
-
     def _await_end(self, connection: Connection) -> None:
         """Return when `stop` was called. Raises OSError when the controller has closed the connection."""
         while not self._stopped.is_set():
             if select.select([connection.sock], [], [], LOOK_SECONDS)[0]:
                 with contextlib.suppress(BlockingIOError):
                     connection.read(time.monotonic() + CALL_SECONDS)
+
+
+class ControllerFirstServer:
+    """The store server of the first node, as the controller knows it: see `store_server.FirstServer`."""
+
+    def __init__(self, controller: Address, key: bytes, tls: ssl.SSLContext | None, backend: str) -> None:
+        self._line = _ControllerLine(controller, key, tls, backend)
+        self._backend = backend
+        self._replaced = threading.Event()
+
+    def wait(self, seconds: float) -> None:
+        """See `store_server.FirstServer.wait`."""
+        life = self._next_life("", time.monotonic() + seconds)
+        if not life:
+            raise StartError(
+                f"the {self._backend} server of the system's first node, which this node joins, does not run after "
+                f"{seconds:g} s: see it in tq status and in the logs of that node"
+            )
+        threading.Thread(target=self._watch, args=(life,), name="watch the first store server", daemon=True).start()
+
+    def replaced(self) -> bool:
+        """See `store_server.FirstServer.replaced`."""
+        return self._replaced.is_set()
+
+    def _watch(self, life: str) -> None:
+        if self._next_life(life, math.inf):
+            self._replaced.set()
+
+    def _next_life(self, life: str, deadline: float) -> str:
+        """Return the life of the first node's server when it is not this one any more; "" after the deadline."""
+        request = AwaitFirstStoreServer(self._backend, life)
+        while time.monotonic() < deadline:
+            connection = self._line.open()
+            try:
+                return str(self._line.ask(connection, request, deadline))
+            except (OSError, TransferQueueError) as error:
+                logger.info("the controller is asked again for the store server of the first node: %s", error)
+            finally:
+                connection.close()
+            time.sleep(RETRY_SECONDS)
+        return ""

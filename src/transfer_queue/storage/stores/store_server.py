@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import importlib
 import ipaddress
 import os
@@ -21,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
@@ -47,6 +46,16 @@ class StoreServer(ABC):
         """End what this object has started, and nothing else."""
 
 
+class FirstServer(Protocol):
+    """The store server of the first node, for those of the other nodes."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it runs. Raises StartError if it does not."""
+
+    def replaced(self) -> bool:
+        """Whether another one has replaced the one that `wait` has found."""
+
+
 @dataclass(frozen=True)
 class StoreServerRole:
     """The role of a store server in a system of several nodes."""
@@ -55,6 +64,8 @@ class StoreServerRole:
     """The address by which the other nodes reach this one."""
     join: str = ""
     """`StoreAddress.join` of the first node's store server; "" for that one itself."""
+    first: FirstServer | None = None
+    """The first node's store server; None for that one itself."""
 
 
 ALONE = StoreServerRole()
@@ -142,19 +153,6 @@ def is_listening(host: str, port: int) -> bool:
     with contextlib.closing(socket.socket()) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
-
-
-def is_refused(host: str, port: int) -> bool:
-    """Whether this host is reached, and no program listens at the port."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, port)) == errno.ECONNREFUSED
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of "host:port"."""
-    host, _, port = address.rpartition(":")
-    return host, int(port)
 
 
 def program(folder: Path, name: str, package: str) -> str:

@@ -9,7 +9,6 @@ process and ends with it.
 from __future__ import annotations
 
 import shlex
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,19 +20,15 @@ from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.store_server import (
     ALONE,
     LOOPBACK,
+    FirstServer,
     StoreProcess,
     StoreServer,
     StoreServerRole,
     check_free,
-    host_and_port,
     is_listening,
-    is_refused,
     kept_port,
     node_address,
 )
-
-MOST_REFUSED = 2
-PAUSE = 0.05  # seconds between two checks of a metastore that does not serve yet
 
 DEFAULTS = {
     "arena_per_tenant": "1",
@@ -50,10 +45,8 @@ class YuanrongKeeper(StoreServer):
         self, options: Mapping[str, Any], folder: Path, seconds: float, place: StoreServerRole = ALONE
     ) -> None:
         self._worker: StoreProcess | None = None
-        self._metastore = place.join if options["auto_init"] else ""
-        """The metastore on the first node, if this is another node."""
-        self._refused = 0
-        """How often in a row the metastore's port was closed."""
+        self._first: FirstServer | None = None
+        """The server of the first node, which has the metastore of this worker; None if this process has it."""
         port = int(options["worker_port"])
         given = _arguments(str(options["worker_args"]))
         host = node_address(options["worker_host"], place, "backend.Yuanrong.worker_host") or LOOPBACK
@@ -72,8 +65,9 @@ class YuanrongKeeper(StoreServer):
                 "start_metastore_service": "false" if place.join else "true",
                 **given,
             }
-            if place.join:
-                _await_metastore(join, seconds)
+            if place.first is not None:
+                self._first = place.first
+                self._first.wait(seconds)
             self._start(arguments, folder, seconds)
             try:
                 capacity = 0 if place.host else int(arguments["shared_memory_size_mb"]) << 20
@@ -120,29 +114,14 @@ class YuanrongKeeper(StoreServer):
         """See `StoreServer.trouble`."""
         if self._worker is None:
             return None
-        if self._metastore:
-            self._refused = self._refused + 1 if is_refused(*host_and_port(self._metastore)) else 0
-            if self._refused >= MOST_REFUSED:
-                return f"the metastore at {self._metastore} has ended, and with it the record of all blocks"
+        if self._first is not None and self._first.replaced():
+            return "the first node has another metastore, which has no record of the blocks"
         return self._worker.trouble()
 
     def close(self) -> None:
         """See `StoreServer.close`."""
         if self._worker is not None:
             self._worker.close()
-
-
-def _await_metastore(address: str, seconds: float) -> None:
-    """Wait until the first node's metastore, which may be restarting, serves. Raises StartError if it does not."""
-    host, port = host_and_port(address)
-    limit = time.monotonic() + seconds
-    while not is_listening(host, port):
-        if time.monotonic() > limit:
-            raise StartError(
-                f"no Yuanrong metastore responds at {address} after {seconds:g} s: check the store server of the "
-                f"system's first node (tq status), and that this node reaches that address"
-            )
-        time.sleep(PAUSE)
 
 
 def _arguments(text: str) -> dict[str, str]:

@@ -1,0 +1,76 @@
+"""Store servers of several nodes follow that of the first one through the controller, also when the controller dies."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from transfer_queue.config.settings import Settings
+from transfer_queue.errors import StartError
+from transfer_queue.messages.reports.store_reports import ReportStoreServer
+from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.store_reporter import ControllerFirstServer, StoreReporter
+
+SECONDS = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+@pytest.fixture
+def system() -> Iterator[RunningSystem]:
+    settings = {"settings": Settings.from_config({}).to_json()}
+    started = start_local(f"first-{uuid.uuid4().hex[:8]}", settings, timeout=SECONDS)
+    yield started
+    started.stop()
+
+
+def first_server(system: RunningSystem, backend: str = "Yuanrong") -> ControllerFirstServer:
+    return ControllerFirstServer(system.description.controller, system.key, None, backend)
+
+
+def reporter(system: RunningSystem, life: str) -> StoreReporter:
+    report = ReportStoreServer("Yuanrong", "node-0", "", life, 71, first=True)
+    return StoreReporter(system.description.controller, system.key, None, report)
+
+
+def test_a_replacement_is_noticed_also_over_the_death_of_the_controller(system: RunningSystem) -> None:
+    first, joining = reporter(system, "a"), first_server(system)
+    found = threading.Event()
+    waiting = threading.Thread(target=lambda: (joining.wait(SECONDS), found.set()))
+    waiting.start()
+    first.start()
+    assert found.wait(SECONDS)
+    waiting.join()
+
+    def processes() -> list[str]:
+        return re.findall(r"up, process (\d+)", (system.logs / "controller.log").read_text())
+
+    psutil.Process(int(processes()[0])).kill()
+    until(lambda: len(processes()) == 2)
+    later = first_server(system)
+    later.wait(SECONDS)  # the first server has reported itself to the new controller
+    assert not joining.replaced()
+    first.stop()
+    reporter(system, "b").start()
+    until(lambda: joining.replaced() and later.replaced())
+    newest = first_server(system)
+    newest.wait(SECONDS)
+    assert not newest.replaced()
+
+
+def test_a_first_server_that_does_not_come_is_named(system: RunningSystem) -> None:
+    with pytest.raises(
+        StartError, match=r"the MooncakeStore server of the system's first node, .* does not run after 0.1"
+    ):
+        first_server(system, "MooncakeStore").wait(0.1)
