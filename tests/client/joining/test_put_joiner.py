@@ -194,7 +194,7 @@ FIELDS = {"": st.just({}), "x": st.fixed_dictionaries({"x": X}), "xy": st.fixed_
 
 
 def puts(names: str) -> Any:
-    """Puts with equal fields and distinct groups. Otherwise the order of concurrent puts decides which one is refused."""
+    """Puts with equal fields and distinct groups. Else the order of concurrent puts decides which one is refused."""
     put = st.tuples(
         st.integers(0, 5), FIELDS[names], TAG if not names else st.none() | TAG, st.none() | st.integers(0, 1)
     )
