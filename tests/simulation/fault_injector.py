@@ -23,6 +23,9 @@ put        the same in the middle of the next put
 get        the same in the middle of the next get
 outage     all servers of the external store die
 evict      the external store loses some blocks
+pause      the controller is frozen for a while, at once or at a point of one of its next turns
+takeover   another node takes the controller over, sometimes after a node that died while it did so; the first node runs
+           on, or its controller is frozen, killed, or killed at one of its next records, or the node dies
 """
 
 from __future__ import annotations
@@ -30,15 +33,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tests.simulation.controller_host import POINTS
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import RANKS
 from tests.simulation.simulated_store import SERVERS
+from tests.simulation.takeover_cluster import TakeoverCluster
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.session import Target
 
 MOST_FAULTS = 24  # of a run
+CLAIM_DIES = 0.2  # of the nodes that take over
 MOST_RECORDS = 12  # until the controller is killed
 KILLED_WITH_SYSTEM = 0.7  # of the clients
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
@@ -117,6 +123,7 @@ class Faults:
             cluster.world.fails_at = None
             for server in range(SERVERS):
                 cluster.restart_server(server)
+        cluster.finish_takeovers()
         cluster.heal(set(cluster.apart))
         for client in cluster.clients:
             client.torn = client.late = None
@@ -261,6 +268,38 @@ class Faults:
         """Kill everything, and lose the arenas in memory if arenas may be lost."""
         if len(self.cluster.lost) < self._most_losses and self.cluster.controller.state.mirrors:
             self.cluster.reboot(self.draw.uniform(0, SHORT))
+
+    def _pause(self) -> None:
+        cluster = self.cluster
+        assert isinstance(cluster, TakeoverCluster)
+        if CONTROLLER in cluster.stopped:
+            return
+        point = self.draw.choice(["", *POINTS])
+        cluster.host.freeze_at = point
+        if not point:
+            cluster.freeze()
+
+    def _takeover(self) -> None:
+        cluster = self.cluster
+        assert isinstance(cluster, TakeoverCluster)
+        getattr(self, self.draw.choice(["_nothing", "_pause", "_pause", "_controller", "_end_controller", "_end_node"]))()
+        cluster.later(
+            self.draw.choice([0.0, self.draw.uniform(0, 1.0)]),
+            lambda: cluster.begin_claim(dies=self.draw.random() < CLAIM_DIES),
+        )
+
+    def _nothing(self) -> None:
+        """Let the first node run on."""
+
+    def _end_controller(self) -> None:
+        """Kill the controller; only another node starts one again."""
+        assert isinstance(self.cluster, TakeoverCluster)
+        self.cluster.end_host()
+
+    def _end_node(self) -> None:
+        """Kill the controller, and the unit of its node with its arena."""
+        self._end_controller()
+        self._lose()
 
     def _rank(self) -> None:
         self._end_rank(self.draw.randrange(RANKS))

@@ -115,6 +115,13 @@ def drawn(draw: random.Random) -> Features:
     )
 
 
+def drawn_with_takeovers(draw: random.Random) -> Features:
+    """Return the features of a run in which other nodes take the controller over, which have no values on disk."""
+    features = drawn(draw)
+    replicas = draw.choice([features.replicas, 2]) if features.units == 2 else 1
+    return replace(features, mirror="", replicas=replicas, drains=features.drains and features.units > replicas)
+
+
 def drawn_with_store(draw: random.Random) -> Features:
     """Return the features of a run with an external store, whose servers die."""
     return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +33,13 @@ class SnapshotWriter:
         self._later(self._draw.uniform(0, MOST_SECONDS), lambda: None if self.ended else self._put(done))
 
     def _put(self, done: Callable[[str | None], Any]) -> None:
-        self._name()
+        trouble = None
+        try:
+            self._name()
+        except OSError as error:  # the controller of a later term has removed the folder
+            trouble = str(error)
         self.busy = False
-        done(None)
+        done(trouble)
 
     def _name(self) -> None:
         assert self._under_way is not None
@@ -46,4 +51,5 @@ class SnapshotWriter:
         """Kill the controller with its child: before the file has its name, or just after."""
         self.ended = True
         if self._under_way is not None and self._draw.random() < 0.5:
-            self._name()
+            with contextlib.suppress(OSError):
+                self._name()

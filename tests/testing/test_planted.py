@@ -16,11 +16,11 @@ from transfer_queue.testing import simulated_locks
 SEEDS = 200
 
 
-def found(kinds: dict[str, int], stores: bool = False) -> LedgerError:
+def found(kinds: dict[str, int], variant: str = "") -> LedgerError:
     """What the first seed says that finds something."""
     for seed in range(SEEDS):
         try:
-            chaos.run(seed, kinds, stores=stores)
+            chaos.run(seed, kinds, variant=variant)
         except LedgerError as error:
             return error
     raise AssertionError(f"{SEEDS} seeds have found nothing")
@@ -52,4 +52,4 @@ def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_store_whose_units_are_not_told_that_a_server_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreServers, "check_all", lambda self, backend: None)
-    assert "not reported as lost" in str(found({"server": 1, "put": 1}, stores=True))
+    assert "not reported as lost" in str(found({"server": 1, "put": 1}, variant="stores"))
