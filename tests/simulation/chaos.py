@@ -8,6 +8,7 @@ and the ledger is compared with the system. The first run that fails ends the pr
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import random
 import shutil
@@ -43,7 +44,7 @@ KINDS = {
     "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
 }  # fmt: skip
 STORE_KINDS = {**KINDS, "server": 4, "put": 5, "get": 5, "outage": 1, "evict": 2}
-TAKEOVER_KINDS = {**KINDS, "pause": 4, "takeover": 10}
+TAKEOVER_KINDS = {**KINDS, "reboot": 0, "pause": 4, "takeover": 10}
 VARIANTS = {
     "": (drawn, KINDS),
     "stores": (drawn_with_store, STORE_KINDS),
@@ -115,7 +116,7 @@ class Run:
         takeovers: dict[str, int] = {}
         if isinstance(cluster, TakeoverCluster):
             takeovers = {f"frozen_{point}": times for point, times in cluster.froze.items()}
-            takeovers |= {"terms": len(cluster.hosts) - 1, "late": cluster.late}
+            takeovers |= {"terms": len(cluster.hosts) - 1, "terms_ended": cluster.late}
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
             loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved,
@@ -146,6 +147,7 @@ def replay(seed: int, variant: str = "") -> str:
 
 def run_all(seeds: Iterable[int], variant: str = "") -> tuple[int, int, Counter[str]] | int:
     """Run these seeds; return (runs, values read, faults), or the first seed that failed, whose error was printed."""
+    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)  # controllers report the end of their term
     happened: Counter[str] = Counter()
     runs = reads = 0
     for seed in seeds:

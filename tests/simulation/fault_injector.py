@@ -282,7 +282,7 @@ class Faults:
     def _takeover(self) -> None:
         cluster = self.cluster
         assert isinstance(cluster, TakeoverCluster)
-        getattr(self, self.draw.choice(["_nothing", "_pause", "_pause", "_controller", "_end_controller", "_end_node"]))()
+        getattr(self, self.draw.choice(["_nothing", "_nothing", "_pause", "_pause", "_controller", "_end_controller", "_end_node"]))()
         cluster.later(
             self.draw.choice([0.0, self.draw.uniform(0, 1.0)]),
             lambda: cluster.begin_claim(dies=self.draw.random() < CLAIM_DIES),

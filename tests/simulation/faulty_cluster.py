@@ -451,7 +451,8 @@ class FaultyCluster(Cluster):
             path = segment_path(self._journal_folder, self._journal.number)
             whole = self._journal._segment.size
             self._journal._segment.close()  # otherwise it would repair the file when it ends
-            os.truncate(path, draw.randint(size, whole - 1))
+            if path.exists():  # otherwise a controller of a later term has removed it
+                os.truncate(path, draw.randint(size, whole - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
         # not within this turn, in which a client or a unit may be at work
         then, self.on_burnt = self.on_burnt, lambda: None

@@ -50,16 +50,21 @@ STEP_SECONDS = 0.2  # at most, between two steps of a claim
 FOLLOW_SECONDS = 1.5  # at most, until a client or a unit knows the next controller
 FROZEN_SECONDS = 3.0  # at most, for which a controller is frozen
 STEPS_IN_A_TURN = 3  # of a claim, at a point of a controller's turn
-STEPS_CHANCE = 0.3  # of such steps at a point
+STEPS_CHANCES = (0.0, 0.03, 0.1, 0.3)  # of such steps at a point: one of these for each claim
 MOST_STEPS = 14  # of a claim, until the node that makes it dies
 
 
 @dataclass(eq=False)
 class Claim:
-    """A claim of a term that is under way. left: The number of steps after which its node dies; None: it does not."""
+    """A claim of a term that is under way.
+
+    left: The number of steps after which its node dies; None: it does not. chance: The chance of steps at each point of
+    a controller's turn.
+    """
 
     steps: Generator[None, None, Term]
     left: int | None
+    chance: float
 
 
 class TakeoverCluster(FaultyCluster):
@@ -308,8 +313,8 @@ class TakeoverCluster(FaultyCluster):
             self.froze[point] = self.froze.get(point, 0) + 1
             self.freeze()
             raise Frozen
-        if self._claims and draw.random() < STEPS_CHANCE:
-            claim = draw.choice(self._claims)
+        claim = draw.choice(self._claims) if self._claims else None
+        if claim is not None and draw.random() < claim.chance:
             for _ in range(draw.randint(1, STEPS_IN_A_TURN)):
                 self._step_claim(claim)
 
@@ -392,7 +397,8 @@ class TakeoverCluster(FaultyCluster):
     def begin_claim(self, dies: bool = False) -> None:
         """Let another node take the controller over. dies: That node dies at a step, and another one does so later."""
         draw = self.network.random
-        claim = Claim(self._terms.claim_in_steps("simulated"), draw.randint(0, MOST_STEPS) if dies else None)
+        left = draw.randint(0, MOST_STEPS) if dies else None
+        claim = Claim(self._terms.claim_in_steps("simulated"), left, draw.choice(STEPS_CHANCES))
         self._claims.append(claim)
         self._go_on_claiming(claim)
         self.later(draw.uniform(0, CHECK_SECONDS), partial(self._check_idle, self.current))
