@@ -44,7 +44,7 @@ KINDS = {
     "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
 }  # fmt: skip
 STORE_KINDS = {**KINDS, "server": 4, "put": 5, "get": 5, "outage": 1, "evict": 2}
-TAKEOVER_KINDS = {**KINDS, "reboot": 0, "pause": 4, "takeover": 10}
+TAKEOVER_KINDS = {**KINDS, "reboot": 0, "pause": 4, "claim": 4, "takeover": 8}
 VARIANTS = {
     "": (drawn, KINDS),
     "stores": (drawn_with_store, STORE_KINDS),

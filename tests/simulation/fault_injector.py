@@ -24,8 +24,8 @@ get        the same in the middle of the next get
 outage     all servers of the external store die
 evict      the external store loses some blocks
 pause      the controller is frozen for a while, at once or at a point of one of its next turns
-takeover   another node takes the controller over, sometimes after a node that died while it did so; the first node runs
-           on, or its controller is frozen, killed, or killed at one of its next records, or the node dies
+claim      another node takes the controller over, sometimes after one that died while it did so; the first node runs on
+takeover   the same, and the first controller is frozen, killed, or killed at one of its next records, or its node dies
 """
 
 from __future__ import annotations
@@ -280,16 +280,17 @@ class Faults:
             cluster.freeze()
 
     def _takeover(self) -> None:
+        fails = [self._pause, self._pause, self._controller, self._end_controller, self._end_node]
+        self.draw.choice(fails)()
+        self._claim()
+
+    def _claim(self) -> None:
         cluster = self.cluster
         assert isinstance(cluster, TakeoverCluster)
-        getattr(self, self.draw.choice(["_nothing", "_nothing", "_pause", "_pause", "_controller", "_end_controller", "_end_node"]))()
         cluster.later(
             self.draw.choice([0.0, self.draw.uniform(0, 1.0)]),
             lambda: cluster.begin_claim(dies=self.draw.random() < CLAIM_DIES),
         )
-
-    def _nothing(self) -> None:
-        """Let the first node run on."""
 
     def _end_controller(self) -> None:
         """Kill the controller; only another node starts one again."""
